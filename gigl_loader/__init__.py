@@ -1,0 +1,43 @@
+"""Distributed graph sampling: mini-batches that are a pure function of their seeds."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gigl_loader.dataset import DistDataset as DistDataset
+    from gigl_loader.errors import FormatError as FormatError
+    from gigl_loader.errors import GiglError as GiglError
+    from gigl_loader.errors import SamplingError as SamplingError
+    from gigl_loader.errors import WorkerDied as WorkerDied
+    from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
+    from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
+
+# Loaded on first use: sampling processes import parts of this package and must stay free of torch.
+_HOMES = {
+    "BaseDistLoader": "gigl_loader.loaders.base",
+    "DistDataset": "gigl_loader.dataset",
+    "DistNeighborLoader": "gigl_loader.loaders.neighbor",
+    "FormatError": "gigl_loader.errors",
+    "GiglError": "gigl_loader.errors",
+    "SamplingError": "gigl_loader.errors",
+    "WorkerDied": "gigl_loader.errors",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "BaseDistLoader",
+    "DistDataset",
+    "DistNeighborLoader",
+    "FormatError",
+    "GiglError",
+    "SamplingError",
+    "WorkerDied",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

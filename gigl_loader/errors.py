@@ -1,0 +1,32 @@
+"""What can go wrong, by what the catcher can do about it.
+
+::
+
+    Exception
+    ├── ValueError, TypeError      the caller's mistake: mend the call
+    ├── TimeoutError               nothing arrived in time: the message says who is alive and doing what
+    └── GiglError
+        ├── FormatError            bytes (a frame, a file, a table) that break a rule: mend or rebuild them
+        └── SamplingError          one batch failed: go on with the next, or stop
+            └── WorkerDied         a sampling process ended and may not be restarted again
+"""
+
+from __future__ import annotations
+
+__all__ = ["FormatError", "GiglError", "SamplingError", "WorkerDied"]
+
+
+class GiglError(Exception):
+    """Base of every failure that is not the caller's mistake."""
+
+
+class FormatError(GiglError):
+    """Bytes that break a rule of their format. The message names what was read and the rule."""
+
+
+class SamplingError(GiglError):
+    """A batch could not be sampled. The message names the batch; a note carries the far traceback."""
+
+
+class WorkerDied(SamplingError):
+    """A sampling process ended (killed, crashed) more often than ``max_worker_restarts`` allows."""

@@ -1,0 +1,107 @@
+"""The native kernels. Arrays are NumPy, C-contiguous, and never kept unless a class says so.
+
+Every function checks dtypes and lengths (``TypeError``/``ValueError``), then releases the GIL.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+def philox(key: int, low: int, high: int) -> tuple[int, int]:
+    """Return the two 64-bit words of Philox2x64-10 for a 64-bit key and a 128-bit counter."""
+
+def batch_key(run_seed: int, epoch: int, seeds: Int64Array) -> int:
+    """Return the 64-bit key of every draw of a batch. ``seeds`` are node ids, in order."""
+
+def permutation(run_seed: int, epoch: int, out: Int64Array) -> None:
+    """Fill ``out`` with a shuffle of ``0 .. len(out) - 1`` that depends only on seed and epoch."""
+
+def build_adjacency(
+    targets: Int64Array,
+    neighbor_ids: Int64Array,
+    edge_ids: Int64Array,
+    indptr: Int64Array,
+    order: Int64Array,
+) -> None:
+    """Group edges by target, each group sorted by (neighbour's node id, edge id).
+
+    Edge ``order[i]`` is the i-th of the result; group t is ``order[indptr[t]:indptr[t + 1]]``.
+    ``targets`` must lie in ``[0, len(indptr) - 1)``, else ``ValueError``.
+    """
+
+def gather(
+    parts: Sequence[npt.NDArray[Any]],
+    bounds: Int64Array,
+    positions: Int64Array,
+    out: npt.NDArray[Any],
+) -> None:
+    """Copy row ``positions[i]`` of a column cut into parts to ``out[i]``.
+
+    Part p holds the rows ``[bounds[p], bounds[p + 1])``. All arrays are ``uint8`` of shape
+    ``[rows, row bytes]``. ``ValueError`` for a position outside the bounds.
+    """
+
+def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Array) -> None:
+    """Write compact edges as an ``edge_index``: ``out`` is ``[2, E]``, row 0 = rows, row 1 = targets.
+
+    ``ValueError`` unless ``colptr`` rises from 0 to E.
+    """
+
+class Adjacency:
+    """One edge type, all the partitions on this host. Keeps the arrays it is given alive.
+
+    Part p covers the target positions ``[bounds[p], bounds[p + 1])`` with ``indptr`` (int64, one more
+    than its targets), ``indices`` and ``edge_ids`` (both int32 or int64; the same dtypes in all parts).
+    """
+
+    def __init__(
+        self,
+        bounds: Int64Array,
+        indptr: Sequence[Int64Array],
+        indices: Sequence[npt.NDArray[Any]],
+        edge_ids: Sequence[npt.NDArray[Any]],
+    ) -> None: ...
+    @property
+    def num_edges(self) -> int: ...
+
+class NeighborSampler:
+    """Fused k-hop sampling over all edge types, with scratch memory reused from batch to batch.
+
+    Edge type e leads from neighbours of node type ``neighbor_types[e]`` to targets of node type
+    ``target_types[e]``; its draws are addressed by ``addresses[e]`` (24 bits). ``node_ids[t]`` maps
+    positions of type t to node ids, ``None`` for the identity. Not thread-safe: one per thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        adjacencies: Sequence[Adjacency],
+        target_types: Sequence[int],
+        neighbor_types: Sequence[int],
+        addresses: Sequence[int],
+        fanouts: Sequence[Sequence[int]],
+        node_ids: Sequence[Int64Array | None],
+        num_nodes: Sequence[int],
+        replace: bool,
+        with_edge_ids: bool,
+        with_slots: bool,
+    ) -> None: ...
+    def sample(self, seed_type: int, seeds: Int64Array, key: int) -> None:
+        """Sample around these positions (duplicates collapse). Results stay until the next call."""
+    def nodes_per_hop(self, node_type: int) -> list[int]:
+        """Number of new nodes: seeds first, then each hop."""
+    def edges_per_hop(self, edge_type: int) -> list[int]:
+        """Number of edges of each hop."""
+    def num_targets(self, edge_type: int) -> int:
+        """Number of expanded nodes of the edge type's target type: ``len(colptr) - 1``."""
+    def write_positions(self, node_type: int, out: Int64Array) -> None: ...
+    def write_node_ids(self, node_type: int, out: Int64Array) -> None: ...
+    def write_rows(self, edge_type: int, out: npt.NDArray[np.int32]) -> None: ...
+    def write_colptr(self, edge_type: int, out: Int64Array) -> None: ...
+    def write_edge_ids(self, edge_type: int, out: Int64Array) -> None: ...
+    def write_slots(self, edge_type: int, out: Int64Array) -> None:
+        """Places of the sampled edges in adjacency order, counted through all parts."""

@@ -1,0 +1,209 @@
+"""How named arrays lie in one flat buffer: the safetensors layout, as a value.
+
+Files of a graph and frames of a batch are both safetensors documents: an 8-byte little-endian
+header length, a JSON header (``name -> dtype, shape, data_offsets``, and ``__metadata__``), then
+the data. This module computes and checks layouts; it opens and writes nothing.
+
+The order of the data is ours to choose. Arrays are sorted by the largest power of two (64 at most)
+that divides their size, largest first. Then every offset is a multiple of its own array's
+alignment, so all arrays are naturally aligned, wide rows start on a cache line, and no padding is
+needed (the format allows none).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+
+__all__ = ["MAX_HEADER_BYTES", "STORAGE_DTYPES", "ArraySpec", "Layout", "spec_of"]
+
+STORAGE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "U8": np.dtype(np.uint8),
+        "I8": np.dtype(np.int8),
+        "U16": np.dtype(np.uint16),
+        "I16": np.dtype(np.int16),
+        "F16": np.dtype(np.float16),
+        "BF16": np.dtype(np.uint16),
+        "U32": np.dtype(np.uint32),
+        "I32": np.dtype(np.int32),
+        "F32": np.dtype(np.float32),
+        "U64": np.dtype(np.uint64),
+        "I64": np.dtype(np.int64),
+        "F64": np.dtype(np.float64),
+    }
+)
+"""NumPy's view of each safetensors dtype. NumPy has no bfloat16: it is carried as its 16 bits."""
+
+MAX_HEADER_BYTES = 16 << 20
+"""A header beyond this is refused. 16 MiB holds about 100,000 arrays."""
+
+_ALIGNMENT = 64
+_NAMES = {dtype: name for name, dtype in reversed(STORAGE_DTYPES.items()) if name != "BF16"}
+_HEADER_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Dtype (a safetensors name) and shape of one array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in STORAGE_DTYPES:
+            raise FormatError(f"unknown dtype {self.dtype!r}; known: {', '.join(STORAGE_DTYPES)}")
+        if any(size < 0 for size in self.shape):
+            raise FormatError(f"negative size in shape {self.shape}")
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * STORAGE_DTYPES[self.dtype].itemsize
+
+
+def spec_of(array: npt.NDArray[Any]) -> ArraySpec:
+    """Return the spec of a NumPy array. Raises ``FormatError`` for a dtype that safetensors lacks."""
+    name = _NAMES.get(array.dtype)
+    if name is None:
+        raise FormatError(f"arrays of dtype {array.dtype} cannot be stored; known: {', '.join(STORAGE_DTYPES)}")
+    return ArraySpec(name, array.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each array lies in a document, and the header that says so."""
+
+    specs: Mapping[str, ArraySpec]
+    offsets: Mapping[str, int]
+    """First byte of each array, counted from the start of the document."""
+    metadata: Mapping[str, str]
+    header: bytes
+    """The 8-byte length and the JSON header, padded with spaces to a multiple of 64 bytes."""
+    nbytes: int
+    """Size of the whole document."""
+
+    @classmethod
+    def plan(cls, specs: Mapping[str, ArraySpec], metadata: Mapping[str, str] | None = None) -> Layout:
+        """Lay out arrays of these specs. Depends only on its arguments, not on their order."""
+        metadata = dict(metadata or {})
+        ordered = sorted(specs.items(), key=lambda item: (-_alignment(item[1].nbytes), item[0]))
+        document: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        offsets = {}
+        end = 0
+        for name, spec in ordered:
+            offsets[name] = end
+            end += spec.nbytes
+            document[name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [offsets[name], end],
+            }
+        text = json.dumps(document, separators=(",", ":")).encode()
+        size = -(-(len(text) + 8) // _ALIGNMENT) * _ALIGNMENT
+        header = _HEADER_LENGTH.pack(size - 8) + text.ljust(size - 8)
+        return cls(
+            specs=dict(ordered),
+            offsets={name: size + offset for name, offset in offsets.items()},
+            metadata=metadata,
+            header=header,
+            nbytes=size + end,
+        )
+
+    @classmethod
+    def parse(cls, buffer: npt.NDArray[np.uint8], *, what: str = "document") -> Layout:
+        """Read and check the header of a document that starts at ``buffer[0]``.
+
+        ``buffer`` is 1-D uint8 and may be longer than the document. Every rule of the format is
+        checked before anything is believed; a broken one raises ``FormatError`` naming ``what``.
+        """
+        size = _header_size(buffer, what)
+        document = _header_document(bytes(buffer[8:size]), what)
+        metadata = _metadata(document.pop("__metadata__", {}), what)
+        specs: dict[str, ArraySpec] = {}
+        spans: list[tuple[int, int, str]] = []
+        for name, entry in document.items():
+            specs[name], begin, end = _entry(name, entry, what)
+            spans.append((begin, end, name))
+        position = 0
+        for begin, end, name in sorted(spans):
+            if begin != position:
+                raise FormatError(f"{what}: {name!r} starts at {begin}, but the array before it ends at {position}")
+            position = end
+        if size + position > len(buffer):
+            raise FormatError(f"{what}: arrays end at byte {size + position} of a buffer of {len(buffer)}")
+        offsets = {name: size + begin for begin, _, name in spans}
+        return cls(specs, offsets, metadata, bytes(buffer[:size]), size + position)
+
+    def view(self, buffer: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
+        """Return array ``name`` of a document in ``buffer``, without a copy."""
+        spec = self.specs[name]
+        begin = self.offsets[name]
+        flat = buffer[begin : begin + spec.nbytes]
+        return flat.view(STORAGE_DTYPES[spec.dtype]).reshape(spec.shape)
+
+
+def _alignment(nbytes: int) -> int:
+    return _ALIGNMENT if nbytes == 0 else min(nbytes & -nbytes, _ALIGNMENT)
+
+
+def _header_size(buffer: npt.NDArray[np.uint8], what: str) -> int:
+    if len(buffer) < 8:
+        raise FormatError(f"{what}: {len(buffer)} bytes cannot hold the 8-byte header length")
+    (length,) = _HEADER_LENGTH.unpack_from(buffer)
+    if length > min(len(buffer) - 8, MAX_HEADER_BYTES):
+        raise FormatError(f"{what}: a header of {length} bytes in a document of {len(buffer)}")
+    return int(length) + 8
+
+
+def _header_document(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what}: the header is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise FormatError(f"{what}: the header is a {type(document).__name__}, not an object")
+    return document
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return result
+
+
+def _metadata(value: object, what: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise FormatError(f"{what}: __metadata__ must map strings to strings")
+    return value
+
+
+def _entry(name: str, entry: object, what: str) -> tuple[ArraySpec, int, int]:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"{what}: {name!r} needs exactly dtype, shape and data_offsets")
+    dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in STORAGE_DTYPES:
+        raise FormatError(f"{what}: {name!r} has unknown dtype {dtype!r}")
+    if not _sizes(shape):
+        raise FormatError(f"{what}: {name!r} has shape {shape!r}, not a list of sizes")
+    if not _sizes(span) or len(span) != 2 or span[0] > span[1]:
+        raise FormatError(f"{what}: {name!r} has data_offsets {span!r}, not [begin, end]")
+    spec = ArraySpec(dtype, tuple(shape))
+    if spec.nbytes != span[1] - span[0]:
+        raise FormatError(f"{what}: {name!r} needs {spec.nbytes} bytes, its data_offsets hold {span[1] - span[0]}")
+    return spec, span[0], span[1]
+
+
+def _sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
