@@ -1,0 +1,47 @@
+// Adjacency lists: how they are read, and how they are built.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gigl {
+
+// One partition's lists of one edge type. List t is [indptr[t], indptr[t + 1]) of `indices`
+// (positions of neighbours) and `edge_ids`, each of 4 or 8 bytes an entry.
+struct AdjacencyPart {
+  const int64_t* indptr;
+  const void* indices;
+  const void* edge_ids;
+  int64_t num_targets;
+  int64_t num_edges;
+  int64_t first_target;  // position of list 0
+  int64_t first_slot;    // edges in the parts before this one
+};
+
+// One edge type on this host. The parts follow each other without gaps from position 0.
+struct AdjacencyView {
+  std::vector<AdjacencyPart> parts;
+  bool wide_indices;
+  bool wide_edge_ids;
+
+  // The part that owns a target, or nullptr for a position outside all parts.
+  const AdjacencyPart* Owner(int64_t target) const {
+    if (target < 0) return nullptr;
+    for (const AdjacencyPart& part : parts) {
+      if (target < part.first_target + part.num_targets) return &part;
+    }
+    return nullptr;
+  }
+};
+
+// Groups edges by target and sorts each group by (neighbour's node id, edge id).
+//
+// Afterwards group t is order[indptr[t]] .. order[indptr[t + 1] - 1], as indices into the input.
+// Takes 24 bytes of memory an edge. Returns the index of an edge whose target lies outside
+// [0, indptr.size() - 1), or -1 when all is well.
+int64_t BuildAdjacency(std::span<const int64_t> targets, std::span<const int64_t> neighbor_ids,
+                       std::span<const int64_t> edge_ids, std::span<int64_t> indptr,
+                       std::span<int64_t> order);
+
+}  // namespace gigl

@@ -1,0 +1,45 @@
+// Scratch memory that is reused from batch to batch.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+
+namespace gigl {
+
+// A growing array of plain values. Growth leaves new elements unset (std::vector would write them
+// twice), and clear() keeps the memory, so that warm pages serve the next batch.
+template <typename T>
+class Buffer {
+ public:
+  // Makes room for `count` more elements and returns where they go.
+  T* Extend(size_t count) {
+    if (size_ + count > capacity_) Grow(size_ + count);
+    T* end = data_.get() + size_;
+    size_ += count;
+    return end;
+  }
+  void Push(T value) { *Extend(1) = value; }
+  void Clear() { size_ = 0; }
+
+  size_t size() const { return size_; }
+  T operator[](size_t i) const { return data_[i]; }
+  std::span<const T> view() const { return {data_.get(), size_}; }
+
+ private:
+  void Grow(size_t needed) {
+    const size_t capacity = std::max(needed, capacity_ + capacity_ / 2);
+    std::unique_ptr<T[]> data(new T[capacity]);
+    if (size_ > 0) std::memcpy(data.get(), data_.get(), size_ * sizeof(T));
+    data_ = std::move(data);
+    capacity_ = capacity;
+  }
+
+  std::unique_ptr<T[]> data_;
+  size_t size_ = 0;
+  size_t capacity_ = 0;
+};
+
+}  // namespace gigl

@@ -1,0 +1,91 @@
+// Which nodes of one type a batch holds, and the local index of each.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "buffer.h"
+
+namespace gigl {
+
+// Numbers positions in the order in which they are first seen: an open-addressing table with linear
+// probing, reused from batch to batch.
+//
+// An entry is one 64-bit word, position and local index side by side, for types of under 2^31
+// nodes (eight entries a cache line, so a lookup costs one miss); wider types take two words.
+template <typename Key>
+class NodeTable {
+ public:
+  NodeTable() : entries_(kMinCapacity, kEmpty) {}
+
+  // Where a lookup of `position` will begin; fetch it ahead of Insert.
+  void Prefetch(int64_t position) const { __builtin_prefetch(&entries_[Bucket(static_cast<Key>(position))], 1, 3); }
+
+  // Returns the local index of `position`, giving it the next one if it is new.
+  int32_t Insert(int64_t position) {
+    const Key key = static_cast<Key>(position);
+    size_t at = Bucket(key);
+    while (entries_[at].local >= 0) {
+      if (entries_[at].key == key) return entries_[at].local;
+      at = (at + 1) & mask_;
+    }
+    const int32_t local = static_cast<int32_t>(nodes_.size());
+    entries_[at] = {key, local};
+    nodes_.Push(position);
+    if (nodes_.size() * 2 > entries_.size()) Grow();
+    return local;
+  }
+
+  std::span<const int64_t> nodes() const { return nodes_.view(); }
+
+  void Clear() {
+    if (nodes_.size() * 8 > entries_.size()) {
+      std::fill(entries_.begin(), entries_.end(), kEmpty);
+    } else {
+      // Few nodes in a large table: empty their entries alone. Backwards, because what a node's
+      // lookup passes over was inserted before it and must still be there.
+      for (size_t i = nodes_.size(); i-- > 0;) entries_[Find(static_cast<Key>(nodes_[i]))] = kEmpty;
+    }
+    nodes_.Clear();
+  }
+
+ private:
+  struct Entry {
+    Key key;
+    int32_t local;
+  };
+  static constexpr Entry kEmpty{0, -1};
+  static constexpr size_t kMinCapacity = 1024;
+
+  size_t Bucket(Key key) const {
+    return static_cast<size_t>((static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15u) >> shift_);
+  }
+
+  size_t Find(Key key) const {
+    size_t at = Bucket(key);
+    while (entries_[at].key != key || entries_[at].local < 0) at = (at + 1) & mask_;
+    return at;
+  }
+
+  void Grow() {
+    if (nodes_.size() > (size_t{1} << 30)) throw std::length_error("a batch of more than 2^30 nodes of one type");
+    entries_.assign(entries_.size() * 2, kEmpty);
+    mask_ = entries_.size() - 1;
+    --shift_;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const Key key = static_cast<Key>(nodes_[i]);
+      size_t at = Bucket(key);
+      while (entries_[at].local >= 0) at = (at + 1) & mask_;
+      entries_[at] = {key, static_cast<int32_t>(i)};
+    }
+  }
+
+  std::vector<Entry> entries_;
+  size_t mask_ = kMinCapacity - 1;
+  int shift_ = 64 - std::countr_zero(kMinCapacity);
+  Buffer<int64_t> nodes_;
+};
+
+}  // namespace gigl
