@@ -1,0 +1,119 @@
+# Everything a developer types. Each target makes the environment it needs, once; later runs are quick.
+#
+#   make demo            install into .venv and train a GraphSAGE model on a small real graph
+#   make test            install with the test extras, then lint, format check, types and tests
+#   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
+#   make sanitize        the native tests under the address and undefined-behaviour sanitizers
+#   make fuzz            throw damaged bytes at the parsers (FUZZ_SECONDS=60)
+#   make torch-versions  one wheel, the native tests under several versions of torch
+#   make format          let ruff rewrite what it can
+#   make clean           remove environments, builds and caches
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = -m pip install -q --disable-pip-version-check --root-user-action=ignore
+CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
+
+# What the installed package depends on. Python sources are not here: the install is editable.
+INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
+
+.PHONY: demo test lint types unit bench sanitize fuzz torch-versions format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/gigl-loader demo $(DEMO)
+
+test: lint types unit
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PYTEST)
+
+bench: $(VENV)/.installed-test
+	$(BIN)/gigl-loader bench $(BENCH)
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(INPUTS) | $(BIN)/python
+	$(BIN)/python $(CONSTRAINED) -e '.[demo]'
+	touch $@
+
+# The test extras include all others, so this install serves `make demo` as well.
+$(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
+	$(BIN)/python $(CONSTRAINED) -e '.[test]'
+	touch $(VENV)/.installed $@
+
+# --- sanitizers -------------------------------------------------------------------------------------
+
+# An environment of its own, without torch, whose native module is built with the sanitizers. The
+# interpreter is not: libasan must be loaded first, and libstdc++ with it, or it misses __cxa_throw.
+SANITIZE_VENV ?= .venv-sanitize
+SANITIZE_BIN := $(SANITIZE_VENV)/bin
+NATIVE_TEST_NEEDS := numpy pytest pytest-timeout hypothesis
+LIBRARY = $$(realpath "$$($(or $(CXX),g++) -print-file-name=$(1))")
+
+sanitize: $(SANITIZE_VENV)/.installed
+	LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	$(SANITIZE_BIN)/python -m pytest tests/native --timeout 600 -p no:cacheprovider $(PYTEST)
+
+$(SANITIZE_VENV)/.installed: $(INPUTS)
+	[ -x $(SANITIZE_BIN)/python ] || $(PYTHON) -m venv $(SANITIZE_VENV)
+	$(SANITIZE_BIN)/python $(PIP_INSTALL) $(NATIVE_TEST_NEEDS)
+	$(SANITIZE_BIN)/python $(PIP_INSTALL) --no-deps -e . \
+	  -C build-dir=build/sanitize -C cmake.define.GIGL_SANITIZE=ON -C install.strip=false
+	touch $@
+
+# --- fuzzing ----------------------------------------------------------------------------------------
+
+FUZZ_SECONDS ?= 60
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+# --- one wheel, every torch -------------------------------------------------------------------------
+
+# The wheel is built once. It must name no torch library among those it needs, and its native tests must
+# pass beside each version of torch. Tests run from a copy, so that they meet the wheel and not the sources.
+# An environment that exists is used as it is: to avoid a large download, make .venv-torch-X by hand.
+TORCH_VERSIONS ?= 2.4.1 2.13.0
+WHEELS := build/wheels
+
+torch-versions: $(addprefix torch-,$(TORCH_VERSIONS))
+
+$(WHEELS)/.built: $(INPUTS) $(shell find gigl_loader servers clients -name '*.py') | $(BIN)/python
+	rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w $(WHEELS) .
+	touch $@
+
+.venv-torch-%/.ready:
+	[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -c 'import torch' 2>/dev/null || $(@D)/bin/python $(PIP_INSTALL) torch==$*
+	$(@D)/bin/python $(PIP_INSTALL) $(NATIVE_TEST_NEEDS)
+	touch $@
+
+torch-%: $(WHEELS)/.built .venv-torch-%/.ready
+	.venv-torch-$*/bin/python $(PIP_INSTALL) --no-deps --force-reinstall $(WHEELS)/*.whl
+	rm -rf build/torch-$* && mkdir -p build/torch-$* && cp -r tests pyproject.toml build/torch-$*
+	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -c \
+	  'import torch, gigl_loader.native._core as core; print("torch", torch.__version__, "with", core.__file__)'
+	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -m pytest -q tests/native -p no:cacheprovider
+
+clean:
+	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find gigl_loader servers clients tests -name __pycache__ -type d -prune -exec rm -rf {} +
