@@ -1,0 +1,96 @@
+"""Which node id lies at which position of a node type, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.tensors import ArraySpec
+
+__all__ = ["Directory"]
+
+Int64Array = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.signedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Directory:
+    """Node ids of one type by position, and positions by node id.
+
+    Identity needs no array. Dense ids (a permutation of 0..count-1) look positions up in ``places``;
+    sparse ids search ``keys``, or ``ids`` itself where ids ascend with positions.
+    """
+
+    count: int
+    ids: Int64Array | None = None
+    """Position to node id. None: they are equal."""
+    keys: Int64Array | None = None
+    """All ids, ascending. None: ``ids`` ascends itself, or the ids are dense."""
+    places: IntArray | None = None
+    """Position of each key (sparse) or of each id (dense)."""
+
+    @property
+    def kind(self) -> Literal["identity", "dense", "sparse"]:
+        if self.ids is None:
+            return "identity"
+        return "dense" if self.keys is None and self.places is not None else "sparse"
+
+    @property
+    def ascending(self) -> bool:
+        """Positions and node ids are in the same order."""
+        return self.places is None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (self.ids, self.keys, self.places) if array is not None)
+
+    def node_ids(self, positions: IntArray) -> Int64Array:
+        """Return the node ids at ``positions``, which must be valid."""
+        return np.asarray(positions if self.ids is None else self.ids[positions], dtype=np.int64)
+
+    def find(self, ids: Int64Array) -> Int64Array:
+        """Return the position of each id, -1 where there is no such node."""
+        if self.ids is None or (self.keys is None and self.places is not None):
+            known = (ids >= 0) & (ids < self.count)
+            if self.places is None:
+                return np.where(known, ids, -1)
+            return np.where(known, self._place(np.where(known, ids, 0)), -1)
+        keys = self.ids if self.keys is None else self.keys
+        if self.count == 0:
+            return np.full(len(ids), -1, dtype=np.int64)
+        rank = np.minimum(np.searchsorted(keys, ids), self.count - 1)
+        return np.where(keys[rank] == ids, self._place(rank), -1)
+
+    def _place(self, rank: Int64Array) -> Int64Array:
+        if self.places is None or self.count == 0:
+            return rank
+        return self.places[rank].astype(np.int64)
+
+    def in_id_order(self) -> Int64Array:
+        """Return all positions, by ascending node id."""
+        return np.arange(self.count) if self.places is None else self.places.astype(np.int64)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what a file must hold to bring this directory back, by array name."""
+        named = {"ids": self.ids, "sorted_ids": self.keys, "positions": self.places}
+        return {name: array for name, array in named.items() if array is not None}
+
+    @staticmethod
+    def check(kind: str, count: int, specs: Mapping[str, ArraySpec], what: str) -> None:
+        """Raise ``FormatError`` unless arrays of these specs can be a directory of that kind."""
+        allowed = (
+            ({"ids", "positions"},) if kind == "dense" else ({"ids"}, {"ids", "sorted_ids", "positions"})
+        )
+        if set(specs) not in allowed:
+            raise FormatError(f"{what}: arrays {sorted(specs)} cannot hold {kind} ids")
+        for name, spec in specs.items():
+            dtypes = ("I32", "I64") if name == "positions" else ("I64",)
+            if spec.dtype not in dtypes or spec.shape != (count,):
+                raise FormatError(
+                    f"{what}: {name!r} is {spec.dtype} {list(spec.shape)}, not {dtypes[-1]} [{count}]"
+                )

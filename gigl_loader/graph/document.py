@@ -1,0 +1,133 @@
+"""One file of a graph: a safetensors document, written in pieces and checked when opened."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.folder import Folder, Sink
+from gigl_loader.tensors import ArraySpec, Layout
+
+__all__ = ["Document", "DocumentWriter", "FileRecord", "write_document"]
+
+_VERIFY_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What ``graph.json`` remembers of a file: its size and the CRC-32 of its header and arrays."""
+
+    nbytes: int
+    header: int
+    arrays: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"nbytes": self.nbytes, "header": self.header, "arrays": dict(self.arrays)}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> FileRecord:
+        return cls(
+            int(entry["nbytes"]),
+            int(entry["header"]),
+            {str(name): int(value) for name, value in entry["arrays"].items()},
+        )
+
+
+class DocumentWriter:
+    """Writes the arrays of one file, each in as many pieces as the caller likes, in any interleaving."""
+
+    def __init__(self, folder: Folder, name: str, specs: Mapping[str, ArraySpec]) -> None:
+        self.name = name
+        self._layout = Layout.plan(specs)
+        self._sink: Sink = folder.create(name, self._layout.nbytes)
+        self._sink.write(0, self._layout.header)
+        self._written = dict.fromkeys(specs, 0)
+        self._sums = dict.fromkeys(specs, 0)
+
+    def append(self, array: str, rows: npt.NDArray[Any]) -> None:
+        """Write the next rows of an array."""
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        self._sink.write(self._layout.offsets[array] + self._written[array], data)
+        self._written[array] += data.nbytes
+        self._sums[array] = zlib.crc32(data, self._sums[array])
+
+    def close(self) -> FileRecord:
+        """Make the file durable and return its record. Every array must be complete."""
+        for name, spec in self._layout.specs.items():
+            assert self._written[name] == spec.nbytes, (self.name, name, self._written[name], spec)
+        self._sink.close()
+        return FileRecord(self._layout.nbytes, zlib.crc32(self._layout.header), self._sums)
+
+    def abort(self) -> None:
+        """Close an incomplete file."""
+        self._sink.close()
+
+
+def write_document(folder: Folder, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> FileRecord:
+    """Write a whole file at once."""
+    from gigl_loader.tensors import spec_of
+
+    writer = DocumentWriter(folder, name, {key: spec_of(array) for key, array in arrays.items()})
+    for key, array in arrays.items():
+        writer.append(key, array)
+    return writer.close()
+
+
+class Document:
+    """A file of a graph, mapped. Its header is checked at once, its data by ``verify``."""
+
+    def __init__(self, folder: Folder, name: str, record: FileRecord) -> None:
+        self.name = name
+        self._record = record
+        self._buffer = _opened(folder, name)
+        if len(self._buffer) != record.nbytes:
+            raise FormatError(f"{name}: {len(self._buffer)} bytes, graph.json says {record.nbytes}")
+        self.layout = Layout.parse(self._buffer, what=name)
+        if zlib.crc32(self.layout.header) != record.header:
+            raise FormatError(f"{name}: the header does not match its checksum in graph.json")
+        if self.layout.nbytes != record.nbytes or set(self.layout.specs) != set(record.arrays):
+            raise FormatError(f"{name}: its arrays are not those of graph.json")
+
+    @property
+    def specs(self) -> Mapping[str, ArraySpec]:
+        return self.layout.specs
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return an array, read-only and without a copy."""
+        return self.layout.view(self._buffer, name)
+
+    def require(self, name: str, spec: ArraySpec) -> None:
+        """Raise ``FormatError`` unless the array exists with this dtype and shape."""
+        found = self.specs.get(name)
+        if found != spec:
+            text = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise FormatError(
+                f"{self.name}: {name!r} is {text}, the schema says {spec.dtype} {list(spec.shape)}"
+            )
+
+    def verify(self, report: Callable[[int], None]) -> None:
+        """Read every byte and compare it with the checksums. ``report`` is given each size read."""
+        for name, spec in self.specs.items():
+            begin = self.layout.offsets[name]
+            total = 0
+            for start in range(begin, begin + spec.nbytes, _VERIFY_BYTES):
+                piece = self._buffer[start : min(start + _VERIFY_BYTES, begin + spec.nbytes)]
+                total = zlib.crc32(piece, total)
+                report(len(piece))
+            if total != self._record.arrays[name]:
+                raise FormatError(f"{self.name}: the bytes of {name!r} do not match their checksum")
+
+
+def _opened(folder: Folder, name: str) -> npt.NDArray[np.uint8]:
+    try:
+        return folder.open(name)
+    except FileNotFoundError:
+        raise FormatError(f"{name}: missing from {folder}") from None
+    except OSError as error:
+        raise FormatError(f"{name}: cannot be read: {error.strerror}") from None

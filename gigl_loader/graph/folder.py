@@ -1,0 +1,184 @@
+"""Where the files of a graph lie: in a directory, or in memory that processes share.
+
+Both give read-only maps of the same bytes, so everything above does not know which it has.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["DiskFolder", "Folder", "MemoryFolder", "Sink", "folder_from"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Sink:
+    """A new file of known size, written at any offset. Closing it makes the bytes durable.
+
+    It writes rather than maps: a written page belongs to the page cache, a mapped one counts as
+    memory of this process, and building must stay within a memory limit.
+    """
+
+    def __init__(self, fd: int, *, on_disk: bool) -> None:
+        self._fd = fd
+        self._on_disk = on_disk
+
+    def write(self, offset: int, data: bytes | npt.NDArray[Any]) -> None:
+        """Write ``data`` (bytes, or a C-contiguous array) at ``offset``."""
+        view = memoryview(data).cast("B") if isinstance(data, bytes) else memoryview(_flat(data))
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def close(self) -> None:
+        """Flush to the disk and close. Closing twice is fine."""
+        if self._on_disk and self._fd >= 0:
+            try:
+                os.fsync(self._fd)
+            finally:
+                os.close(self._fd)
+                self._fd = -1
+
+
+class Folder(Protocol):
+    """Named files. Names are relative, with ``/`` between their parts."""
+
+    def create(self, name: str, nbytes: int) -> Sink:
+        """Make a file of ``nbytes`` zero bytes and return what writes it."""
+
+    def open(self, name: str) -> Bytes:
+        """Return a read-only map of a file. ``FileNotFoundError`` if there is none."""
+
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted."""
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """What ``folder_from`` needs in another process, JSON-able."""
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        """File descriptors that a child process must inherit to use ``reference``."""
+
+
+class DiskFolder:
+    """A directory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def create(self, name: str, nbytes: int) -> Sink:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.ftruncate(fd, nbytes)
+        return Sink(fd, on_disk=True)
+
+    def open(self, name: str) -> Bytes:
+        fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _map(fd)
+        finally:
+            os.close(fd)
+
+    def names(self) -> list[str]:
+        return sorted(
+            path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file()
+        )
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        return {"path": str(self.path.absolute())}
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        return ()
+
+
+class MemoryFolder:
+    """Files in memory, without names in any file system: they vanish with their last process."""
+
+    def __init__(self) -> None:
+        self._fds: dict[str, int] = {}
+        weakref.finalize(self, _close_all, self._fds)
+
+    @classmethod
+    def from_fds(cls, fds: Mapping[str, int]) -> MemoryFolder:
+        """Open the files behind descriptors that ``fds`` returned here or in a parent process."""
+        folder = cls()
+        for name, fd in fds.items():
+            folder._fds[name] = os.dup(fd)
+        return folder
+
+    def __str__(self) -> str:
+        return "the graph in memory"
+
+    def create(self, name: str, nbytes: int) -> Sink:
+        if name in self._fds:
+            raise FileExistsError(f"{name} exists")
+        fd = self._fds[name] = _anonymous_file(name)
+        os.ftruncate(fd, nbytes)
+        return Sink(fd, on_disk=False)
+
+    def open(self, name: str) -> Bytes:
+        if name not in self._fds:
+            raise FileNotFoundError(f"no file {name} in memory")
+        return _map(self._fds[name])
+
+    def names(self) -> list[str]:
+        return sorted(self._fds)
+
+    def fds(self) -> dict[str, int]:
+        """Return the descriptor of each file. They stay open as long as this folder lives."""
+        return dict(self._fds)
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        return {"fds": self.fds()}
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        return tuple(self._fds.values())
+
+
+def folder_from(reference: Mapping[str, Any]) -> Folder:
+    """Return the folder behind a ``reference``, in this or in a child process."""
+    if "path" in reference:
+        return DiskFolder(reference["path"])
+    return MemoryFolder.from_fds(reference["fds"])
+
+
+def _flat(array: npt.NDArray[Any]) -> Bytes:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _map(fd: int) -> Bytes:
+    size = os.fstat(fd).st_size
+    if size == 0:
+        return np.empty(0, dtype=np.uint8)
+    return np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ), dtype=np.uint8)
+
+
+def _anonymous_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"gigl:{name}"[:200])
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _close_all(fds: dict[str, int]) -> None:
+    for fd in fds.values():
+        os.close(fd)
+    fds.clear()

@@ -1,0 +1,219 @@
+"""An opened graph: maps of its files, checked against its schema."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.directory import Directory
+from gigl_loader.graph.document import Document
+from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
+from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+from gigl_loader.graph.paths import edges_path, ids_path, nodes_path, splits_path, topology_path
+from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
+from gigl_loader.graph.verification import check_part, verify_graph
+
+__all__ = ["Graph"]
+
+Array = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+
+
+class Graph:
+    """A graph on this host. Opening maps files and reads their headers, whatever their size.
+
+    Arrays are read-only views of the maps, shared with every process that opens the same graph.
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest, documents: Mapping[str, Document]) -> None:
+        self.schema: GraphSchema = manifest.schema
+        self.folder = folder
+        self.manifest = manifest
+        self._documents = documents
+        self._directories = {node_type: self._directory(node_type) for node_type in self.schema.nodes}
+
+    @classmethod
+    def open(cls, where: str | os.PathLike[str] | Folder, *, parts: Sequence[int] | None = None) -> Graph:
+        """Open a graph, or only some of its partitions.
+
+        ``FormatError`` if anything is missing, damaged or inconsistent, as far as sizes, headers and
+        the ends of each adjacency tell; ``verify`` reads the rest.
+        """
+        folder = _folder(where)
+        manifest = Manifest.read(folder)
+        graph = cls(folder, manifest, _documents(folder, manifest, parts))
+        graph._check_edge_counts(parts)
+        return graph
+
+    @classmethod
+    def from_reference(cls, reference: Mapping[str, Any]) -> Graph:
+        """Open the graph that another process named by its ``reference``."""
+        return cls.open(folder_from(reference))
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """Where the graph lies, JSON-able. A child process needs ``pass_fds`` to use it."""
+        return self.folder.reference
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        """File descriptors that a child process must inherit to use ``reference``."""
+        return self.folder.pass_fds
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files together, opened or not."""
+        return sum(record.nbytes for record in self.manifest.files.values())
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Read every byte: checksums, order of ``indptr``, range of every index, ids.
+
+        ``progress`` is given bytes read and bytes in all. Raises ``FormatError`` at the first fault.
+        """
+        verify_graph(self.schema, self._documents, self._directories, progress)
+
+    def topology(self, edge_type: EdgeType, part: int) -> dict[str, Array]:
+        """Return ``indptr`` (int64), ``indices`` (neighbour positions) and ``edge_ids`` of a partition.
+
+        ``weight`` (float32) and ``time`` (int64) are there when the schema says so.
+        """
+        self._known_edge_type(edge_type)
+        document = self._document(topology_path(part, edge_type))
+        return {name: document.array(name) for name in document.specs}
+
+    def node_column(self, node_type: NodeType, name: str, part: int) -> Array:
+        """Return a column of the nodes that a partition owns, by position."""
+        columns = self._known_node_type(node_type).columns
+        if name not in columns:
+            raise ValueError(
+                f"nodes of type {node_type!r} have no column {name!r}; known: {_listed(columns)}"
+            )
+        return self._document(nodes_path(part, node_type)).array(name)
+
+    def edge_column(self, edge_type: EdgeType, name: str, part: int) -> Array:
+        """Return a column of the edges of a partition, in the order of its ``indices``."""
+        columns = self._known_edge_type(edge_type).columns
+        if name not in columns:
+            raise ValueError(f"edges of type {edge_type} have no column {name!r}; known: {_listed(columns)}")
+        return self._document(edges_path(part, edge_type)).array(name)
+
+    def bounds(self, node_type: NodeType) -> Int64Array:
+        """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
+        return np.array(self._known_node_type(node_type).bounds, dtype=np.int64)
+
+    def node_ids(self, node_type: NodeType) -> Int64Array | None:
+        """Return the node id at each position, or ``None`` where they are equal."""
+        self._known_node_type(node_type)
+        return self._directories[node_type].ids
+
+    def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
+        """Return the position of each node id. ``ValueError`` with the first ten unknown ids."""
+        self._known_node_type(node_type)
+        positions = self._directories[node_type].find(ids)
+        unknown = ids[positions < 0]
+        if len(unknown):
+            listed = ", ".join(map(str, unknown[:10].tolist())) + (", ..." if len(unknown) > 10 else "")
+            raise ValueError(f"{len(unknown)} unknown node ids of type {node_type!r}: {listed}")
+        return positions
+
+    def all_positions(self, node_type: NodeType) -> Int64Array:
+        """Return every position of a type by ascending node id: one order for every partitioning."""
+        self._known_node_type(node_type)
+        return self._directories[node_type].in_id_order()
+
+    def split(self, node_type: NodeType, name: str) -> Int64Array:
+        """Return the positions of a split by ascending node id: one order for every partitioning."""
+        splits = self._known_node_type(node_type).splits
+        if name not in splits:
+            raise ValueError(f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(splits)}")
+        parts = [
+            self._document(splits_path(part, node_type)).array(name)
+            for part in range(self.schema.num_partitions)
+        ]
+        positions = np.concatenate(parts)
+        directory = self._directories[node_type]
+        if directory.ascending:
+            return positions
+        return np.asarray(positions[np.argsort(directory.node_ids(positions))])
+
+    def _directory(self, node_type: NodeType) -> Directory:
+        nodes = self.schema.nodes[node_type]
+        if nodes.ids == "identity":
+            return Directory(nodes.count)
+        document = self._documents[ids_path(node_type)]
+        Directory.check(nodes.ids, nodes.count, document.specs, document.name)
+        arrays = {name: document.array(name) for name in document.specs}
+        return Directory(nodes.count, arrays["ids"], arrays.get("sorted_ids"), arrays.get("positions"))
+
+    def _document(self, name: str) -> Document:
+        document = self._documents.get(name)
+        if document is None:
+            raise ValueError(f"{name} is not among the opened partitions")
+        return document
+
+    def _known_node_type(self, node_type: NodeType) -> Any:
+        if node_type not in self.schema.nodes:
+            raise ValueError(f"unknown node type {node_type!r}; known: {_listed(self.schema.nodes)}")
+        return self.schema.nodes[node_type]
+
+    def _known_edge_type(self, edge_type: EdgeType) -> Any:
+        if edge_type not in self.schema.edges:
+            raise ValueError(f"unknown edge type {edge_type!r}; known: {_listed(self.schema.edges)}")
+        return self.schema.edges[edge_type]
+
+    def _check_edge_counts(self, parts: Sequence[int] | None) -> None:
+        if parts is not None:
+            return
+        for edge_type, edges in self.schema.edges.items():
+            stored = sum(
+                self._documents[topology_path(part, edge_type)].specs["indices"].shape[0]
+                for part in range(self.schema.num_partitions)
+            )
+            if stored != edges.count:
+                raise FormatError(
+                    f"edge type {edge_type}: {stored} edges stored, the schema says {edges.count}"
+                )
+
+
+def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
+    if not isinstance(where, (str, os.PathLike)):
+        return where
+    path = Path(where)
+    if not path.exists():
+        raise FileNotFoundError(f"no graph at {path}")
+    return DiskFolder(path)
+
+
+def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int] | None) -> dict[str, Document]:
+    schema = manifest.schema
+    for part in parts or ():
+        if not 0 <= part < schema.num_partitions:
+            raise ValueError(f"no partition {part} in a graph of {schema.num_partitions}")
+    documents = {}
+    for name in _expected(schema, range(schema.num_partitions) if parts is None else parts):
+        if name not in manifest.files:
+            raise FormatError(f"{name}: missing from {MANIFEST_NAME}")
+        documents[name] = Document(folder, name, manifest.files[name])
+    for part in range(schema.num_partitions) if parts is None else parts:
+        check_part(schema, documents, part)
+    return documents
+
+
+def _expected(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
+    names = [ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.ids != "identity"]
+    for part in parts:
+        names += [topology_path(part, edge_type) for edge_type in schema.edges]
+        names += [edges_path(part, edge_type) for edge_type, edges in schema.edges.items() if edges.columns]
+        names += [nodes_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.columns]
+        names += [splits_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.splits]
+    return names
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "none"

@@ -1,0 +1,254 @@
+"""What a graph holds, as frozen values: types, sizes, columns. No arrays and no I/O."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote
+
+from gigl_loader.errors import FormatError
+from gigl_loader.options import EdgeType, NodeType
+from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
+
+__all__ = [
+    "HOMOGENEOUS_EDGE",
+    "HOMOGENEOUS_NODE",
+    "Column",
+    "EdgeSchema",
+    "EdgeType",
+    "GraphSchema",
+    "NodeSchema",
+    "NodeType",
+    "edge_type_address",
+    "type_name",
+]
+
+HOMOGENEOUS_NODE: NodeType = "node"
+HOMOGENEOUS_EDGE: EdgeType = ("node", "to", "node")
+
+_WIDE = 2**31
+_ID_KINDS = ("identity", "dense", "sparse")
+
+
+def type_name(kind: NodeType | EdgeType) -> str:
+    """Return a name for a node or edge type that is safe in file and array names, and unambiguous."""
+    parts = (kind,) if isinstance(kind, str) else kind
+    return "+".join(quote(part, safe="") for part in parts)
+
+
+def edge_type_address(edge_type: EdgeType) -> int:
+    """Return the 24 bits that stand for an edge type in the address of a draw.
+
+    A function of the name alone, so that adding a type to a graph changes no other type's draws.
+    """
+    return zlib.crc32(type_name(edge_type).encode()) & 0xFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One named array with a row per node or edge: its dtype and the shape of a row."""
+
+    dtype: str
+    """A safetensors dtype name, for example ``F32``."""
+    shape: tuple[int, ...] = ()
+    """Shape of one row: ``()`` for a number, ``(128,)`` for a vector."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in STORAGE_DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(STORAGE_DTYPES)}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"negative size in row shape {self.shape}")
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * STORAGE_DTYPES[self.dtype].itemsize
+
+    def spec(self, rows: int) -> ArraySpec:
+        """Return the spec of this column with ``rows`` rows."""
+        return ArraySpec(self.dtype, (rows, *self.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSchema:
+    """The nodes of one type."""
+
+    count: int
+    bounds: tuple[int, ...]
+    """Partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
+    ids: Literal["identity", "dense", "sparse"] = "identity"
+    """How node ids relate to positions: equal, a permutation of 0..count-1, or arbitrary int64."""
+    columns: Mapping[str, Column]
+    splits: Mapping[str, int]
+    """Number of nodes in each named split."""
+
+    def __post_init__(self) -> None:
+        if self.ids not in _ID_KINDS:
+            raise ValueError(f"ids must be one of {', '.join(_ID_KINDS)}, got {self.ids!r}")
+        if len(self.bounds) < 2 or self.bounds[0] != 0 or self.bounds[-1] != self.count:
+            raise ValueError(f"bounds must run from 0 to {self.count}, got {self.bounds}")
+        if any(low > high for low, high in zip(self.bounds, self.bounds[1:], strict=False)):
+            raise ValueError(f"bounds must not fall, got {self.bounds}")
+        _check_names(self.columns, "column")
+        _check_names(self.splits, "split")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeSchema:
+    """The edges of one type."""
+
+    count: int
+    wide_indices: bool
+    """Neighbour positions are int64: the neighbours' type has 2^31 nodes or more."""
+    columns: Mapping[str, Column]
+    weight: bool = False
+    """The topology carries a sampling weight (float32) per edge."""
+    time: bool = False
+    """The topology carries a time (int64) per edge."""
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"an edge type cannot have {self.count} edges")
+        _check_names(self.columns, "column")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSchema:
+    """A graph, without its data. Types are kept sorted: their order here is their native index."""
+
+    edge_dir: Literal["in", "out"]
+    """``in`` keeps the in-edges of each node (by destination), ``out`` its out-edges (by source)."""
+    homogeneous: bool
+    nodes: Mapping[NodeType, NodeSchema]
+    edges: Mapping[EdgeType, EdgeSchema]
+    num_partitions: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", dict(sorted(self.nodes.items())))
+        object.__setattr__(self, "edges", dict(sorted(self.edges.items())))
+        if self.edge_dir not in ("in", "out"):
+            raise ValueError(f'edge_dir must be "in" or "out", got {self.edge_dir!r}')
+        if self.num_partitions < 1:
+            raise ValueError(f"a graph needs at least 1 partition, got {self.num_partitions}")
+        if self.homogeneous and (
+            set(self.nodes) != {HOMOGENEOUS_NODE} or not set(self.edges) <= {HOMOGENEOUS_EDGE}
+        ):
+            raise ValueError("a homogeneous graph has one node type and at most one edge type")
+        for node_type, nodes in self.nodes.items():
+            _check_type(node_type, (node_type,))
+            if len(nodes.bounds) != self.num_partitions + 1:
+                raise ValueError(
+                    f"node type {node_type!r}: {len(nodes.bounds)} bounds for {self.num_partitions} partitions"
+                )
+        for edge_type in self.edges:
+            self._check_edge_type(edge_type)
+
+    def _check_edge_type(self, edge_type: EdgeType) -> None:
+        if len(edge_type) != 3:
+            raise ValueError(f"an edge type is (source, relation, destination), got {edge_type!r}")
+        _check_type(edge_type, edge_type)
+        for end in (edge_type[0], edge_type[2]):
+            if end not in self.nodes:
+                raise ValueError(f"edge type {edge_type}: node type {end!r} is not in the graph")
+        wide = self.nodes[self.neighbor_type(edge_type)].count >= _WIDE
+        if self.edges[edge_type].wide_indices != wide:
+            raise ValueError(f"edge type {edge_type}: wide_indices must be {wide}")
+
+    def target_type(self, edge_type: EdgeType) -> NodeType:
+        """Return the node type whose adjacency lists hold this edge type."""
+        return edge_type[2] if self.edge_dir == "in" else edge_type[0]
+
+    def neighbor_type(self, edge_type: EdgeType) -> NodeType:
+        """Return the node type that the lists of this edge type point to."""
+        return edge_type[0] if self.edge_dir == "in" else edge_type[2]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as JSON-able values."""
+        return {
+            "edge_dir": self.edge_dir,
+            "homogeneous": self.homogeneous,
+            "num_partitions": self.num_partitions,
+            "nodes": [_nodes_to_json(node_type, nodes) for node_type, nodes in self.nodes.items()],
+            "edges": [_edges_to_json(edge_type, edges) for edge_type, edges in self.edges.items()],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> GraphSchema:
+        """Undo ``to_json``. Raises ``FormatError`` for anything that is no schema."""
+        try:
+            return cls(
+                edge_dir=document["edge_dir"],
+                homogeneous=bool(document["homogeneous"]),
+                num_partitions=int(document["num_partitions"]),
+                nodes=dict(_nodes_from_json(entry) for entry in document["nodes"]),
+                edges=dict(_edges_from_json(entry) for entry in document["edges"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"bad graph schema: {type(error).__name__}: {error}") from None
+
+
+def _check_names(names: Iterable[str], what: str) -> None:
+    for name in names:
+        if not isinstance(name, str) or not name or name == "__metadata__":
+            raise ValueError(f"{name!r} cannot name a {what}")
+
+
+def _check_type(kind: NodeType | EdgeType, parts: tuple[str, ...]) -> None:
+    if not all(isinstance(part, str) and part for part in parts):
+        raise ValueError(f"{kind!r} cannot name a type: names are non-empty strings")
+
+
+def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
+    return {name: {"dtype": column.dtype, "shape": list(column.shape)} for name, column in columns.items()}
+
+
+def _columns_from_json(document: Mapping[str, Any]) -> dict[str, Column]:
+    return {
+        name: Column(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]))
+        for name, entry in document.items()
+    }
+
+
+def _nodes_to_json(node_type: NodeType, nodes: NodeSchema) -> dict[str, Any]:
+    return {
+        "type": node_type,
+        "count": nodes.count,
+        "bounds": list(nodes.bounds),
+        "ids": nodes.ids,
+        "columns": _columns_to_json(nodes.columns),
+        "splits": dict(nodes.splits),
+    }
+
+
+def _nodes_from_json(entry: Mapping[str, Any]) -> tuple[NodeType, NodeSchema]:
+    return entry["type"], NodeSchema(
+        count=int(entry["count"]),
+        bounds=tuple(int(bound) for bound in entry["bounds"]),
+        ids=entry["ids"],
+        columns=_columns_from_json(entry["columns"]),
+        splits={name: int(count) for name, count in entry["splits"].items()},
+    )
+
+
+def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
+    return {
+        "type": list(edge_type),
+        "count": edges.count,
+        "wide_indices": edges.wide_indices,
+        "columns": _columns_to_json(edges.columns),
+        "weight": edges.weight,
+        "time": edges.time,
+    }
+
+
+def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
+    source, relation, destination = entry["type"]
+    return (source, relation, destination), EdgeSchema(
+        count=int(entry["count"]),
+        wide_indices=bool(entry["wide_indices"]),
+        columns=_columns_from_json(entry["columns"]),
+        weight=bool(entry["weight"]),
+        time=bool(entry["time"]),
+    )
