@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import Folder, Sink
-from gigl_loader.tensors import ArraySpec, Layout
+from gigl_loader.tensors import ArraySpec, Layout, spec_of
 
 __all__ = ["Document", "DocumentWriter", "FileRecord", "write_document"]
 
@@ -55,7 +55,7 @@ class DocumentWriter:
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         self._sink.write(self._layout.offsets[array] + self._written[array], data)
         self._written[array] += data.nbytes
-        self._sums[array] = zlib.crc32(data, self._sums[array])
+        self._sums[array] = zlib.crc32(data.data, self._sums[array])
 
     def close(self) -> FileRecord:
         """Make the file durable and return its record. Every array must be complete."""
@@ -69,11 +69,14 @@ class DocumentWriter:
         self._sink.close()
 
 
-def write_document(folder: Folder, name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> FileRecord:
-    """Write a whole file at once."""
-    from gigl_loader.tensors import spec_of
-
-    writer = DocumentWriter(folder, name, {key: spec_of(array) for key, array in arrays.items()})
+def write_document(
+    folder: Folder,
+    name: str,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    specs: Mapping[str, ArraySpec] | None = None,
+) -> FileRecord:
+    """Write a whole file at once. ``specs`` are needed only where NumPy lacks the dtype (bfloat16)."""
+    writer = DocumentWriter(folder, name, specs or {key: spec_of(array) for key, array in arrays.items()})
     for key, array in arrays.items():
         writer.append(key, array)
     return writer.close()
@@ -118,7 +121,7 @@ class Document:
             total = 0
             for start in range(begin, begin + spec.nbytes, _VERIFY_BYTES):
                 piece = self._buffer[start : min(start + _VERIFY_BYTES, begin + spec.nbytes)]
-                total = zlib.crc32(piece, total)
+                total = zlib.crc32(piece.data, total)
                 report(len(piece))
             if total != self._record.arrays[name]:
                 raise FormatError(f"{self.name}: the bytes of {name!r} do not match their checksum")

@@ -34,7 +34,7 @@ class Sink:
 
     def write(self, offset: int, data: bytes | npt.NDArray[Any]) -> None:
         """Write ``data`` (bytes, or a C-contiguous array) at ``offset``."""
-        view = memoryview(data).cast("B") if isinstance(data, bytes) else memoryview(_flat(data))
+        view = memoryview(data).cast("B") if isinstance(data, bytes) else _flat(data).data
         while view:
             written = os.pwrite(self._fd, view, offset)
             view, offset = view[written:], offset + written

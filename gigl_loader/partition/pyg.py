@@ -1,0 +1,146 @@
+"""Tables from PyG's ``Data`` and ``HeteroData``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
+from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, ArrayTable, GraphTables, NodeTable, Table
+
+__all__ = ["tables_from_pyg"]
+
+Array = npt.NDArray[Any]
+
+_SPLIT_MASKS = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
+_STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
+
+
+def tables_from_pyg(
+    data: Any, *, weight_attr: str | None = None, time_attr: str | None = None
+) -> GraphTables:
+    """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
+
+    Tensors with a row per node or edge become columns under their own names. Boolean ``train_mask``,
+    ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. ``weight_attr``
+    and ``time_attr`` name the edge attributes to sample by; they stay columns too. Other attributes
+    (texts, settings, tensors of another length) are left out. Edge ids are places in ``edge_index``.
+    """
+    node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
+    roles = {"weight": weight_attr, "time": time_attr}
+    edges = {key: _edge_table(key, store, roles) for key, store in edge_stores.items()}
+    for role, attr in roles.items():
+        if attr is not None and not any(role in table.columns for table in edges.values()):
+            raise ValueError(f"no edge type has the attribute {attr!r} to use as {role}")
+    nodes = {key: _node_table(key, store, edges) for key, store in node_stores.items()}
+    return GraphTables(edges=edges, nodes=nodes)
+
+
+def _node_stores(data: Any) -> Iterator[tuple[NodeType, Any]]:
+    if hasattr(data, "node_types"):
+        for node_type in data.node_types:
+            yield node_type, data[node_type]
+    else:
+        yield HOMOGENEOUS_NODE, data.stores[0]
+
+
+def _edge_stores(data: Any) -> Iterator[tuple[EdgeType, Any]]:
+    if hasattr(data, "node_types"):
+        for edge_type in data.edge_types:
+            yield edge_type, data[edge_type]
+    elif "edge_index" in data or "adj_t" in data:
+        yield HOMOGENEOUS_EDGE, data.stores[0]
+
+
+def _edge_table(edge_type: EdgeType, store: Any, roles: Mapping[str, str | None]) -> Table:
+    what = f"edge type {edge_type}"
+    if "edge_index" not in store:
+        raise ValueError(f"{what}: no edge_index (an adj_t must be turned back into one)")
+    ends = _array(store["edge_index"], f"{what}, edge_index")[0]
+    if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
+        raise FormatError(f"{what}: edge_index is {ends.dtype} {list(ends.shape)}, not int64 [2, E]")
+    arrays, columns = {"src": ends[0], "dst": ends[1]}, {}
+    for name, value in _tensors(store):
+        if name in _STRUCTURE or len(value) != ends.shape[1] or not _is_edge_attr(store, name):
+            continue
+        key = f"edge_{name}" if name in EDGE_ROLES else name
+        arrays[key], columns[key] = _array(value, f"{what}, {name}")
+    for role, attr in roles.items():
+        if attr is not None and attr in store:
+            arrays[role] = _array(store[attr], f"{what}, {attr}")[0]
+    return ArrayTable(what, arrays, columns)
+
+
+def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]) -> NodeTable:
+    what = f"node type {node_type!r}"
+    count = _num_nodes(node_type, store, edges)
+    arrays, columns, splits = {}, {}, {}
+    for name, value in _tensors(store):
+        if name in _STRUCTURE or len(value) != count or _is_edge_attr(store, name):
+            continue
+        array, column = _array(value, f"{what}, {name}")
+        if name in _SPLIT_MASKS and array.dtype == np.bool_ and array.ndim == 1:
+            ids = np.flatnonzero(array)
+            splits[_SPLIT_MASKS[name]] = ArrayTable(f"{what}, {name}", {"id": ids})
+            continue
+        key = f"node_{name}" if name in NODE_ROLES else name
+        arrays[key], columns[key] = array, column
+    if not arrays:
+        return NodeTable(count=count, splits=splits)
+    return NodeTable(ArrayTable(what, arrays, columns), splits=splits)
+
+
+def _num_nodes(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]) -> int:
+    if "num_nodes" in store:
+        return int(store["num_nodes"])
+    for name, value in _tensors(store):
+        if name in ("x", "pos", "batch", "n_id", *_SPLIT_MASKS) or name.startswith("node_"):
+            return len(value)
+    labels = len(store["y"]) if "y" in store and store["y"].ndim else 0
+    return max(labels, 1 + _largest_id(node_type, edges))
+
+
+def _largest_id(node_type: NodeType, edges: Mapping[EdgeType, Table]) -> int:
+    largest = -1
+    for edge_type, table in edges.items():
+        for end, column in ((edge_type[0], "src"), (edge_type[2], "dst")):
+            if end == node_type and table.num_rows:
+                chunk = next(table.read([column], table.num_rows))
+                largest = max(largest, int(chunk[column].max()))
+    return largest
+
+
+def _is_edge_attr(store: Any, name: str) -> bool:
+    if not hasattr(store, "is_edge_attr"):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyG warns where it must guess the number of nodes
+        return bool(store.is_edge_attr(name))
+
+
+def _tensors(store: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in store.items():
+        if (hasattr(value, "detach") or isinstance(value, np.ndarray)) and value.ndim > 0:
+            yield name, value
+
+
+def _array(value: Any, what: str) -> tuple[Array, Column]:
+    """Return a tensor as an array and its column. bfloat16, unknown to NumPy, travels as uint16."""
+    if isinstance(value, np.ndarray):
+        array, dtype = value, None
+    else:
+        import torch
+
+        if value.layout != torch.strided:
+            raise FormatError(f"{what}: a sparse tensor; make it dense first")
+        tensor = value.detach().cpu().contiguous()
+        dtype = "BF16" if tensor.dtype == torch.bfloat16 else None
+        array = tensor.view(torch.int16).numpy().view(np.uint16) if dtype else tensor.numpy()
+    table = ArrayTable(what, {"value": array})
+    column = table.columns["value"]
+    return np.asarray(array), Column(dtype or column.dtype, column.shape)

@@ -1,0 +1,141 @@
+"""What a graph is built from: tables of named columns, read in chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import (
+    HOMOGENEOUS_EDGE,
+    HOMOGENEOUS_NODE,
+    Column,
+    EdgeType,
+    NodeType,
+)
+from gigl_loader.tensors import STORAGE_DTYPES, spec_of
+
+__all__ = ["EDGE_ROLES", "NODE_ROLES", "ArrayTable", "GraphTables", "NodeTable", "Table"]
+
+Array = npt.NDArray[Any]
+
+NODE_ROLES = ("id", "split")
+"""Columns of a node table that are not data: the node id, and the name of the node's split."""
+
+EDGE_ROLES = ("src", "dst", "id", "weight", "time")
+"""Columns of an edge table that are not data: the ends, the edge id, sampling weight and time."""
+
+
+class Table(Protocol):
+    """Rows of named columns. Reading starts afresh with every call, in bounded memory."""
+
+    @property
+    def name(self) -> str:
+        """What to call the table in messages: usually its file."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Dtype and row shape of each column. ``split`` may be text: see ``texts``."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        """Yield these columns, at most ``rows`` rows at a time, in order."""
+
+    def where(self, column: str, row: int) -> str:
+        """Return the place of a value for a message: file, column and row."""
+
+
+class ArrayTable:
+    """A table of arrays in memory."""
+
+    def __init__(
+        self, name: str, arrays: Mapping[str, Array], columns: Mapping[str, Column] | None = None
+    ) -> None:
+        """``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16."""
+        self.name = name
+        self._arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        self.columns = {key: _column_of(name, key, array) for key, array in self._arrays.items()}
+        self.columns.update(columns or {})
+        self.num_rows = _common_length(name, self._arrays)
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        for start in range(0, self.num_rows, rows):
+            yield {name: self._arrays[name][start : start + rows] for name in names}
+
+    def where(self, column: str, row: int) -> str:
+        return f"{self.name}, column {column!r}, row {row}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTable:
+    """The nodes of one type: a table, or only their number, or neither."""
+
+    rows: Table | None = None
+    """Columns of the nodes. Without a column ``id``, node ids are the row numbers."""
+    count: int | None = None
+    """Number of nodes where there is no table: ids are 0..count-1."""
+    splits: Mapping[str, Table] = field(default_factory=dict)
+    """Tables with a column ``id``: the nodes of each named split."""
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.count not in (None, self.rows.num_rows):
+            raise ValueError(f"{self.rows.name} has {self.rows.num_rows} rows, not {self.count}")
+        if self.count is not None and self.count < 0:
+            raise ValueError(f"a graph cannot have {self.count} nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTables:
+    """All the tables of a graph, by type.
+
+    A node type that has no entry gets the ids that its edges mention. A graph whose only types are
+    ``"node"`` and ``("node", "to", "node")`` is homogeneous.
+    """
+
+    edges: Mapping[EdgeType, Table]
+    nodes: Mapping[NodeType, NodeTable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.edges and not self.nodes:
+            raise ValueError("a graph needs at least one table of edges or nodes")
+
+    @property
+    def node_types(self) -> tuple[NodeType, ...]:
+        ends = {end for edge_type in self.edges for end in (edge_type[0], edge_type[2])}
+        return tuple(sorted(ends | set(self.nodes)))
+
+    @property
+    def homogeneous(self) -> bool:
+        return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
+
+
+def _column_of(table: str, name: str, array: Array) -> Column:
+    if array.ndim == 0:
+        raise FormatError(f"{table}, column {name!r}: a single number, not an array of rows")
+    if array.dtype.kind in "US":
+        return Column("U8")
+    try:
+        return Column(spec_of(array).dtype, array.shape[1:])
+    except FormatError as error:
+        raise FormatError(f"{table}, column {name!r}: {error}") from None
+
+
+def _common_length(table: str, arrays: Mapping[str, Array]) -> int:
+    first: str | None = None
+    for name, array in arrays.items():
+        if first is None:
+            first = name
+        elif len(array) != len(arrays[first]):
+            raise FormatError(
+                f"{table}: ragged columns: {first!r} has {len(arrays[first])} rows, {name!r} has {len(array)}"
+            )
+    return 0 if first is None else len(arrays[first])
+
+
+_ = STORAGE_DTYPES
