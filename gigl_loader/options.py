@@ -7,9 +7,11 @@ run. Only the first can change a batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["START_METHODS", "EdgeType", "NodeType", "SamplingPlan", "WorkerOptions"]
 
@@ -45,7 +47,9 @@ class SamplingPlan:
         for edge_type, fanouts in self.num_neighbors.items():
             for fanout in fanouts:
                 if fanout < -1:
-                    raise ValueError(f"fanout {fanout} of {edge_type}: must be -1 (all), 0 (skip) or positive")
+                    raise ValueError(
+                        f"fanout {fanout} of {edge_type}: must be -1 (all), 0 (skip) or positive"
+                    )
         if not 0 <= self.run_seed < 2**64:
             raise ValueError(f"the run seed must lie in [0, 2**64), got {self.run_seed}")
 
@@ -97,12 +101,12 @@ class WorkerOptions:
         if self.worker_concurrency < 1:
             raise ValueError(f"worker_concurrency must be at least 1, got {self.worker_concurrency}")
         if self.channel_bytes < self.num_workers << 20:
-            raise ValueError(f"channel_size must be at least 1 MiB per worker, got {self.channel_bytes} bytes")
+            raise ValueError(f"channel_size must be at least 1 MiB a worker, got {self.channel_bytes} bytes")
         if not self.timeout > 0:
             raise ValueError(f"timeout must be positive, got {self.timeout}")
         if self.max_worker_restarts < 0:
             raise ValueError(f"max_worker_restarts must not be negative, got {self.max_worker_restarts}")
         if self.start_method not in START_METHODS:
             raise ValueError(
-                f"multiprocessing_context must be one of {', '.join(START_METHODS)}, got {self.start_method!r}"
+                f"multiprocessing_context is one of {', '.join(START_METHODS)}, got {self.start_method!r}"
             )

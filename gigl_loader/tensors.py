@@ -15,15 +15,17 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["MAX_HEADER_BYTES", "STORAGE_DTYPES", "ArraySpec", "Layout", "spec_of"]
 
@@ -76,7 +78,9 @@ def spec_of(array: npt.NDArray[Any]) -> ArraySpec:
     """Return the spec of a NumPy array. Raises ``FormatError`` for a dtype that safetensors lacks."""
     name = _NAMES.get(array.dtype)
     if name is None:
-        raise FormatError(f"arrays of dtype {array.dtype} cannot be stored; known: {', '.join(STORAGE_DTYPES)}")
+        raise FormatError(
+            f"arrays of dtype {array.dtype} cannot be stored; known: {', '.join(STORAGE_DTYPES)}"
+        )
     return ArraySpec(name, array.shape)
 
 
@@ -138,7 +142,9 @@ class Layout:
         position = 0
         for begin, end, name in sorted(spans):
             if begin != position:
-                raise FormatError(f"{what}: {name!r} starts at {begin}, but the array before it ends at {position}")
+                raise FormatError(
+                    f"{what}: {name!r} starts at {begin}, the array before it ends at {position}"
+                )
             position = end
         if size + position > len(buffer):
             raise FormatError(f"{what}: arrays end at byte {size + position} of a buffer of {len(buffer)}")
@@ -201,7 +207,9 @@ def _entry(name: str, entry: object, what: str) -> tuple[ArraySpec, int, int]:
         raise FormatError(f"{what}: {name!r} has data_offsets {span!r}, not [begin, end]")
     spec = ArraySpec(dtype, tuple(shape))
     if spec.nbytes != span[1] - span[0]:
-        raise FormatError(f"{what}: {name!r} needs {spec.nbytes} bytes, its data_offsets hold {span[1] - span[0]}")
+        raise FormatError(
+            f"{what}: {name!r} needs {spec.nbytes} bytes, data_offsets hold {span[1] - span[0]}"
+        )
     return spec, span[0], span[1]
 
 
