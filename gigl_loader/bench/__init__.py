@@ -1,0 +1,1 @@
+"""What sampling and loading cost, beside the limits of the machine and beside a peer, in one run."""

@@ -1,0 +1,101 @@
+"""A peer on the same files: a script that runs another system and prints JSON lines.
+
+The script is called as ``SCRIPT setup`` once, then as ``SCRIPT DATA sampler`` and ``SCRIPT DATA colocated``
+with the environment variables NB (batches), NW (workers), SEED and REPS; it prints a JSON line per result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.bench.rounds import Case, Figures
+from gigl_loader.bench.workload import Workload
+
+__all__ = ["peer_case", "set_up_peer"]
+
+_SETUP_LIMIT_S = 3600
+_RUN_LIMIT_S = 900
+
+# What the peer calls its metrics, and what we call them.
+_METRICS = {
+    "seeds_s": "seeds_per_s",
+    "edges_s": "edges_per_s",
+    "cpu_per_kseed": "cpu_s_per_kseed",
+    "nodes_batch": "nodes_per_batch",
+    "edges_batch": "edges_per_batch",
+    "first_batch_s": "first_batch_s",
+    "epoch_first_batch_s": "later_first_batch_s",
+}
+
+
+def set_up_peer(script: Path) -> None:
+    """Let the script make its environment. Quick when it is there already."""
+    _run([str(script), "setup"], dict(os.environ), _SETUP_LIMIT_S)
+
+
+def peer_case(
+    script: Path, folder: Path, workload: Workload, mode: str, *, num_workers: int, repeats: int = 2
+) -> Case:
+    """Run one mode of the peer, seeded, and return what it measured under the names that it prints."""
+    environment = dict(os.environ, NB=str(workload.batches), NW=str(num_workers), SEED="1", REPS=str(repeats))
+    environment["LIMIT"] = str(_RUN_LIMIT_S - 60)
+
+    def case() -> dict[str, Figures]:
+        output = _run([str(script), str(folder), mode], environment, _RUN_LIMIT_S)
+        results = _results(output)
+        if not results:
+            raise RuntimeError(f"{script.name} {mode} printed no result: {output[-500:]!r}")
+        return results
+
+    return case
+
+
+def _run(command: list[str], environment: Mapping[str, str], limit_s: int) -> str:
+    """Return what a command prints. It gets a session of its own, so that all of it can be ended."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)} ended with exit code {process.returncode}: {output[-500:]!r}"
+        )
+    return output
+
+
+def _results(output: str) -> dict[str, Figures]:
+    results: dict[str, Figures] = {}
+    for line in output.splitlines():
+        record = _record(line)
+        if "tag" in record:
+            known = {
+                ours: record[theirs] for theirs, ours in _METRICS.items() if record.get(theirs) is not None
+            }
+            results[str(record["tag"])] = known
+    return results
+
+
+def _record(line: str) -> dict[str, Any]:
+    if not line.startswith("{"):
+        return {}
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,174 @@
+"""What a run comes to: medians, ratios, a table, a JSON document, a plot."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import gigl_loader
+from gigl_loader.bench.rounds import Measured
+from gigl_loader.bench.workload import Workload
+
+__all__ = ["ratios", "save_plot", "show", "to_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How one subject compares with another in one metric, both measured in the same run."""
+
+    title: str
+    metric: str
+    subject: str
+    beside: str
+
+
+_RATIOS = (
+    Ratio("sampler over GLT seeded, 1 thread", "edges_per_s", "sampler", "glt_sampler_t1_seed1"),
+    Ratio("sampler over GLT seeded, 2 threads", "edges_per_s", "sampler", "glt_sampler_t2_seed1"),
+    Ratio("gather over index_select, fresh", "gb_per_s", "gather", "index_select, fresh"),
+    Ratio("gather over index_select, out=", "gb_per_s", "gather", "index_select, out="),
+    Ratio("gather over memcpy, warm", "gb_per_s", "gather", "memcpy, warm"),
+    Ratio("1 worker over inline", "seeds_per_s", "loader, 1 worker", "loader, inline"),
+    Ratio("CPU of 1 worker over inline", "cpu_s_per_kseed", "loader, 1 worker", "loader, inline"),
+    Ratio("2 workers over inline", "seeds_per_s", "loader, 2 workers", "loader, inline"),
+    Ratio("2 workers over GLT colocated", "seeds_per_s", "loader, 2 workers", "glt_colocated_w2_seed1"),
+    Ratio(
+        "CPU of 2 workers over GLT colocated",
+        "cpu_s_per_kseed",
+        "loader, 2 workers",
+        "glt_colocated_w2_seed1",
+    ),
+)
+
+# Metric, heading, format.
+_COLUMNS = (
+    ("seeds_per_s", "seeds/s", "{:,.0f}"),
+    ("edges_per_s", "M edges/s", "{:.2f}"),
+    ("nodes_per_batch", "nodes/batch", "{:,.0f}"),
+    ("edges_per_batch", "edges/batch", "{:,.0f}"),
+    ("cpu_s_per_kseed", "CPU s/1,000 seeds", "{:.4f}"),
+    ("gb_per_s", "GB/s", "{:.2f}"),
+    ("first_batch_s", "first batch s", "{:.2f}"),
+    ("later_first_batch_s", "later epochs s", "{:.3f}"),
+    ("peak_pss_gb", "peak PSS GB", "{:.2f}"),
+    ("worker_adds_mb", "worker adds MB", "{:.1f}"),
+)
+
+
+def ratios(measured: Measured) -> dict[str, float]:
+    """Return every ratio whose two sides were measured, of the medians of the rounds."""
+    found = {}
+    for ratio in _RATIOS:
+        ours = measured.median(ratio.subject, ratio.metric)
+        other = measured.median(ratio.beside, ratio.metric)
+        if ours is not None and other:
+            found[ratio.title] = ours / other
+    return found
+
+
+def to_json(measured: Measured, workload: Workload) -> dict[str, Any]:
+    """Return everything measured, the medians, the ratios and the machine."""
+    return {
+        "version": gigl_loader.__version__,
+        "machine": _machine(),
+        "workload": asdict(workload),
+        "subjects": {
+            name: {
+                metric: {"median": subject.median(metric), "rounds": values}
+                for metric, values in subject.samples.items()
+            }
+            for name, subject in measured.subjects.items()
+        },
+        "ratios": ratios(measured),
+        "others_busy_cores": measured.others_busy,
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def show(measured: Measured, console: Console) -> None:
+    """Print medians and ratios, and whether something else kept the machine busy."""
+    console.print(_medians(measured))
+    table = Table(title="ratios", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("times", justify="right")
+    for title, value in ratios(measured).items():
+        table.add_row(title, f"{value:.2f}")
+    console.print(table)
+    busiest = max((max(values) for values in measured.others_busy.values()), default=0.0)
+    colour = "red" if busiest > 0.2 else "green"
+    console.print(
+        f"[{colour}]other processes used up to {busiest:.2f} cores while this ran[/{colour}] "
+        "(above 0.2 the figures are noisy)"
+    )
+
+
+def _medians(measured: Measured) -> Table:
+    columns = [
+        column
+        for column in _COLUMNS
+        if any(column[0] in subject.samples for subject in measured.subjects.values())
+    ]
+    table = Table(title="medians of the rounds", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for _, heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for name, subject in measured.subjects.items():
+        table.add_row(name, *(_cell(subject.median(metric), metric, form) for metric, _, form in columns))
+    return table
+
+
+def _cell(value: float | None, metric: str, form: str) -> str:
+    if value is None:
+        return ""
+    return form.format(value / 1e6 if metric == "edges_per_s" else value)
+
+
+def save_plot(measured: Measured, path: Path) -> None:
+    """Draw seeds per second of the loaders and bytes per second of the gathers. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    subjects = measured.subjects
+    loaders = [name for name in subjects if "loader" in name or "colocated" in name]
+    samplers = [name for name in subjects if "sampler" in name]
+    gathers = [name for name in subjects if "gb_per_s" in subjects[name].samples]
+    _bars(left, measured, samplers, "edges_per_s", "sampled edges per second")
+    _bars(middle, measured, gathers, "gb_per_s", "feature rows, GB per second")
+    _bars(right, measured, loaders, "seeds_per_s", "loader, seeds per second")
+    figure.savefig(path, dpi=120)
+
+
+def _bars(axes: Any, measured: Measured, names: Iterable[str], metric: str, title: str) -> None:
+    shown = list(names)
+    axes.barh(shown, [measured.median(name, metric) or 0.0 for name in shown])
+    axes.invert_yaxis()
+    axes.set_title(title, fontsize=10)
+    axes.tick_params(labelsize=8)

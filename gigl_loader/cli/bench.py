@@ -1,0 +1,79 @@
+"""``gigl-loader bench``: what sampling and loading cost on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["bench"]
+
+
+def bench(
+    *,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small graph: seconds instead of minutes.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the workload, made where missing.  [default: a temporary one]"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,
+    workers: Annotated[str, typer.Option(help="Numbers of workers to measure.")] = "0,1,2",
+    peer_script: Annotated[
+        Path | None,
+        typer.Option(help="Script that runs a peer on the same files (see benchmarks/README.md)."),
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="Measure memory too, in runs of their own.")] = True,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the medians into this PNG file.")] = None,
+) -> None:
+    """Measure the sampler, the gather and the loader beside the machine's limits and, if asked, a peer."""
+    from rich.console import Console
+
+    from gigl_loader.bench.report import save_plot, show, to_json
+    from gigl_loader.bench.suite import Suite, run_suite
+    from gigl_loader.bench.workload import FULL, QUICK
+
+    workload = QUICK if quick else FULL
+    console = Console()
+    with _folder(data) as folder:
+        suite = Suite(
+            workload=workload,
+            folder=folder,
+            rounds=rounds,
+            workers=_numbers(workers),
+            memory=memory,
+            peer_script=peer_script,
+        )
+        measured = run_suite(suite, console)
+    show(measured, console)
+    if json is not None:
+        from json import dumps
+
+        json.write_text(dumps(to_json(measured, workload), indent=2) + "\n")
+    if plot is not None:
+        save_plot(measured, plot)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--workers must be numbers with commas such as 0,1,2, got {text!r}") from None
+    if min(numbers) < 0:
+        raise ValueError(f"--workers must not be negative, got {text!r}")
+    return numbers
+
+
+@contextmanager
+def _folder(data: Path | None) -> Iterator[Path]:
+    if data is not None:
+        yield data
+        return
+    with tempfile.TemporaryDirectory(prefix="gigl-bench-") as folder:
+        yield Path(folder)

@@ -1,0 +1,149 @@
+"""What the doctor looks at. Each examination is a function that returns a finding or raises."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Finding", "examine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen of one subject."""
+
+    subject: str
+    verdict: Literal["ok", "note", "failed"]
+    """``note``: works, but not as well as it could."""
+    detail: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def examine() -> list[Finding]:
+    """Look at everything. What breaks is a finding, not an error."""
+    examinations: dict[str, Callable[[], Finding]] = {
+        "versions": _versions,
+        "processor": _processor,
+        "native core": _native_core,
+        "torch": _torch,
+        "memfd": _memfd,
+        "seqpacket sockets": _seqpacket,
+        "/dev/shm": _shared_memory,
+        "open files": _open_files,
+        "loader": _loader,
+    }
+    return [_seen(subject, look) for subject, look in examinations.items()]
+
+
+def _seen(subject: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except Exception as error:
+        return Finding(subject, "failed", f"{type(error).__name__}: {error}")
+
+
+def _versions() -> Finding:
+    names = ("gigl-loader", "torch", "torch-geometric", "numpy", "pyarrow")
+    installed = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    return Finding("versions", "ok", f"Python {platform.python_version()}, {installed}")
+
+
+def _processor() -> Finding:
+    flags = _cpu_field("flags").split()
+    vectors = [name for name in ("avx2", "avx512f") if name in flags]
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    model = _cpu_field("model name") or platform.machine()
+    return Finding("processor", "ok", f"{model}, {usable} cores usable, {', '.join(vectors) or 'no AVX2'}")
+
+
+def _cpu_field(name: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def _native_core() -> Finding:
+    from gigl_loader.native import _core, philox
+
+    # Known answer of Philox2x64-10 (Random123's test vectors): the all-zero key and counter.
+    answer = philox(0, 0, 0)
+    if answer != (0xCA00A0459843D731, 0x66C24222C9A845B5):
+        return Finding("native core", "failed", f"philox2x64 of zeros gives {answer}")
+    return Finding("native core", "ok", str(_core.__file__))
+
+
+def _torch() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding("torch", "ok", f"{torch.__version__}, no CUDA device: batches stay on the CPU")
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return Finding("torch", "ok", f"{torch.__version__}, CUDA {torch.version.cuda}: {names}")
+
+
+def _memfd() -> Finding:
+    if not hasattr(os, "memfd_create"):
+        return Finding("memfd", "note", f"not on {sys.platform}: use num_workers=0")
+    descriptor = os.memfd_create("gigl-doctor")
+    try:
+        os.ftruncate(descriptor, 1 << 30)
+    finally:
+        os.close(descriptor)
+    return Finding("memfd", "ok", "shared memory without a name")
+
+
+def _seqpacket() -> Finding:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(b"one")
+        ours.send(b"two")
+        if theirs.recv(16) != b"one":
+            return Finding("seqpacket sockets", "failed", "boundaries of messages are lost")
+    return Finding("seqpacket sockets", "ok", "boundaries of messages are kept")
+
+
+def _shared_memory() -> Finding:
+    if not Path("/dev/shm").exists():
+        return Finding("/dev/shm", "note", "missing; not used by gigl-loader")
+    size = shutil.disk_usage("/dev/shm").total
+    return Finding("/dev/shm", "ok", f"{size / 1e9:.1f} GB; not used by gigl-loader, whatever its size")
+
+
+def _open_files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1024:
+        return Finding("open files", "note", f"at most {soft}; raise it with `ulimit -n 4096`")
+    return Finding("open files", "ok", f"at most {soft}")
+
+
+def _loader() -> Finding:
+    """Build a ring of 64 nodes and load it through a worker process."""
+    import torch
+    from torch_geometric.data import Data
+
+    from gigl_loader import DistDataset, DistNeighborLoader
+
+    nodes = torch.arange(64)
+    data = Data(x=nodes.view(-1, 1).float(), edge_index=torch.stack([nodes, (nodes + 1) % 64]))
+    start = time.perf_counter()
+    with DistNeighborLoader(
+        DistDataset.from_pyg(data), [2, 2], batch_size=16, num_workers=1, device="cpu", timeout=60
+    ) as loader:
+        seen = torch.cat([batch.n_id[: batch.batch_size] for batch in loader])
+    if not torch.equal(seen, nodes):
+        return Finding("loader", "failed", "an epoch did not deliver every seed once")
+    return Finding("loader", "ok", f"1 worker, {time.perf_counter() - start:.1f} s for start and an epoch")

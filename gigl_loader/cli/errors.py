@@ -1,0 +1,67 @@
+"""How the command line ends when something goes wrong: one line, and an exit code that means something.
+
+====  ==================================================================
+code  meaning
+====  ==================================================================
+0     done
+1     a failure: the same command may work another time
+2     the user's mistake: the command, its arguments or its files are wrong
+130   interrupted by Ctrl-C
+====  ==================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+
+from gigl_loader.errors import FormatError, GiglError
+
+__all__ = ["DEBUG_VARIABLE", "exit_code", "one_line", "reported"]
+
+DEBUG_VARIABLE = "GIGL_DEBUG"
+
+_MISTAKES = (ValueError, TypeError, FileNotFoundError, FileExistsError, NotADirectoryError, FormatError)
+_EXPECTED = (*_MISTAKES, GiglError, OSError, ImportError, MemoryError)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def exit_code(error: Exception) -> int:
+    """Return 2 for what the user can mend in the command, 1 for everything else."""
+    return 2 if isinstance(error, _MISTAKES) else 1
+
+
+def one_line(error: Exception) -> str:
+    """Return the error in one line. An unexpected one is named by its type as well."""
+    text = " ".join(str(error).split())
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        text = f"no such file or directory: {error.filename}"
+    if isinstance(error, _EXPECTED) and text:
+        return text
+    return f"{type(error).__name__}: {text} (--debug shows where)"
+
+
+def reported(command: _Command) -> _Command:
+    """Return the command with its exceptions turned into one line on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except Exception as error:
+            if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
+                raise
+            print(f"gigl-loader: {one_line(error)}", file=sys.stderr)
+            raise typer.Exit(exit_code(error)) from error
+
+    return run  # type: ignore[return-value]

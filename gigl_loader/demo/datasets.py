@@ -1,0 +1,249 @@
+"""Graphs to learn on, each a PyG object with features ``x``, labels ``y`` and masks for three splits."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+__all__ = ["Demonstration", "Recipe", "SyntheticSize", "load_demonstration"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model learns a data set well without being asked to."""
+
+    epochs: int = 10
+    batch_size: int = 512
+    fanout: tuple[int, ...] = (10, 5)
+    hidden: int = 128
+    lr: float = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSize:
+    """Size of the made-up graph."""
+
+    nodes: int = 100_000
+    edges: int = 1_500_000
+    dim: int = 64
+
+    def __post_init__(self) -> None:
+        if self.nodes < 100 or self.edges < 1 or self.dim < 1:
+            raise ValueError(
+                "a synthetic graph needs at least 100 nodes, an edge and one feature, "
+                f"got --nodes {self.nodes} --edges {self.edges} --dim {self.dim}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """A data set and what is to be learnt on it: the label ``y`` of the nodes of type ``target``."""
+
+    title: str
+    data: Data | HeteroData
+    target: str
+    num_classes: int
+    recipe: Recipe
+
+
+def load_demonstration(
+    name: str, *, seed: int, cache: Path, synthetic: SyntheticSize | None = None
+) -> Demonstration:
+    """Return ``digits``, ``debian``, ``synthetic``, ``npz:PATH``, ``planetoid:NAME`` or ``ogbn:NAME``.
+
+    Splits are drawn from ``seed`` where the set brings none. Downloads, where there are any, go to ``cache``.
+    """
+    kind, _, argument = name.partition(":")
+    with_argument: dict[str, Callable[[], Demonstration]] = {
+        "npz": lambda: _npz(Path(argument), seed),
+        "planetoid": lambda: _planetoid(argument, cache),
+        "ogbn": lambda: _ogbn(argument, cache),
+    }
+    plain: dict[str, Callable[[], Demonstration]] = {
+        "digits": lambda: _digits(seed),
+        "debian": lambda: _debian(seed),
+        "synthetic": lambda: _synthetic(synthetic or SyntheticSize(), seed),
+    }
+    if argument and kind in with_argument:
+        return with_argument[kind]()
+    if not argument and kind in plain:
+        return plain[kind]()
+    raise ValueError(
+        f"unknown data set {name!r}: choose digits, debian, synthetic, npz:PATH, planetoid:NAME or ogbn:NAME"
+    )
+
+
+def _digits(seed: int) -> Demonstration:
+    """Handwritten digits (8 x 8 pixels) of scikit-learn, each linked with its ten nearest neighbours."""
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.neighbors import kneighbors_graph
+    except ImportError as error:
+        raise ImportError("the digits need scikit-learn: pip install 'gigl-loader[demo]'") from error
+    pixels, labels = load_digits(return_X_y=True)
+    nearest = kneighbors_graph(pixels, n_neighbors=10).tocoo()
+    return _homogeneous(
+        "handwritten digits, ten nearest neighbours",
+        edges=np.stack([nearest.row, nearest.col]),
+        features=pixels / 16,
+        labels=labels,
+        seed=seed,
+        recipe=Recipe(epochs=10, batch_size=128, hidden=64, lr=0.01),
+    )
+
+
+def _debian(seed: int) -> Demonstration:
+    from gigl_loader.demo.debian import APT_LISTS, debian_packages
+
+    data, sections = debian_packages(APT_LISTS)
+    _split(data["package"], len(data["package"].y), seed)
+    return Demonstration(
+        title="packages of the Debian archive and their sections",
+        data=data,
+        target="package",
+        num_classes=len(sections),
+        recipe=Recipe(epochs=5, batch_size=1024, fanout=(6, 4)),
+    )
+
+
+def _synthetic(size: SyntheticSize, seed: int) -> Demonstration:
+    """A power-law graph of 16 communities. Features are mostly noise: the neighbours tell the community."""
+    rng = np.random.default_rng(seed)
+    communities = 16
+    popularity = np.cumsum(rng.pareto(1.6, size.nodes) + 0.2)
+    shuffled = rng.permutation(size.nodes)
+    source = np.searchsorted(popularity, rng.random(size.edges) * popularity[-1])
+    target = shuffled[np.searchsorted(popularity, rng.random(size.edges) * popularity[-1])]
+    inside = rng.random(size.edges) < 0.7
+    same = target - target % communities + source % communities
+    target = np.where(inside & (same < size.nodes), same, target)
+    labels = np.arange(size.nodes) % communities
+    features = rng.standard_normal((size.nodes, size.dim), dtype=np.float32)
+    features += 0.3 * rng.standard_normal((communities, size.dim), dtype=np.float32)[labels]
+    return _homogeneous(
+        f"synthetic power-law graph of {communities} communities",
+        edges=np.stack([source, target]),
+        features=features,
+        labels=labels,
+        seed=seed,
+        recipe=Recipe(epochs=3, batch_size=1024),
+    )
+
+
+def _npz(path: Path, seed: int) -> Demonstration:
+    """A graph in one .npz file: adjacency ``adj_*`` and features ``attr_*`` as CSR parts, and ``labels``."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            source, target, _ = _coordinates(arrays, "adj")
+            rows, columns, values = _coordinates(arrays, "attr")
+            features = np.zeros(tuple(arrays["attr_shape"]), dtype=np.float32)
+            labels = np.asarray(arrays["labels"])
+    except KeyError as error:
+        raise ValueError(
+            f"{path}: {error.args[0]}; needs the CSR parts adj_* and attr_*, and labels"
+        ) from error
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path}: not an .npz file ({error})") from error
+    features[rows, columns] = values
+    return _homogeneous(
+        path.stem,
+        edges=np.stack([source, target]),
+        features=features,
+        labels=np.unique(labels, return_inverse=True)[1],
+        seed=seed,
+        recipe=Recipe(epochs=10, batch_size=128),
+    )
+
+
+def _coordinates(arrays: Any, matrix: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return row, column and value of each entry of a CSR matrix stored in parts."""
+    indptr, columns = arrays[f"{matrix}_indptr"], arrays[f"{matrix}_indices"]
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    if len(rows) != len(columns):
+        raise ValueError(f"{matrix}_indptr counts {len(rows)} entries, {matrix}_indices holds {len(columns)}")
+    return rows, columns, arrays[f"{matrix}_data"]
+
+
+def _planetoid(name: str, cache: Path) -> Demonstration:
+    """Cora, CiteSeer or PubMed, by PyG's own downloader, with the public split."""
+    from torch_geometric.datasets import Planetoid
+
+    try:
+        data = Planetoid(str(cache), name, num_train_per_class=20)[0]
+    except OSError as error:
+        raise ConnectionError(f"could not download planetoid:{name}: {error}") from error
+    return Demonstration(
+        title=name,
+        data=data,
+        target="node",
+        num_classes=int(data.y.max()) + 1,
+        recipe=Recipe(epochs=20, batch_size=64),
+    )
+
+
+def _ogbn(name: str, cache: Path) -> Demonstration:
+    """A homogeneous node-property set of the Open Graph Benchmark, by ogb's own downloader."""
+    try:
+        from ogb.nodeproppred import PygNodePropPredDataset
+    except ImportError as error:
+        raise ImportError("data sets of the Open Graph Benchmark need ogb: pip install ogb") from error
+    try:
+        loaded = PygNodePropPredDataset(name=f"ogbn-{name}", root=str(cache))
+    except OSError as error:
+        raise ConnectionError(f"could not download ogbn:{name}: {error}") from error
+    data = loaded[0]
+    if "edge_index" not in data or "x" not in data:
+        raise ValueError(f"ogbn:{name} is not a homogeneous graph with node features")
+    data.y = data.y.view(-1).to(torch.int64)
+    for split, places in zip(("train", "val", "test"), loaded.get_idx_split().values(), strict=True):
+        data[f"{split}_mask"] = torch.zeros(data.num_nodes, dtype=torch.bool).index_fill_(0, places, True)
+    return Demonstration(
+        title=f"ogbn-{name}",
+        data=data,
+        target="node",
+        num_classes=loaded.num_classes,
+        recipe=Recipe(epochs=5, batch_size=1024, fanout=(15, 10, 5), hidden=256),
+    )
+
+
+def _homogeneous(
+    title: str,
+    *,
+    edges: npt.NDArray[Any],
+    features: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+    seed: int,
+    recipe: Recipe,
+) -> Demonstration:
+    """Return an undirected graph with random splits."""
+    from torch_geometric.data import Data
+    from torch_geometric.utils import to_undirected
+
+    edge_index = to_undirected(torch.from_numpy(edges.astype(np.int64)), num_nodes=len(labels))
+    data = Data(
+        x=torch.from_numpy(features.astype(np.float32, copy=False)),
+        y=torch.from_numpy(labels.astype(np.int64)),
+        edge_index=edge_index,
+        num_nodes=len(labels),
+    )
+    _split(data, len(labels), seed)
+    classes = int(labels.max()) + 1
+    return Demonstration(title=title, data=data, target="node", num_classes=classes, recipe=recipe)
+
+
+def _split(store: Any, count: int, seed: int) -> None:
+    """Give each node to train (60 %), val (20 %) or test (20 %)."""
+    shuffled = torch.from_numpy(np.random.default_rng(seed).permutation(count))
+    parts = torch.tensor_split(shuffled, [count * 6 // 10, count * 8 // 10])
+    for name, places in zip(("train", "val", "test"), parts, strict=True):
+        store[f"{name}_mask"] = torch.zeros(count, dtype=torch.bool).index_fill_(0, places, True)

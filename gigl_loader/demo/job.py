@@ -1,0 +1,156 @@
+"""The main job: partition a data set, open it, train through worker processes, test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gigl_loader.dataset import DistDataset
+from gigl_loader.demo.datasets import Demonstration, Recipe, SyntheticSize, load_demonstration
+from gigl_loader.demo.model import HeteroSAGE, HomogeneousSAGE
+from gigl_loader.demo.training import EpochReport, Loader, evaluate, train
+from gigl_loader.graph.schema import GraphSchema
+from gigl_loader.loaders.neighbor import DistNeighborLoader
+from gigl_loader.partition import build_graph, tables_from_pyg
+
+__all__ = ["Choices", "Outcome", "Screen", "run_demo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What the user asked for. ``None`` leaves a choice to the data set's recipe."""
+
+    dataset: str = "digits"
+    num_workers: int = 2
+    """0 samples in the trainer's process."""
+    seed: int = 0
+    device: str | None = None
+    num_partitions: int = 2
+    synthetic: SyntheticSize | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    fanout: tuple[int, ...] | None = None
+    hidden: int | None = None
+    lr: float | None = None
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return the data set's recipe with what the user chose instead."""
+        names = ("epochs", "batch_size", "fanout", "hidden", "lr")
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(recipe, **chosen)
+
+
+class Screen(Protocol):
+    """Who shows how the job goes."""
+
+    def building(self, title: str) -> None: ...
+    def built(self, schema: GraphSchema, seconds: float) -> None: ...
+    def training(self, recipe: Recipe, choices: Choices) -> None: ...
+    def watch(self, what: str, loader: Loader) -> Iterator[Any]: ...
+    def epoch(self, report: EpochReport) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the job came to."""
+
+    dataset: str
+    nodes: int
+    edges: int
+    classes: int
+    build_seconds: float
+    recipe: Recipe
+    num_workers: int
+    reports: list[EpochReport]
+    test_accuracy: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_demo(choices: Choices, folder: Path, screen: Screen) -> Outcome:
+    """Build the graph in ``folder / "graph"``, train a model on it and return how it did."""
+    torch.manual_seed(choices.seed)
+    demonstration = load_demonstration(
+        choices.dataset, seed=choices.seed, cache=folder / "download", synthetic=choices.synthetic
+    )
+    recipe = choices.recipe(demonstration.recipe)
+    screen.building(demonstration.title)
+    schema, build_seconds = _build(demonstration, folder / "graph", choices.num_partitions)
+    screen.built(schema, build_seconds)
+    screen.training(recipe, choices)
+    with ExitStack() as stack:
+        dataset = DistDataset.open(folder / "graph")
+        loaders = {
+            split: stack.enter_context(_loader(dataset, split, demonstration.target, recipe, choices))
+            for split in ("train", "val", "test")
+        }
+        model = _model(schema, demonstration, recipe).to(loaders["train"].device)
+        reports = []
+        for report in train(
+            model,
+            target=demonstration.target,
+            recipe=recipe,
+            train_loader=loaders["train"],
+            val_loader=loaders["val"],
+            watch=screen.watch,
+        ):
+            screen.epoch(report)
+            reports.append(report)
+        tested = evaluate(model, loaders["test"], target=demonstration.target, watch=screen.watch)
+    return Outcome(
+        dataset=choices.dataset,
+        nodes=sum(nodes.count for nodes in schema.nodes.values()),
+        edges=sum(edges.count for edges in schema.edges.values()),
+        classes=demonstration.num_classes,
+        build_seconds=build_seconds,
+        recipe=recipe,
+        num_workers=choices.num_workers,
+        reports=reports,
+        test_accuracy=tested.accuracy,
+    )
+
+
+def _build(demonstration: Demonstration, folder: Path, num_partitions: int) -> tuple[GraphSchema, float]:
+    start = time.perf_counter()
+    schema = build_graph(tables_from_pyg(demonstration.data), folder, num_partitions=num_partitions)
+    return schema, time.perf_counter() - start
+
+
+def _loader(
+    dataset: DistDataset, split: str, target: str, recipe: Recipe, choices: Choices
+) -> DistNeighborLoader:
+    return DistNeighborLoader(
+        dataset,
+        list(recipe.fanout),
+        split if dataset.schema.homogeneous else (target, split),
+        batch_size=recipe.batch_size,
+        shuffle=split == "train",
+        seed=choices.seed,
+        num_workers=choices.num_workers,
+        device=choices.device,
+    )
+
+
+def _model(schema: GraphSchema, demonstration: Demonstration, recipe: Recipe) -> nn.Module:
+    """Return an untrained GraphSAGE that fits the graph, one layer per hop."""
+    dims = {node_type: nodes.columns["x"].shape[0] for node_type, nodes in schema.nodes.items()}
+    hops, classes = len(recipe.fanout), demonstration.num_classes
+    if schema.homogeneous:
+        dim = dims[demonstration.target]
+        return HomogeneousSAGE(dim=dim, hidden=recipe.hidden, classes=classes, hops=hops)
+    return HeteroSAGE(
+        dims=dims,
+        edge_types=schema.edges,
+        target=demonstration.target,
+        hidden=recipe.hidden,
+        classes=classes,
+        hops=hops,
+    )

@@ -1,0 +1,90 @@
+"""What the demo shows: a table and progress bars for people, nothing for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gigl_loader.demo.datasets import Recipe
+from gigl_loader.demo.job import Choices, Outcome
+from gigl_loader.demo.training import EpochReport, Loader
+from gigl_loader.graph.schema import GraphSchema
+
+__all__ = ["ConsoleScreen", "SilentScreen"]
+
+
+class SilentScreen:
+    """Shows nothing."""
+
+    def building(self, title: str) -> None: ...
+    def built(self, schema: GraphSchema, seconds: float) -> None: ...
+    def training(self, recipe: Recipe, choices: Choices) -> None: ...
+    def epoch(self, report: EpochReport) -> None: ...
+
+    def watch(self, what: str, loader: Loader) -> Iterator[Any]:
+        del what
+        return iter(loader)
+
+
+class ConsoleScreen:
+    """Prints a line per epoch, and bars that vanish when they are full (none when not on a terminal)."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def building(self, title: str) -> None:
+        self._console.print(f"[bold]{title}[/bold]")
+
+    def built(self, schema: GraphSchema, seconds: float) -> None:
+        nodes = sum(nodes.count for nodes in schema.nodes.values())
+        edges = sum(edges.count for edges in schema.edges.values())
+        self._console.print(
+            f"{nodes:,} nodes and {edges:,} edges of {len(schema.edges)} edge type(s) "
+            f"in {schema.num_partitions} partition(s), built in {seconds:.1f} s"
+        )
+
+    def training(self, recipe: Recipe, choices: Choices) -> None:
+        workers = choices.num_workers
+        where = f"{workers} worker process(es)" if workers else "the trainer's process"
+        fanout = ",".join(map(str, recipe.fanout))
+        self._console.print(
+            f"GraphSAGE, {recipe.hidden} wide; fanout {fanout}; {recipe.batch_size} seeds a batch, "
+            f"sampled in {where}\n"
+        )
+        self._console.print(
+            f"[bold]{'epoch':>5} {'loss':>7} {'train':>7} {'val':>7}   {'seconds':>7} = "
+            f"{'waiting':>7} + {'copying':>7} + {'computing':>9}   {'seeds/s':>8}[/bold]"
+        )
+
+    def epoch(self, report: EpochReport) -> None:
+        self._console.print(
+            f"{report.epoch:5} {report.loss:7.3f} {report.train_accuracy:7.2%} {report.val_accuracy:7.2%}   "
+            f"{report.seconds:7.2f} = {report.waiting:7.2f} + {report.copying:7.2f} + "
+            f"{report.computing:9.2f}   {report.seeds / report.seconds:8,.0f}",
+            highlight=False,
+        )
+
+    def watch(self, what: str, loader: Loader) -> Iterator[Any]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        ) as progress:
+            yield from progress.track(loader, total=len(loader), description=what)
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Print where the time went, all epochs together, and the test accuracy."""
+        table = Table(title="time in training", title_justify="left", box=None, padding=(0, 2, 0, 0))
+        table.add_column("")
+        table.add_column("seconds", justify="right")
+        table.add_column("share", justify="right")
+        whole = sum(report.seconds for report in outcome.reports)
+        for part in ("waiting", "copying", "computing"):
+            seconds = sum(getattr(report, part) for report in outcome.reports)
+            table.add_row(part, f"{seconds:.2f}", f"{seconds / whole:.0%}")
+        self._console.print()
+        self._console.print(table)
+        self._console.print(f"\n[bold green]test accuracy {outcome.test_accuracy:.2%}[/bold green]")
