@@ -1,0 +1,133 @@
+"""Reading a loader's arguments: each function returns a checked value or says which rule is broken."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gigl_loader.options import START_METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "byte_count",
+    "flag",
+    "optional_callable",
+    "run_seed",
+    "seconds",
+    "start_method",
+    "target_device",
+    "whole_number",
+]
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def whole_number(name: str, value: Any, *, minimum: int) -> int:
+    """Return ``value`` as an int of at least ``minimum``. Bools and floats are no whole numbers."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
+    """Return a finite, non-negative number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    number = float(value)
+    if not math.isfinite(number) or number < 0 or (above_zero and number == 0):
+        rule = "positive" if above_zero else "not negative"
+        raise ValueError(f"{name} must be finite and {rule}, got {value!r}")
+    return number
+
+
+def byte_count(name: str, value: Any) -> int:
+    """Return a size in bytes, given as a number or as text such as ``"4GB"``.
+
+    Units are K, M, G and T, with or without ``B`` or ``iB``: all are powers of 1024, as in GLT.
+    """
+    if not isinstance(value, str):
+        return whole_number(name, value, minimum=1)
+    match = _SIZE.fullmatch(value)
+    size = int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0
+    if size < 1:
+        raise ValueError(f'{name} must be a size such as "4GB" or a number of bytes, got {value!r}')
+    return size
+
+
+def run_seed(value: Any) -> int:
+    """Return ``value`` as a run seed, or a random one when it is ``None``."""
+    if value is None:
+        return secrets.randbits(63)
+    seed = whole_number("seed", value, minimum=0)
+    if seed >= 2**64:
+        raise ValueError(f"seed must be below 2**64, got {seed}")
+    return seed
+
+
+def start_method(value: Any, *, num_workers: int) -> str:
+    if value not in START_METHODS:
+        raise ValueError(f"multiprocessing_context must be one of {', '.join(START_METHODS)}, got {value!r}")
+    if value == "fork" and num_workers and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ValueError(
+            "multiprocessing_context='fork' after CUDA was initialised would break CUDA in this process; "
+            "use 'spawn', or build the loader before the first use of CUDA"
+        )
+    return str(value)
+
+
+def optional_callable(name: str, value: Any) -> Callable[[Any], Any] | None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, got {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def target_device(device: Any, alias: Any, *, local_rank: int) -> torch.device:
+    """Return the device batches go to: the one asked for, else this rank's CUDA device, else the CPU.
+
+    ``alias`` is ``pin_memory_device``, the name that GiGL gives the same argument.
+    """
+    if alias is not None:
+        if device is not None and torch.device(device) != torch.device(alias):
+            raise ValueError(f"device={device!r} and its alias pin_memory_device={alias!r} differ")
+        device = alias
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return _usable(device)
+
+
+def _usable(value: Any) -> torch.device:
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device {value!r} is not a device: {str(error).splitlines()[0]}") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise ValueError(f"device must be a cpu or cuda device, got {value!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index if device.index is not None else 0
+    if index >= count:
+        raise ValueError(f"device {value!r} does not exist: this process sees {count} CUDA devices")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else index)

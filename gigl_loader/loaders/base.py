@@ -1,0 +1,481 @@
+"""What every loader shares: checked arguments, epochs, state, faults and shutdown."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import logging
+import os
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+
+import numpy as np
+from typing_extensions import Self, TypedDict
+
+from gigl_loader.errors import SamplingError, WorkerDied
+from gigl_loader.loaders import arguments
+from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, read_state
+from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
+from gigl_loader.loaders.transfer import FrameTensors, transfer_to
+from gigl_loader.options import WorkerOptions
+from gigl_loader.sampling.schedule import Schedule
+from gigl_loader.topology import Topology
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    from gigl_loader.channel.frame import Frame
+    from gigl_loader.options import NodeType, SamplingPlan
+    from gigl_loader.sampling.source import BatchSource
+
+__all__ = ["BaseDistLoader", "Dataset", "LoaderOptions"]
+
+logger = logging.getLogger(__name__)
+
+
+class Dataset(NodeDirectory, Protocol):
+    """What a loader asks of a dataset. Which kind it has, it neither knows nor asks."""
+
+    def node_ids(self, node_type: NodeType, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+    def open_source(
+        self, plan: SamplingPlan, schedule: Schedule, options: WorkerOptions | None
+    ) -> BatchSource: ...
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The keyword arguments of every loader, for the ``**options`` of a subclass."""
+
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int | None
+    num_workers: int
+    worker_concurrency: int
+    channel_size: int | str
+    prefetch_size: int | None
+    device: torch.device | str | int | None
+    pin_memory_device: torch.device | str | int | None
+    non_blocking_transfers: bool
+    process_start_gap_seconds: float | None
+    multiprocessing_context: str
+    timeout: float
+    transform: Callable[[Any], Any] | None
+    in_order: bool
+    max_worker_restarts: int
+    name: str | None
+
+
+class BaseDistLoader:
+    """Batches of a graph, epoch after epoch. Each batch is a pure function of run seed, epoch and seeds.
+
+    A loader is iterated like a list: each ``iter()`` is the next epoch. It is a context manager;
+    ``shutdown`` ends its processes, and so does collecting it.
+
+    **Iterators.** Each is one epoch and keeps its place, so ``break``, nested iteration and several
+    iterators over one loader are safe; going back to an iterator after using another starts its
+    prefetching again. ``next(loader)`` advances the latest.
+
+    **Subclassing.** A subclass turns its arguments into three things and inherits the rest::
+
+        class MyLoader(BaseDistLoader):
+            def __init__(self, dataset, fanouts, **options):
+                self.fanouts = fanouts
+                super().__init__(dataset, **options)      # checks the options, then asks for:
+
+            def seed_nodes(self):                         # 1. the input
+                return read_seed_nodes(self.dataset, "train")
+
+            def sampling_plan(self, seed_type, run_seed): # 2. what is sampled around each seed
+                return SamplingPlan(seed_type=seed_type, run_seed=run_seed, ...)
+
+            def collate(self, tensors):                   # 3. a batch of a frame's tensors
+                return MyBatch(...)
+
+    Everything that can be wrong with the first two is raised before any process starts.
+    """
+
+    _count: ClassVar[Counter[str]] = Counter()
+    """Loaders made so far, by class: the default name is class and count."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int | None = None,
+        num_workers: int = 1,
+        worker_concurrency: int = 4,
+        channel_size: int | str = "4GB",
+        prefetch_size: int | None = None,
+        device: torch.device | str | int | None = None,
+        pin_memory_device: torch.device | str | int | None = None,
+        non_blocking_transfers: bool = True,
+        process_start_gap_seconds: float | None = None,
+        multiprocessing_context: str = "spawn",
+        timeout: float = 300.0,
+        transform: Callable[[Any], Any] | None = None,
+        in_order: bool = True,
+        max_worker_restarts: int = 2,
+        name: str | None = None,
+    ) -> None:
+        """Check the arguments, then start the sampling processes.
+
+        ``dataset``
+            A ``DistDataset``.
+        ``batch_size``, ``shuffle``, ``drop_last``
+            Seeds per batch; a new order each epoch; leave out a last batch that is short.
+        ``seed``
+            Run seed. Random, and logged, when ``None``. :attr:`seed` tells it.
+        ``num_workers``
+            Sampling processes. 0 samples in this process, when the batch is asked for.
+        ``worker_concurrency``
+            Batches in flight per sampling process.
+        ``channel_size``
+            Address space for batches in flight, in bytes or as ``"4GB"``. Memory is used on demand.
+        ``prefetch_size``
+            Only for a graph store: ``ValueError`` here.
+        ``device`` (alias ``pin_memory_device``)
+            Where batches go: this rank's CUDA device if there is one, else the CPU.
+        ``non_blocking_transfers``
+            Copy to CUDA on a side stream while the trainer computes.
+        ``process_start_gap_seconds``
+            Seconds between the starts of local ranks. No effect with one rank.
+        ``multiprocessing_context``
+            ``"spawn"`` (fresh interpreters without torch), ``"forkserver"`` or ``"fork"``.
+        ``timeout``
+            Seconds that any wait may take before ``TimeoutError``.
+        ``transform``
+            Called on every batch in this process, on the target device; its result is the batch.
+        ``in_order``
+            False hands out batches as they become ready.
+        ``max_worker_restarts``
+            How many deaths of sampling processes are made good before ``WorkerDied``.
+        ``name``
+            Of this loader, in messages.
+        """
+        self.dataset = dataset
+        self.topology = self.resolve_runtime()
+        if prefetch_size is not None:
+            raise ValueError(
+                f"prefetch_size={prefetch_size!r} is for a graph store; beside the trainer, "
+                "num_workers * worker_concurrency batches are in flight"
+            )
+        if process_start_gap_seconds is not None:
+            arguments.seconds("process_start_gap_seconds", process_start_gap_seconds)
+        self.batch_size = arguments.whole_number("batch_size", batch_size, minimum=1)
+        self.shuffle = arguments.flag("shuffle", shuffle)
+        self.drop_last = arguments.flag("drop_last", drop_last)
+        self.num_workers = arguments.whole_number("num_workers", num_workers, minimum=0)
+        self._timeout = arguments.seconds("timeout", timeout, above_zero=True)
+        # Built whether or not workers are: a bad value is refused with any num_workers.
+        options = WorkerOptions(
+            num_workers=max(self.num_workers, 1),
+            worker_concurrency=arguments.whole_number("worker_concurrency", worker_concurrency, minimum=1),
+            channel_bytes=arguments.byte_count("channel_size", channel_size),
+            timeout=self._timeout,
+            in_order=arguments.flag("in_order", in_order),
+            max_worker_restarts=arguments.whole_number("max_worker_restarts", max_worker_restarts, minimum=0),
+            start_method=arguments.start_method(multiprocessing_context, num_workers=self.num_workers),
+        )
+        self._worker_options = options if self.num_workers else None
+        self._transform = arguments.optional_callable("transform", transform)
+        self.device = arguments.target_device(device, pin_memory_device, local_rank=self.topology.local_rank)
+        self._transfer = transfer_to(
+            self.device, non_blocking=arguments.flag("non_blocking_transfers", non_blocking_transfers)
+        )
+        self.name = self._named(name)
+        self._random_seed = seed is None
+        self._seconds = dict.fromkeys(("waiting", "copying", "collating", "transforming"), 0.0)
+        self._delivered = 0
+        self._owner = os.getpid()
+        self._current: Progress | None = None
+        """Of the latest iterator."""
+        self._streaming: Progress | None = None
+        """What the source is delivering now."""
+        self._resumed: Progress | None = None
+        """Loaded, and not yet begun."""
+        self._to_come = 0
+        """Batches that the source has yet to deliver of what it is delivering."""
+        self._next_epoch = 0
+        self._seeds = self.seed_nodes()
+        self._open(arguments.run_seed(seed))
+        if self._random_seed:
+            logger.info("%s: random run seed %d", self.name, self.seed)
+
+    # What a subclass supplies
+
+    def seed_nodes(self) -> SeedNodes:
+        """Return the seeds of an epoch. Called once, first."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its seeds are")
+
+    def sampling_plan(self, seed_type: NodeType, run_seed: int) -> SamplingPlan:
+        """Return which subgraph belongs to a batch. Called after ``seed_nodes``; again by a resume."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it samples")
+
+    def collate(self, tensors: FrameTensors) -> Any:
+        """Return the batch of one frame, whose tensors are on the target device."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a batch is")
+
+    # What users call
+
+    @staticmethod
+    def resolve_runtime() -> Topology:
+        """Return where this process stands among the trainers."""
+        return Topology.detect()
+
+    def __len__(self) -> int:
+        """Batches per epoch, exactly."""
+        return self._schedule.num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch, or the one that ``load_state_dict`` put back."""
+        self._check_usable()
+        progress = self._resumed or Progress(epoch=self._next_epoch)
+        self._resumed = None
+        self._next_epoch = progress.epoch + 1
+        self._current = progress
+        self._stream(progress)
+        return _EpochIterator(self, progress)
+
+    def __next__(self) -> Any:
+        """Return the next batch of the latest iterator, beginning one if there is none."""
+        if self._current is None:
+            iter(self)
+        assert self._current is not None
+        return self._next(self._current)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest iterator stands, as plain values (JSON will do).
+
+        Counts the batches that were handed out, not those sampled ahead. A loader of the same inputs
+        and options that loads it, with any number of workers, goes on with the very next batch.
+        """
+        progress = self._current if self._resumed is None else self._resumed
+        if progress is None:
+            progress = Progress(epoch=self._next_epoch)
+        return {"format": FORMAT, "run_seed": self.seed, **progress.state(), "made_with": self._made_with()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next ``iter()`` go on where ``state`` was taken.
+
+        ``ValueError`` says what differs when the state is of other inputs or options. A random run
+        seed gives way to the state's; a seed that was asked for must be the same.
+        """
+        self._check_usable()
+        check_same_run(state, self._made_with())
+        progress = read_state(state, num_batches=len(self))
+        if state["run_seed"] != self.seed:
+            if not self._random_seed:
+                raise ValueError(
+                    f"the state is of another run: seed is {self.seed} here, {state['run_seed']} there"
+                )
+            self._close()
+            self._open(state["run_seed"])
+        self._resumed = progress
+        self._next_epoch = progress.epoch + 1
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters since construction: batches, seconds by kind, and those of the source.
+
+        ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
+        ``seconds_transforming`` in the user's ``transform``.
+        """
+        seconds = {f"seconds_{kind}": value for kind, value in self._seconds.items()}
+        return {**self._source.stats(), **seconds, "batches": self._delivered}
+
+    def shutdown(self) -> None:
+        """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.name} cannot be pickled or copied: it owns processes and memory of this process; "
+            "build a loader in the process that uses it, and carry its state_dict() over"
+        )
+
+    def __repr__(self) -> str:
+        state = "" if self._close.alive else ", shut down"
+        return (
+            f"{type(self).__name__}({len(self):,} batches of {self.batch_size}, "
+            f"{self.num_workers} workers, on {self.device}{state})"
+        )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the arguments behind a subclass's ``**options`` in its signature."""
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _full_signature(cls)  # type: ignore[attr-defined]
+
+    # Inside
+
+    def _open(self, run_seed: int) -> None:
+        self.seed = run_seed
+        self.plan = self.sampling_plan(self._seeds.node_type, run_seed)
+        self._schedule = Schedule(
+            self._seeds.positions,
+            batch_size=self.batch_size,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            run_seed=run_seed,
+        )
+        self._source = self.dataset.open_source(self.plan, self._schedule, self._worker_options)
+        self._streaming = None
+        self._close = weakref.finalize(self, _close_source, self._source, self._owner)
+
+    def _stream(self, progress: Progress) -> None:
+        self._source.start_epoch(progress.epoch, progress.first)
+        self._streaming = progress
+        self._to_come = len(self) - progress.first
+
+    def _next(self, progress: Progress) -> Any:
+        self._check_usable()
+        if progress.ended:
+            raise StopIteration
+        if self._streaming is not progress:
+            self._stream(progress)
+        self._current = progress
+        frame = self._receive(progress)
+        if frame is None:
+            progress.ended = True
+            raise StopIteration
+        try:
+            batch = self._batch(frame)
+        except Exception:
+            raise
+        except BaseException:
+            # Interrupted: whoever goes on must not miss the batch that was in hand.
+            self._streaming = None
+            raise
+        progress.give(frame.batch)
+        self._delivered += 1
+        return batch
+
+    def _receive(self, progress: Progress) -> Frame | None:
+        """Return the next frame that the user was not given yet; ``None`` at the end of the epoch."""
+        begin = time.perf_counter()
+        try:
+            while self._to_come:
+                frame = self._source.receive(self._timeout)
+                self._to_come -= 1
+                if progress.lacks(frame.batch):
+                    return frame
+            return None
+        except (WorkerDied, TimeoutError):
+            raise
+        except SamplingError:
+            # The batch counts as received. It was not given: a state taken from now on wants it.
+            self._to_come -= 1
+            raise
+        except BaseException:
+            self._streaming = None
+            raise
+        finally:
+            self._seconds["waiting"] += time.perf_counter() - begin
+
+    def _batch(self, frame: Frame) -> Any:
+        times = [time.perf_counter()]
+        tensors = self._transfer.load(frame)
+        times.append(time.perf_counter())
+        batch = self.collate(tensors)
+        times.append(time.perf_counter())
+        if self._transform is not None:
+            batch = self._transform(batch)
+        times.append(time.perf_counter())
+        for kind, (begin, end) in zip(
+            ("copying", "collating", "transforming"), itertools.pairwise(times), strict=True
+        ):
+            self._seconds[kind] += end - begin
+        return batch
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"{self.name} belongs to process {self._owner}: a forked process must build its own loader"
+            )
+        if not self._close.alive:
+            raise RuntimeError(f"{self.name} was shut down; build a new loader")
+
+    def _named(self, name: str | None) -> str:
+        if name is None:
+            kind = type(self).__name__
+            self._count[kind] += 1
+            return f"{kind}-{self._count[kind]}"
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name must be a text that is not empty, got {name!r}")
+        return name
+
+    def _made_with(self) -> dict[str, Any]:
+        """Return all that a batch depends on but run seed and epoch, whatever the partitioning."""
+        schema = self.dataset.schema
+        plan = json.loads(self.plan.to_json())
+        del plan["run_seed"]
+        return {
+            **plan,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "edge_dir": schema.edge_dir,
+            "number of nodes": {kind: nodes.count for kind, nodes in schema.nodes.items()},
+            "number of edges": {"+".join(kind): edges.count for kind, edges in schema.edges.items()},
+            "number of seeds": len(self._seeds.positions),
+            "digest of seeds": self._seed_digest(),
+        }
+
+    def _seed_digest(self) -> str:
+        if not hasattr(self, "_digest"):
+            ids = self.dataset.node_ids(self._seeds.node_type, self._seeds.positions)
+            digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
+            if self._seeds.places is not None:
+                digest.update(np.ascontiguousarray(self._seeds.places, dtype="<i8").data)
+            self._digest = digest.hexdigest()
+        return self._digest
+
+
+class _EpochIterator(Iterator[Any]):
+    """One epoch of a loader, at its own place."""
+
+    def __init__(self, loader: BaseDistLoader, progress: Progress) -> None:
+        self._loader = loader
+        self._progress = progress
+
+    def __next__(self) -> Any:
+        return self._loader._next(self._progress)
+
+
+def _close_source(source: BatchSource, owner: int) -> None:
+    # A forked child that exits runs the finalizers it inherited: the processes are not its to end.
+    if os.getpid() == owner:
+        source.close()
+
+
+def _full_signature(cls: type) -> inspect.Signature:
+    """Return the signature of a class with the keyword arguments of its bases in place of ``**options``."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        # What a base takes by place is for its subclass to give.
+        shown = (
+            own
+            if base is cls
+            else [parameter for parameter in own if parameter.kind is parameter.KEYWORD_ONLY]
+        )
+        for parameter in shown:
+            parameters.setdefault(parameter.name, parameter)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
+            break
+    return inspect.Signature([p for p in parameters.values() if p.kind is not p.VAR_KEYWORD])

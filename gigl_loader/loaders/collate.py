@@ -1,0 +1,207 @@
+"""From the tensors of a frame to a PyG batch.
+
+Nothing here touches the data: tensors are put under their names. The names of a run are worked out
+once, so that a batch costs some microseconds per array besides the expansion of ``edge_index``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.graph.schema import type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.loaders.transfer import FrameTensors
+    from gigl_loader.options import EdgeType, NodeType, SamplingPlan
+
+__all__ = ["Collator", "check_column_names", "reversed_edge_types"]
+
+_OF_NODES = frozenset(
+    {"n_id", "node", "num_nodes", "batch", "batch_size", "input_id", "num_sampled_nodes", "num_sampled_edges"}
+)
+_OF_EDGES = frozenset({"edge_index", "e_id", "edge", "num_sampled_edges"})
+
+
+def check_column_names(schema: GraphSchema) -> None:
+    """Refuse, with ``ValueError``, columns that would hide an attribute of the batch."""
+    for kinds, taken in ((schema.nodes, _OF_NODES), (schema.edges, _OF_EDGES)):
+        for kind, contents in kinds.items():
+            for column in contents.columns:
+                if column in taken:
+                    raise ValueError(
+                        f"column {column!r} of {kind!r} has the name of an attribute of every batch"
+                    )
+
+
+def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:
+    """Return the type of each edge type's messages when they flow from destination to source.
+
+    ``(a, r, b)`` becomes ``(b, rev_r, a)``, PyG's name for it; where the graph has both, they change
+    places. No two types become one.
+    """
+    result: dict[EdgeType, EdgeType] = {}
+    known = set(edge_types)
+    # Shortest first: a reverse is longer than what it reverses, so each finds its partner still free.
+    for edge_type in sorted(known, key=lambda kind: (len(kind[1]), kind)):
+        if edge_type in result:
+            continue
+        source, relation, destination = edge_type
+        reverse = (destination, f"rev_{relation}", source)
+        result[edge_type] = reverse
+        if reverse in known and reverse not in result:
+            result[reverse] = edge_type
+    return result
+
+
+class Collator:
+    """Makes the batches of one run: ``Data`` for a homogeneous graph, else ``HeteroData``."""
+
+    def __init__(
+        self,
+        schema: GraphSchema,
+        plan: SamplingPlan,
+        *,
+        num_hops: int | None = None,
+        places: Tensor | None = None,
+    ) -> None:
+        """``places`` maps a seed's index to its place in the user's input, where these differ.
+
+        ``num_hops`` is needed where the plan has no edge type to tell it.
+        """
+        self._seed_type = plan.seed_type
+        self._homogeneous = schema.homogeneous
+        self._num_hops = plan.num_hops if num_hops is None else num_hops
+        self._places = places
+        message_types = _message_types(schema)
+        self._nodes = [_NodeArrays.of(kind, plan.node_columns.get(kind, ())) for kind in schema.nodes]
+        self._edges = [
+            _EdgeArrays.of(
+                kind, message_types[kind], plan.edge_columns.get(kind, ()), with_ids=plan.with_edge
+            )
+            for kind in schema.edges
+            if kind in plan.num_neighbors
+        ]
+
+    def __call__(self, tensors: FrameTensors) -> Any:
+        """Return the batch of one frame (``Data`` or ``HeteroData``)."""
+        return self._data(tensors) if self._homogeneous else self._hetero_data(tensors)
+
+    def _data(self, tensors: FrameTensors) -> Data:
+        (nodes,) = self._nodes
+        attributes = nodes.attributes(tensors)
+        if self._edges:
+            (edges,) = self._edges
+            attributes |= edges.attributes(tensors)
+            edges_per_hop = tensors.frame.num_sampled_edges[edges.name]
+        else:
+            attributes["edge_index"] = torch.empty(
+                (2, 0), dtype=torch.int64, device=attributes["n_id"].device
+            )
+            edges_per_hop = []
+        nodes_per_hop = tensors.frame.num_sampled_nodes[nodes.name]
+        attributes |= self._seed_attributes(tensors, nodes_per_hop[0])
+        attributes["num_sampled_nodes"] = _padded(nodes_per_hop, self._num_hops + 1)
+        attributes["num_sampled_edges"] = _padded(edges_per_hop, self._num_hops)
+        return Data.from_dict(attributes)
+
+    def _hetero_data(self, tensors: FrameTensors) -> HeteroData:
+        data = HeteroData()
+        frame_nodes, frame_edges = tensors.frame.num_sampled_nodes, tensors.frame.num_sampled_edges
+        nodes_per_hop = {n.node_type: _padded(frame_nodes[n.name], self._num_hops + 1) for n in self._nodes}
+        edges_per_hop = {e.message_type: _padded(frame_edges[e.name], self._num_hops) for e in self._edges}
+        # All node types come before any edge type: PyG takes an unknown name for a relation otherwise.
+        for nodes in self._nodes:
+            counts = nodes_per_hop[nodes.node_type]
+            data.get_node_store(nodes.node_type).update(nodes.attributes(tensors), num_sampled_nodes=counts)
+        for edges in self._edges:
+            counts = edges_per_hop[edges.message_type]
+            data.get_edge_store(*edges.message_type).update(
+                edges.attributes(tensors), num_sampled_edges=counts
+            )
+        seed_attributes = self._seed_attributes(tensors, nodes_per_hop[self._seed_type][0])
+        data.get_node_store(self._seed_type).update(seed_attributes)
+        data.num_sampled_nodes = nodes_per_hop
+        data.num_sampled_edges = edges_per_hop
+        return data
+
+    def _seed_attributes(self, tensors: FrameTensors, distinct: int) -> dict[str, Any]:
+        places = tensors.tensor("input_id")
+        if self._places is not None:
+            places = self._places[places.cpu()].to(places.device)
+        return {"batch_size": distinct, "input_id": places, "batch": tensors.tensor("seeds")}
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeArrays:
+    """The names of one node type's arrays in a frame."""
+
+    node_type: NodeType
+    name: str
+    """Encoded node type, as frames have it."""
+    node_ids: str
+    columns: Mapping[str, str]
+    """Attribute -> name in the frame."""
+
+    @classmethod
+    def of(cls, node_type: NodeType, columns: Iterable[str]) -> _NodeArrays:
+        name = type_name(node_type)
+        return cls(node_type, name, f"node/{name}/n_id", _names(f"node/{name}/", columns))
+
+    def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
+        node_ids = tensors.tensor(self.node_ids)
+        columns = {attribute: tensors.tensor(name) for attribute, name in self.columns.items()}
+        return {**columns, "n_id": node_ids, "node": node_ids, "num_nodes": len(node_ids)}
+
+
+@dataclass(frozen=True, slots=True)
+class _EdgeArrays:
+    """The names of one edge type's arrays in a frame."""
+
+    edge_type: EdgeType
+    """As in the graph and the frame."""
+    message_type: EdgeType
+    """As in the batch."""
+    name: str
+    edge_ids: str | None
+    columns: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, edge_type: EdgeType, message_type: EdgeType, columns: Iterable[str], *, with_ids: bool
+    ) -> _EdgeArrays:
+        name = type_name(edge_type)
+        edge_ids = f"edge/{name}/e_id" if with_ids else None
+        return cls(edge_type, message_type, name, edge_ids, _names(f"edge/{name}/", columns))
+
+    def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
+        attributes = {attribute: tensors.tensor(name) for attribute, name in self.columns.items()}
+        attributes["edge_index"] = tensors.edge_index(self.edge_type)
+        if self.edge_ids is not None:
+            attributes["e_id"] = attributes["edge"] = tensors.tensor(self.edge_ids)
+        return attributes
+
+
+def _message_types(schema: GraphSchema) -> Mapping[EdgeType, EdgeType]:
+    if schema.edge_dir == "in" or schema.homogeneous:
+        return {edge_type: edge_type for edge_type in schema.edges}
+    return reversed_edge_types(schema.edges)
+
+
+def _names(prefix: str, columns: Iterable[str]) -> Mapping[str, str]:
+    return {column: prefix + quote(column, safe="") for column in columns}
+
+
+def _padded(counts: Iterable[int], length: int) -> list[int]:
+    # A graph without any edge type has no hops of its own, while the user asked for some.
+    padded = list(counts)
+    return padded + [0] * (length - len(padded))

@@ -1,0 +1,77 @@
+"""How far an epoch has come, and how a run is told from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Progress", "check_same_run", "read_state"]
+
+FORMAT = 1
+"""Version of a loader's state. Raised when the meaning of a field changes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Which batches of an epoch the user was given.
+
+    Batches may come out of order and one may fail, so what was given is a prefix and some beyond it.
+    """
+
+    epoch: int
+    first: int = 0
+    """Every batch before this one was given."""
+    ahead: set[int] = field(default_factory=set)
+    """Batches given beyond ``first``; empty when all come, and in order."""
+    ended: bool = False
+    """The user was told that the epoch is over."""
+
+    def lacks(self, batch: int) -> bool:
+        return batch >= self.first and batch not in self.ahead
+
+    def give(self, batch: int) -> None:
+        """Count a batch as given."""
+        self.ahead.add(batch)
+        while self.first in self.ahead:
+            self.ahead.remove(self.first)
+            self.first += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return epoch and batches as plain values. An ended epoch is the start of the next."""
+        if self.ended:
+            return {"epoch": self.epoch + 1, "batches": 0, "ahead": []}
+        return {"epoch": self.epoch, "batches": self.first, "ahead": sorted(self.ahead)}
+
+
+def read_state(state: Mapping[str, Any], *, num_batches: int) -> Progress:
+    """Return the progress that ``state`` holds. ``ValueError`` names the field that cannot be."""
+    epoch, first, ahead = (state[name] for name in ("epoch", "batches", "ahead"))
+    if type(epoch) is not int or epoch < 0:
+        raise ValueError(f"epoch of the state must be a whole number from 0, got {epoch!r}")
+    if type(first) is not int or not 0 <= first <= num_batches:
+        raise ValueError(f"batches of the state must lie in [0, {num_batches}], got {first!r}")
+    if not isinstance(ahead, list) or any(type(n) is not int or not first < n < num_batches for n in ahead):
+        raise ValueError(f"ahead of the state must list batches in ({first}, {num_batches}), got {ahead!r}")
+    return Progress(epoch=epoch, first=first, ahead=set(ahead))
+
+
+def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:
+    """Refuse, with ``ValueError``, a state that a loader of other inputs or options left."""
+    fields = {"format", "run_seed", "epoch", "batches", "ahead", "made_with"}
+    if not isinstance(state, dict) or not fields <= state.keys():
+        raise ValueError(f"not the state of a loader: it needs {', '.join(sorted(fields))}")
+    if state["format"] != FORMAT:
+        raise ValueError(f"a state of format {state['format']!r}; this version reads {FORMAT}")
+    if type(state["run_seed"]) is not int or not 0 <= state["run_seed"] < 2**64:
+        raise ValueError(f"run_seed of the state must lie in [0, 2**64), got {state['run_seed']!r}")
+    theirs = state["made_with"]
+    names = sorted(made_with.keys() | theirs.keys())
+    differ = [name for name in names if made_with.get(name) != theirs.get(name)]
+    if differ:
+        what = "; ".join(
+            f"{name} is {made_with.get(name)} here, {theirs.get(name)} in the state" for name in differ
+        )
+        raise ValueError(f"the state is of other inputs or options: {what}")

@@ -1,0 +1,130 @@
+"""From what a user calls input nodes to the seeds of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gigl_loader.graph.schema import GraphSchema, NodeSchema
+    from gigl_loader.options import NodeType
+
+    Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["NodeDirectory", "SeedNodes", "read_seed_nodes"]
+
+
+class NodeDirectory(Protocol):
+    """What can be asked of a dataset about its nodes."""
+
+    @property
+    def schema(self) -> GraphSchema: ...
+    def all_positions(self, node_type: NodeType) -> Int64Array: ...
+    def split_positions(self, node_type: NodeType, split: str) -> Int64Array: ...
+    def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeedNodes:
+    """The seeds of an epoch, in input order. Not empty."""
+
+    node_type: NodeType
+    positions: Int64Array
+    """One per seed, int64. A node may occur more than once."""
+    places: Int64Array | None = None
+    """Where each seed stands in the user's input; ``None`` when that is its index here."""
+
+    def __post_init__(self) -> None:
+        if not len(self.positions):
+            raise ValueError(f"the input holds no seed of node type {self.node_type!r}")
+
+
+def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
+    """Return the seeds that ``input_nodes`` stands for.
+
+    A 1-D tensor (or array, or list) of node ids; a boolean mask over the nodes ``0 .. N - 1``; the name
+    of a split; ``None`` for all nodes; or a pair of a node type and one of these. Splits and all nodes
+    come by ascending node id. ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
+    """
+    node_type, nodes = _typed(directory.schema, input_nodes)
+    if nodes is None:
+        return SeedNodes(node_type, directory.all_positions(node_type))
+    if isinstance(nodes, str):
+        return SeedNodes(node_type, directory.split_positions(node_type, nodes))
+    array = _array(nodes)
+    if array.dtype == np.bool_:
+        ids = _selected(array, directory.schema.nodes[node_type])
+        return SeedNodes(node_type, directory.positions(node_type, ids), places=ids)
+    return SeedNodes(node_type, directory.positions(node_type, _integers(array)))
+
+
+def _typed(schema: GraphSchema, input_nodes: Any) -> tuple[NodeType, Any]:
+    if isinstance(input_nodes, Mapping):
+        raise TypeError("input_nodes by server rank needs a RemoteDistDataset; pass a tensor of node ids")
+    if not isinstance(input_nodes, tuple):
+        return _only_type(schema, input_nodes), input_nodes
+    if len(input_nodes) != 2 or not isinstance(input_nodes[0], str):
+        raise TypeError(f"input_nodes as a tuple must be (node type, nodes), got {input_nodes!r}")
+    node_type, nodes = input_nodes
+    if node_type not in schema.nodes:
+        raise ValueError(f"unknown node type {node_type!r}; known: {', '.join(schema.nodes)}")
+    return node_type, nodes
+
+
+def _only_type(schema: GraphSchema, nodes: Any) -> NodeType:
+    """Return the node type of input that names none: the only one there is, or that has the split."""
+    candidates = list(schema.nodes)
+    if isinstance(nodes, str) and len(candidates) > 1:
+        candidates = [name for name, node in schema.nodes.items() if nodes in node.splits]
+        if not candidates:
+            known = sorted({split for node in schema.nodes.values() for split in node.splits})
+            hint = f"; for all nodes of the type, pass ({nodes!r}, None)" if nodes in schema.nodes else ""
+            raise ValueError(f"unknown split {nodes!r}; known: {', '.join(known) or 'none'}{hint}")
+    if len(candidates) == 1:
+        return candidates[0]
+    raise ValueError(
+        f"input_nodes must name one of the node types {', '.join(candidates)}: pass (node type, nodes)"
+    )
+
+
+def _array(nodes: Any) -> npt.NDArray[Any]:
+    if isinstance(nodes, torch.Tensor):
+        nodes = nodes.detach().cpu()
+        if nodes.dtype == torch.bfloat16:
+            nodes = nodes.float()
+        array: npt.NDArray[Any] = nodes.numpy()
+    elif isinstance(nodes, (np.ndarray, list, range)):
+        array = np.asarray(nodes)
+    else:
+        raise TypeError(
+            f"input_nodes must be a tensor of node ids, the name of a split or None, got {nodes!r}"
+        )
+    if array.ndim != 1:
+        raise ValueError(f"input_nodes must be 1-D, got shape {array.shape}")
+    if not len(array):
+        raise ValueError("input_nodes is empty: at least one seed is needed")
+    return array
+
+
+def _integers(array: npt.NDArray[Any]) -> Int64Array:
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"node ids must be integers, got {array.dtype} ({array[0]!r}, ...)")
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"node ids must fit 64 signed bits, got {array.max()}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _selected(mask: npt.NDArray[np.bool_], nodes: NodeSchema) -> Int64Array:
+    if nodes.ids == "sparse":
+        raise ValueError(
+            "a boolean mask needs node ids 0 .. N - 1, and the ids of this graph have gaps: pass ids"
+        )
+    if len(mask) != nodes.count:
+        raise ValueError(f"a mask over {nodes.count} nodes is needed, got one of {len(mask)}")
+    return np.flatnonzero(mask).astype(np.int64, copy=False)

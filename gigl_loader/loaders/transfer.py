@@ -1,0 +1,163 @@
+"""From the arrays of a frame to tensors on the trainer's device.
+
+On the CPU they alias the frame. For CUDA the frame is one packed buffer: it goes through pinned memory
+to the device in one copy on a side stream, tensors are views of it there, and ``edge_index`` is
+expanded on the device. Nothing waits for the device but the reuse of a pinned buffer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from gigl_loader import native
+from gigl_loader.graph.schema import type_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gigl_loader.channel.frame import Frame
+    from gigl_loader.options import EdgeType
+
+__all__ = ["FrameTensors", "HostTensors", "PackedTensors", "SynchronousTransfer", "Transfer", "transfer_to"]
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+
+
+class FrameTensors(Protocol):
+    """The arrays of one frame as tensors on the target device."""
+
+    @property
+    def frame(self) -> Frame: ...
+
+    def tensor(self, name: str) -> Tensor:
+        """Return an array of the frame, without another copy. bfloat16 arrives as such."""
+
+    def edge_index(self, edge_type: EdgeType) -> Tensor:
+        """Return int64 ``[2, E]``: row 0 = local index of the neighbour, row 1 = of the target."""
+
+
+class HostTensors:
+    """Tensors that alias the frame, and keep its memory from being used again."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    def tensor(self, name: str) -> Tensor:
+        array = self.frame.array(name)
+        if self.frame.layout.specs[name].dtype == "BF16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    def edge_index(self, edge_type: EdgeType) -> Tensor:
+        rows, colptr = (self.frame.array(name) for name in _edge_arrays(edge_type))
+        out = torch.empty((2, len(rows)), dtype=torch.int64)
+        native.expand_edges(rows, colptr, out.numpy())
+        return out
+
+
+class PackedTensors:
+    """Tensors that are views of the whole frame in one uint8 tensor, on any device."""
+
+    def __init__(self, frame: Frame, packed: Tensor) -> None:
+        self.frame = frame
+        self._packed = packed
+
+    def tensor(self, name: str) -> Tensor:
+        spec, begin = self.frame.layout.specs[name], self.frame.layout.offsets[name]
+        return self._packed[begin : begin + spec.nbytes].view(_DTYPES[spec.dtype]).view(spec.shape)
+
+    def edge_index(self, edge_type: EdgeType) -> Tensor:
+        rows, colptr = (self.tensor(name) for name in _edge_arrays(edge_type))
+        targets = torch.arange(len(colptr) - 1, device=rows.device)
+        # output_size is known here, so that the host need not ask the device for it.
+        columns = torch.repeat_interleave(targets, colptr.diff(), output_size=len(rows))
+        return torch.stack((rows.to(torch.int64), columns))
+
+
+class Transfer(Protocol):
+    """Brings frames to a device."""
+
+    def load(self, frame: Frame) -> FrameTensors: ...
+
+
+class HostTransfer:
+    """The device is the CPU: nothing is copied."""
+
+    def load(self, frame: Frame) -> FrameTensors:
+        return HostTensors(frame)
+
+
+class SynchronousTransfer:
+    """Copies each frame and waits for it: ``non_blocking_transfers=False``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def load(self, frame: Frame) -> FrameTensors:
+        return PackedTensors(frame, torch.from_numpy(frame.buffer).to(self._device, copy=True))
+
+
+class StreamTransfer:
+    """Copies through two pinned buffers on a side stream, while the trainer's stream computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._spare = [_PinnedBuffer(), _PinnedBuffer()]
+
+    def load(self, frame: Frame) -> FrameTensors:
+        pinned = self._spare.pop(0)
+        self._spare.append(pinned)
+        staged = pinned.stage(frame)
+        consumer = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            packed = staged.to(self._device, non_blocking=True)
+            pinned.copied.record(self._stream)
+        consumer.wait_event(pinned.copied)
+        # The allocator must not hand the buffer to the side stream while the consumer still reads it.
+        packed.record_stream(consumer)
+        return PackedTensors(frame, packed)
+
+
+class _PinnedBuffer:
+    def __init__(self) -> None:
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def stage(self, frame: Frame) -> Tensor:
+        self.copied.synchronize()
+        if len(self._memory) < frame.layout.nbytes:
+            # Half as much again: frames of a run differ a little in size, and pinning memory is slow.
+            self._memory = torch.empty(frame.layout.nbytes * 3 // 2, dtype=torch.uint8, pin_memory=True)
+        staged = self._memory[: frame.layout.nbytes]
+        staged.copy_(torch.from_numpy(frame.buffer[: frame.layout.nbytes]))
+        return staged
+
+
+def transfer_to(device: torch.device, *, non_blocking: bool) -> Transfer:
+    """Return the way of frames to ``device``."""
+    if device.type == "cpu":
+        return HostTransfer()
+    return StreamTransfer(device) if non_blocking else SynchronousTransfer(device)
+
+
+def _edge_arrays(edge_type: EdgeType) -> tuple[str, str]:
+    prefix = f"edge/{type_name(edge_type)}/"
+    return prefix + "rows", prefix + "colptr"
