@@ -1,0 +1,1 @@
+"""How batches travel: frames (a batch in one flat buffer) and rings (memory shared with a worker)."""

@@ -1,0 +1,117 @@
+"""Small messages between a trainer and a sampling process, over a ``SOCK_SEQPACKET`` pair.
+
+The kernel keeps message boundaries, and end of file is how each side learns that the other is gone.
+Payload never travels here: it lies in the ring, or in a memory file passed along with the message.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from gigl_loader.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Answer", "Ask", "Outcome", "receive", "receive_fds", "send_fds"]
+
+_LARGEST = 256
+_FDS_PER_MESSAGE = 128  # The kernel takes 253.
+_ASK = struct.Struct("<5Q")
+_ANSWER = struct.Struct("<6Q")
+_COUNT = struct.Struct("<Q")
+
+
+class Outcome(IntEnum):
+    """What an answer brings."""
+
+    STARTED = 0
+    """Nothing yet: the process is up."""
+    FRAME = 1
+    """A frame in a slot of the ring."""
+    OVERSIZE = 2
+    """A frame in a memory file of its own, because no slot could hold it."""
+    SKIPPED = 3
+    """Nothing: the request was of an epoch that was left."""
+
+
+class Ask(NamedTuple):
+    """Sample the ``num_seeds`` seeds that lie in box ``box`` of the ring."""
+
+    box: int
+    num_seeds: int
+    generation: int
+    epoch: int
+    batch: int
+
+    def pack(self) -> bytes:
+        return _ASK.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Ask:
+        return cls(*_fields(_ASK, data))
+
+
+class Answer(NamedTuple):
+    """What became of the request in box ``box``."""
+
+    outcome: int
+    box: int
+    slot: int
+    nbytes: int
+    sampling_ns: int
+    """Wall time from taking the request to the finished frame."""
+    cpu_ns: int
+    """CPU time of the process since its start."""
+
+    def pack(self) -> bytes:
+        return _ANSWER.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Answer:
+        return cls(*_fields(_ANSWER, data))
+
+
+def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:
+    if len(data) != form.size:
+        raise FormatError(f"a message of {len(data)} bytes between trainer and worker, not {form.size}")
+    return form.unpack(data)
+
+
+def receive(link: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the next message and the file descriptors that came with it. Empty: the other side is gone.
+
+    ``BlockingIOError`` when nothing has come and ``link`` does not block.
+    """
+    try:
+        data, fds, _, _ = socket.recv_fds(link, _LARGEST, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # The other side died with messages unread. Linux says so once, before what it had sent.
+        data, fds, _, _ = socket.recv_fds(link, _LARGEST, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+    return data, fds
+
+
+def send_fds(link: socket.socket, fds: Sequence[int]) -> None:
+    """Send any number of file descriptors. Several fit the socket's buffer before anyone reads."""
+    link.send(_COUNT.pack(len(fds)))
+    for begin in range(0, len(fds), _FDS_PER_MESSAGE):
+        socket.send_fds(link, [b"fds"], fds[begin : begin + _FDS_PER_MESSAGE])
+
+
+def receive_fds(link: socket.socket) -> list[int]:
+    """Return what ``send_fds`` sent. ``EOFError`` when the other side is gone."""
+    (count,) = _fields(_COUNT, _expect(link)[0])
+    fds: list[int] = []
+    while len(fds) < count:
+        fds += _expect(link)[1]
+    return fds
+
+
+def _expect(link: socket.socket) -> tuple[bytes, list[int]]:
+    data, fds = receive(link)
+    if not data:
+        raise EOFError("the trainer is gone")
+    return data, fds

@@ -1,0 +1,135 @@
+"""The memory that one sampling process shares with its trainer.
+
+One memory file without a name: nothing is left in ``/dev/shm`` after SIGKILL, and a container's limit
+on ``/dev/shm`` does not bind. Pages are committed when touched. In order it holds
+
+- the control page: the generation that is wanted, what the worker is doing, and the slots' flags;
+- boxes, into which the trainer writes the seeds of a request;
+- slots, into which the worker writes frames.
+
+The worker takes slots, the trainer gives them back. Everything that must survive the death of a
+worker (which slots are lent, which requests are open) is known to the trainer alone, so a new process
+goes on with the same ring.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.channel.slots import Bytes, SlotPool
+from gigl_loader.errors import FormatError
+
+__all__ = ["Ring", "RingLayout", "State", "create_memory", "map_memory"]
+
+_PAGE = 4096
+_FLAGS_AT = 1024
+_MAX_SLOTS = _PAGE - _FLAGS_AT
+
+
+class State(IntEnum):
+    """What a worker says that it is doing."""
+
+    STARTING = 0
+    IDLE = 1
+    SAMPLING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingLayout:
+    """Sizes in a ring."""
+
+    boxes: int
+    """Requests that may wait at the worker."""
+    box_seeds: int
+    """Seeds that a request may have."""
+    slots: int
+    """Frames that may lie in the ring."""
+    slot_bytes: int
+    """Room for a frame. Larger ones get a memory file of their own."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slots <= _MAX_SLOTS:
+            raise ValueError(
+                f"a ring holds 1 to {_MAX_SLOTS} frames, not {self.slots}: lower worker_concurrency"
+            )
+
+    @classmethod
+    def fit(cls, nbytes: int, *, boxes: int, box_seeds: int, slots: int) -> RingLayout:
+        """Cut ``nbytes`` in slots of whole pages, at least one page each."""
+        slot_bytes = max(nbytes // slots // _PAGE, 1) * _PAGE
+        return cls(boxes=boxes, box_seeds=box_seeds, slots=slots, slot_bytes=slot_bytes)
+
+    @property
+    def slots_at(self) -> int:
+        return _PAGE + -(-self.boxes * self.box_seeds * 16 // _PAGE) * _PAGE
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots_at + self.slots * self.slot_bytes
+
+
+class Ring:
+    """A ring, seen from either side. Arrays lent from ``slots`` keep its memory mapped."""
+
+    def __init__(self, fd: int, layout: RingLayout) -> None:
+        """Map the ring in memory file ``fd``, which stays the caller's."""
+        memory = map_memory(fd, layout.nbytes)
+        flags = memory[_FLAGS_AT : _FLAGS_AT + layout.slots]
+        self.slots = SlotPool(memory[layout.slots_at :], flags)
+        self._words: npt.NDArray[np.int64] = memory[:_FLAGS_AT].view(np.int64)
+        boxes = memory[_PAGE : _PAGE + layout.boxes * layout.box_seeds * 16].view(np.int64)
+        self._boxes: npt.NDArray[np.int64] = boxes.reshape(layout.boxes, 2, layout.box_seeds)
+
+    @property
+    def generation(self) -> int:
+        """Requests of another generation need no answer but ``SKIPPED``. Set by the trainer."""
+        return int(self._words[0])
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._words[0] = value
+
+    def box(self, box: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the request in a box: ``[2, count]``, seeds (positions) and input ids."""
+        return self._boxes[box, :, :count]
+
+    def note(self, state: State, *, epoch: int = 0, batch: int = 0) -> None:
+        """Say what the worker is doing from now on."""
+        self._words[8:12] = state, epoch, batch, time.monotonic_ns()
+
+    def doing(self) -> tuple[State, int, int, float]:
+        """Return state, epoch, batch and for how many seconds."""
+        state, epoch, batch, since = self._words[8:12].tolist()
+        return State(state), epoch, batch, (time.monotonic_ns() - since) / 1e9
+
+
+def create_memory(name: str, nbytes: int) -> int:
+    """Make a memory file of fixed size and return its descriptor. It can neither grow nor shrink."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_memory(fd: int, nbytes: int) -> Bytes:
+    """Map the first ``nbytes`` of a memory file that cannot shrink. ``FormatError`` if it is shorter.
+
+    The mapping lives as long as an array of it.
+    """
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise FormatError("a memory file that may shrink under its reader")
+    if os.fstat(fd).st_size < nbytes:
+        raise FormatError(f"a memory file of {os.fstat(fd).st_size} bytes for {nbytes}")
+    return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)

@@ -1,0 +1,248 @@
+"""One worker as its trainer sees it: its ring and its open requests, which survive its processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from gigl_loader.channel.message import Answer, Ask, Outcome, receive
+from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
+from gigl_loader.errors import FormatError
+from gigl_loader.sampling.companion import Companion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.setting import WorkerSetting
+
+__all__ = ["Death", "Delivery", "Lane", "Tally"]
+
+_NOBODY = -1
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters of a lane. They outlive it."""
+
+    pid: int = 0
+    batches: int = 0
+    bytes: int = 0
+    copied_out: int = 0
+    oversize: int = 0
+    restarts: int = 0
+    sampling_ns: int = 0
+    cpu_ns: int = 0
+    """Of the process that lives."""
+    past_cpu_ns: int = 0
+    """Of those before it."""
+
+
+class Delivery(NamedTuple):
+    """A finished frame that was not handed out yet: in a slot, or in memory of its own."""
+
+    lane: Lane
+    batch: int
+    slot: int
+    apart: Bytes | None
+    nbytes: int
+
+
+class Death(NamedTuple):
+    """How a process ended."""
+
+    account: str
+    trace: str
+    hopeless: bool
+    """It ended by itself before it was up: another would end alike."""
+    orphans: list[int]
+    """Batches that were asked of it, and neither answered nor given up."""
+
+
+class Lane:
+    """Sends requests to one process at a time and takes its answers. Waits only to bury and to close."""
+
+    def __init__(self, setting: WorkerSetting, *, method: str, spare_slots: int) -> None:
+        """Start the first process. Arrays keep at most ``spare_slots`` slots at any time."""
+        self.worker = setting.worker
+        self.tally = Tally()
+        self._setting = setting
+        self._method = method
+        self._spare_slots = spare_slots
+        self._generation = 0
+        self._open: dict[int, Ask] = {}
+        self._free_boxes = list(range(setting.ring.boxes))
+        self._undelivered = 0
+        self._finished_slots: set[int] = set()
+        self._ring_fd = create_memory(f"gigl-ring-{setting.worker}", setting.ring.nbytes)
+        try:
+            self._ring = Ring(self._ring_fd, setting.ring)
+            self._start()
+        except BaseException:
+            os.close(self._ring_fd)
+            raise
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request stays within the batches in flight."""
+        return len(self._free_boxes) > self._undelivered
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that the next one waits for, then finished frames. Less is better."""
+        return len(self._open), self._undelivered
+
+    def leave_epoch(self, generation: int) -> None:
+        """Only requests of ``generation`` are wanted from now on."""
+        self._generation = self._ring.generation = generation
+
+    def ask(self, request: Request) -> None:
+        """Send a request. If the process is gone, its end of file will tell."""
+        count = len(request.seeds)
+        box = self._free_boxes.pop()
+        self._ring.box(box, count)[:] = request.seeds, request.input_ids
+        ask = self._open[box] = Ask(box, count, self._generation, request.epoch, request.batch)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.companion.link.send(ask.pack())
+
+    def answers(self) -> Iterator[Delivery]:
+        """Yield the frames that have come. Those of an epoch that was left are dropped here.
+
+        ``EOFError`` when the process is gone, ``FormatError`` when it breaks the protocol.
+        """
+        while True:
+            try:
+                data, fds = receive(self.companion.link)
+            except BlockingIOError:
+                return
+            if not data:
+                raise EOFError
+            try:
+                delivery = self._take(Answer.unpack(data), fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            if delivery is not None:
+                yield delivery
+
+    def hand_out(self, delivery: Delivery) -> Bytes:
+        """Return the memory of a frame, for good: its slot, or a copy when arrays keep many slots."""
+        slots = self._ring.slots
+        self._undelivered -= 1
+        self.tally.batches += 1
+        self.tally.bytes += delivery.nbytes
+        if delivery.apart is not None:
+            return delivery.apart
+        self._finished_slots.remove(delivery.slot)
+        if slots.lent < self._spare_slots:
+            return slots.lend(delivery.slot, delivery.nbytes)
+        self.tally.copied_out += 1
+        copy = slots.buffer(delivery.slot)[: delivery.nbytes].copy()
+        slots.give(delivery.slot)
+        return copy
+
+    def drop(self, delivery: Delivery) -> None:
+        """Give up a frame that was not handed out."""
+        self._undelivered -= 1
+        if delivery.apart is None:
+            self._finished_slots.remove(delivery.slot)
+            self._ring.slots.give(delivery.slot)
+
+    def describe(self) -> str:
+        """Say who the worker is and what it does."""
+        return f"worker {self.worker} (pid {self.companion.pid}): {self._activity()}"
+
+    def bury(self) -> Death:
+        """Settle the affairs of a process that is gone. Its finished frames are still good."""
+        account, status = self.companion.bury()
+        death = Death(
+            account=f"{account} {self._last_seen()}",
+            trace=self.companion.take_trace(),
+            hopeless=not self.companion.started and status is not None and status >= 0,
+            orphans=[ask.batch for ask in self._open.values() if ask.generation == self._generation],
+        )
+        self.companion.hang_up()
+        self.companion.end(time.monotonic())
+        self._free_boxes += self._open
+        self._open.clear()
+        self._ring.slots.give_all(but=self._finished_slots)
+        return death
+
+    def restart(self) -> None:
+        """Start another process in the place of one that was buried."""
+        self.tally.restarts += 1
+        self.tally.past_cpu_ns += self.tally.cpu_ns
+        self.tally.cpu_ns = 0
+        self._setting = replace(self._setting, life=self._setting.life + 1)
+        self._start()
+
+    def hang_up(self) -> None:
+        """Tell the process to leave, and not to begin another batch. Does not wait."""
+        self._ring.generation = _NOBODY
+        self.companion.hang_up()
+
+    def end(self, deadline: float) -> None:
+        """Wait until ``deadline`` (monotonic) for the process to leave, then make it. Close everything."""
+        self.companion.end(deadline)
+        os.close(self._ring_fd)
+
+    def abandon(self) -> None:
+        """Close files only: in a forked child, the process is the parent's."""
+        self.companion.abandon()
+        os.close(self._ring_fd)
+
+    def _start(self) -> None:
+        self._ring.note(State.STARTING)
+        self.companion = Companion(self._setting, method=self._method, ring_fd=self._ring_fd)
+        self.tally.pid = self.companion.pid
+
+    def _take(self, answer: Answer, fds: list[int]) -> Delivery | None:
+        self.tally.cpu_ns = answer.cpu_ns
+        if answer.outcome == Outcome.STARTED:
+            self.companion.started = True
+            return None
+        ask = self._open.pop(answer.box, None)
+        if ask is None:
+            raise FormatError(f"worker {self.worker} answered what it was not asked")
+        self._free_boxes.append(ask.box)
+        self.tally.sampling_ns += answer.sampling_ns
+        delivery = self._delivery(ask, answer, fds)
+        if ask.generation == self._generation:
+            return delivery
+        if delivery is not None:
+            self.drop(delivery)
+        return None
+
+    def _delivery(self, ask: Ask, answer: Answer, fds: list[int]) -> Delivery | None:
+        if answer.outcome == Outcome.SKIPPED and ask.generation != self._generation:
+            return None
+        if answer.outcome == Outcome.OVERSIZE and len(fds) == 1:
+            self.tally.oversize += 1
+            self._undelivered += 1
+            return Delivery(self, ask.batch, 0, map_memory(fds[0], answer.nbytes), answer.nbytes)
+        slots, slot = self._ring.slots, answer.slot
+        free = slot < len(slots) and not slots.is_lent(slot) and slot not in self._finished_slots
+        if answer.outcome != Outcome.FRAME or not free or answer.nbytes > slots.slot_bytes:
+            raise FormatError(f"worker {self.worker} sent {answer}")
+        self._undelivered += 1
+        self._finished_slots.add(slot)
+        return Delivery(self, ask.batch, slot, None, answer.nbytes)
+
+    def _activity(self) -> str:
+        run_state = self.companion.run_state
+        if run_state.startswith(("stopped", "dead")):
+            return f"{run_state}, {self._last_seen()}"
+        state, epoch, batch, seconds = self._ring.doing()
+        verb = {State.STARTING: "starting", State.IDLE: "idle", State.SAMPLING: "sampling"}[state]
+        what = f" batch {batch} of epoch {epoch}" if state == State.SAMPLING else ""
+        return f"{verb}{what} for {seconds:.1f} s ({run_state})"
+
+    def _last_seen(self) -> str:
+        state, epoch, batch, _ = self._ring.doing()
+        if state == State.SAMPLING:
+            return f"while it sampled batch {batch} of epoch {epoch}"
+        return "while it started" if state == State.STARTING else "while it had nothing to sample"

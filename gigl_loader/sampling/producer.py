@@ -1,0 +1,280 @@
+"""Batches from sampling processes on this host.
+
+The trainer has no thread for it: requests go out and answers come in while it waits in ``receive``.
+Every worker has enough requests queued to be busy between two calls.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import select
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.channel.frame import Frame
+from gigl_loader.channel.notes import add_note
+from gigl_loader.channel.ring import RingLayout
+from gigl_loader.errors import FormatError, WorkerDied
+from gigl_loader.sampling.companion import collect_stacks
+from gigl_loader.sampling.lane import Lane
+from gigl_loader.sampling.process import check_start_method
+from gigl_loader.sampling.setting import WorkerSetting
+from gigl_loader.sampling.source import check_epoch
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.options import SamplingPlan, WorkerOptions
+    from gigl_loader.sampling.lane import Death, Delivery
+    from gigl_loader.sampling.schedule import Schedule
+
+__all__ = ["WorkerSource"]
+
+_LOGGER = logging.getLogger(__name__)
+_LEAVE_SECONDS = 1.0
+_MIN_SPARE_SLOTS = 2
+_SPARE_SLOTS = 8
+
+
+class WorkerSource:
+    """Batches from ``options.num_workers`` processes, which live until ``close`` or a last reference.
+
+    Who hands a batch to which worker does not matter: a batch is a function of its request, so the
+    requests of a worker that died are simply sent again.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: SamplingPlan,
+        schedule: Schedule,
+        options: WorkerOptions,
+        *,
+        sampler: str = "gigl_loader.sampling.worker:open_sampler",
+    ) -> None:
+        """Start the workers. Returns before they are up; how that went shows in ``receive``.
+
+        ``sampler`` names, as ``module:function``, what makes a worker's ``BatchSampler`` from its
+        ``WorkerSetting``.
+        """
+        check_start_method(options.start_method)
+        self._graph = graph  # Its files stay open: a restarted worker opens them again.
+        self._schedule = schedule
+        self._options = options
+        self._pid = os.getpid()
+        self._generation = 0
+        self._epoch = -1
+        self._remaining = 0
+        self._position = self._unasked = 0
+        self._returned: list[int] = []
+        self._ready: dict[int, Delivery] = {}
+        self._restarts = 0
+        self._seconds_waiting = 0.0
+        self._closed = False
+        self._failure: tuple[str, str] | None = None
+        self._lanes: list[Lane] = []
+        self._poll = select.poll()
+        self._by_fd: dict[int, Lane] = {}
+        self._close = weakref.finalize(self, _end_all, self._lanes, self._pid)
+        try:
+            self._start(plan, sampler)
+        except BaseException:
+            self._close()
+            raise
+        self._tallies = [lane.tally for lane in self._lanes]
+
+    @property
+    def num_batches(self) -> int:
+        return self._schedule.num_batches
+
+    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Go to ``first_batch`` of ``epoch`` and have the workers begin. Does not wait for them."""
+        self._check_usable()
+        check_epoch(epoch, first_batch, num_batches=self.num_batches)
+        self._generation += 1
+        for delivery in self._ready.values():
+            delivery.lane.drop(delivery)
+        self._ready.clear()
+        self._returned.clear()
+        for lane in self._lanes:
+            lane.leave_epoch(self._generation)
+        self._epoch, self._position, self._unasked = epoch, first_batch, first_batch
+        self._remaining = self.num_batches - first_batch
+        self._hand_out()
+
+    def receive(self, timeout: float) -> Frame:
+        self._check_usable()
+        if not self._remaining:
+            raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
+        began = time.monotonic()
+        try:
+            while (batch := self._next_ready()) is None:
+                self._wait(began + timeout, timeout)
+        finally:
+            self._seconds_waiting += time.monotonic() - began
+        return self._deliver(self._ready.pop(batch))
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+        self._by_fd.clear()
+        self._close()
+
+    def stats(self) -> dict[str, Any]:
+        workers = [
+            {
+                "worker": worker,
+                "pid": tally.pid,
+                "batches": tally.batches,
+                "bytes": tally.bytes,
+                "copied_out": tally.copied_out,
+                "oversize": tally.oversize,
+                "restarts": tally.restarts,
+                "seconds_sampling": tally.sampling_ns / 1e9,
+                "cpu_seconds": (tally.cpu_ns + tally.past_cpu_ns) / 1e9,
+            }
+            for worker, tally in enumerate(self._tallies)
+        ]
+        summed = ("batches", "bytes", "copied_out", "oversize", "restarts", "seconds_sampling", "cpu_seconds")
+        total = {name: sum(worker[name] for worker in workers) for name in summed}
+        return {**total, "seconds_waiting": self._seconds_waiting, "workers": workers}
+
+    def _start(self, plan: SamplingPlan, sampler: str) -> None:
+        options = self._options
+        spare_slots = max(_MIN_SPARE_SLOTS, _SPARE_SLOTS // options.num_workers)
+        ring = RingLayout.fit(
+            options.channel_bytes // options.num_workers,
+            boxes=options.worker_concurrency,
+            box_seeds=max(min(self._schedule.batch_size, len(self._schedule.seeds)), 1),
+            slots=options.worker_concurrency + spare_slots,
+        )
+        for worker in range(options.num_workers):
+            setting = WorkerSetting(
+                worker=worker,
+                life=0,
+                trainer_pid=self._pid,
+                sampler=sampler,
+                plan=plan,
+                reference=self._graph.reference,
+                ring=ring,
+            )
+            lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
+            self._lanes.append(lane)
+            self._watch(lane)
+
+    def _watch(self, lane: Lane) -> None:
+        fd = lane.companion.link.fileno()
+        self._by_fd[fd] = lane
+        self._poll.register(fd, select.POLLIN)
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ValueError(f"the workers belong to process {self._pid}: build a loader in this process")
+        if self._failure is not None:
+            raise _worker_died(*self._failure)
+        if self._closed:
+            raise ValueError("the source is closed")
+
+    def _next_ready(self) -> int | None:
+        if self._options.in_order:
+            return self._position if self._position in self._ready else None
+        return next(iter(self._ready), None)
+
+    def _wait(self, deadline: float, timeout: float) -> None:
+        """Wait until something comes from a worker, take it, and keep the workers busy."""
+        remaining = min(max(deadline - time.monotonic(), 0), 1e6)
+        events = self._poll.poll(remaining * 1000)
+        if not events:
+            raise self._timeout_error(timeout)
+        for fd, _ in events:
+            lane = self._by_fd[fd]
+            try:
+                for delivery in lane.answers():
+                    self._ready[delivery.batch] = delivery
+            except EOFError:
+                self._replace(lane, fd)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Send requests, each to the worker with the shortest queue, until no worker has room."""
+        while self._returned or self._unasked < self.num_batches:
+            lane = min((lane for lane in self._lanes if lane.has_room), key=_load, default=None)
+            if lane is None:
+                return
+            if self._returned:
+                batch = heapq.heappop(self._returned)
+            else:
+                batch, self._unasked = self._unasked, self._unasked + 1
+            lane.ask(self._schedule.request(self._epoch, batch))
+
+    def _deliver(self, delivery: Delivery) -> Frame:
+        self._remaining -= 1
+        self._position = delivery.batch + 1
+        memory = delivery.lane.hand_out(delivery)
+        self._hand_out()
+        frame = Frame.parse(memory, edge_dir=self._graph.schema.edge_dir)
+        if (frame.epoch, frame.batch) != (self._epoch, delivery.batch):
+            raise FormatError(
+                f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {delivery.batch}"
+            )
+        frame.raise_failure()
+        return frame
+
+    def _replace(self, lane: Lane, fd: int) -> None:
+        """Start a worker in the place of one that is gone, as long as that makes sense."""
+        self._poll.unregister(fd)
+        del self._by_fd[fd]
+        death = lane.bury()
+        if death.hopeless:
+            self._give_up(death, "it cannot start")
+        if self._restarts == self._options.max_worker_restarts:
+            self._give_up(death, f"{self._restarts} restarts are used up (max_worker_restarts)")
+        self._restarts += 1
+        _LOGGER.warning("%s: restart %d, batches %s again", death.account, self._restarts, death.orphans)
+        for batch in death.orphans:
+            heapq.heappush(self._returned, batch)
+        try:
+            lane.restart()
+        except OSError as error:
+            self._give_up(death, f"starting another failed: {error}")
+        self._watch(lane)
+
+    def _give_up(self, death: Death, reason: str) -> None:
+        self._failure = (f"{death.account}; {reason}", death.trace)
+        self.close()
+        raise _worker_died(*self._failure)
+
+    def _timeout_error(self, timeout: float) -> TimeoutError:
+        workers = "; ".join(lane.describe() for lane in self._lanes)
+        wanted = f"batch {self._position}" if self._options.in_order else "any batch"
+        error = TimeoutError(f"no batch within {timeout:g} s ({wanted} of epoch {self._epoch}); {workers}")
+        for worker, stacks in collect_stacks([lane.companion for lane in self._lanes]).items():
+            add_note(error, f"stacks of worker {worker}:\n{stacks}")
+        return error
+
+
+def _load(lane: Lane) -> tuple[int, int]:
+    return lane.load
+
+
+def _worker_died(message: str, trace: str) -> WorkerDied:
+    error = WorkerDied(message)
+    if trace:
+        add_note(error, f"the process left this text:\n{trace}")
+    return error
+
+
+def _end_all(lanes: list[Lane], pid: int) -> None:
+    """End all workers together. In a forked child they are the parent's: only let go of their files."""
+    if os.getpid() != pid:
+        for lane in lanes:
+            lane.abandon()
+    else:
+        for lane in lanes:
+            lane.hang_up()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for lane in lanes:
+            lane.end(deadline)
+    lanes.clear()

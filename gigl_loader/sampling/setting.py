@@ -1,0 +1,80 @@
+"""What a trainer hands to a sampling process at its start: JSON and file descriptors, nothing pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.channel.message import receive_fds, send_fds
+from gigl_loader.channel.ring import RingLayout, create_memory, map_memory
+from gigl_loader.options import SamplingPlan
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["Handover", "WorkerSetting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetting:
+    """What a sampling process has to know."""
+
+    worker: int
+    """Its number, from 0."""
+    life: int
+    """How many processes had this number before."""
+    trainer_pid: int
+    sampler: str
+    """``module:function`` that takes this setting and returns a ``BatchSampler``."""
+    plan: SamplingPlan
+    reference: dict[str, Any]
+    """Names the graph. File descriptors in it are those of the process that reads them."""
+    ring: RingLayout
+
+    def to_json(self) -> str:
+        document = {name: getattr(self, name) for name in ("worker", "life", "trainer_pid", "sampler")}
+        document |= {"plan": self.plan.to_json(), "ring": asdict(self.ring), "reference": self.reference}
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> WorkerSetting:
+        document = json.loads(text)
+        plan, ring = SamplingPlan.from_json(document.pop("plan")), RingLayout(**document.pop("ring"))
+        return cls(**document, plan=plan, ring=ring)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """A setting and the open files that go with it. Whoever made or received it closes the files."""
+
+    setting: WorkerSetting
+    ring_fd: int
+    trace_fd: int
+    """Takes the text of a crash. The trainer reads it."""
+    stderr_fd: int
+    """Standard error of the trainer, for what the worker prints while all is well."""
+
+    def send(self, link: socket.socket) -> None:
+        """Queue everything in the socket. Nobody needs to read yet."""
+        text = self.setting.to_json().encode()
+        setting_fd = create_memory("gigl-setting", len(text))
+        try:
+            os.pwrite(setting_fd, text, 0)
+            graph_fds = self.setting.reference.get("fds", {}).values()
+            send_fds(link, [setting_fd, self.ring_fd, self.trace_fd, self.stderr_fd, *graph_fds])
+        finally:
+            os.close(setting_fd)
+
+    @classmethod
+    def receive(cls, link: socket.socket) -> Handover:
+        """Wait for what ``send`` sent. ``EOFError`` when the trainer is gone."""
+        setting_fd, ring_fd, trace_fd, stderr_fd, *graph_fds = receive_fds(link)
+        text = map_memory(setting_fd, os.fstat(setting_fd).st_size).tobytes()
+        os.close(setting_fd)
+        setting = WorkerSetting.from_json(text)
+        if "fds" in setting.reference:
+            fds = dict(zip(setting.reference["fds"], graph_fds, strict=True))
+            setting = replace(setting, reference=setting.reference | {"fds": fds})
+        return cls(setting=setting, ring_fd=ring_fd, trace_fd=trace_fd, stderr_fd=stderr_fd)

@@ -1,0 +1,159 @@
+"""The seam between loaders and whatever makes their batches.
+
+One contract suite (``tests/contract``) runs against every implementation of ``BatchSource``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gigl_loader.channel.frame import Failure, Frame
+from gigl_loader.channel.slots import SlotPool
+
+if TYPE_CHECKING:
+    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.sampling.schedule import Request, Schedule
+    from gigl_loader.tensors import Layout
+
+__all__ = ["BatchSampler", "BatchSource", "InlineSource", "SampledBatch", "check_epoch"]
+
+_INLINE_SLOTS = 8
+
+
+class SampledBatch(Protocol):
+    """A sampled batch whose columns are not gathered yet. Valid until the next call of its sampler."""
+
+    @property
+    def layout(self) -> Layout:
+        """The complete layout of its frame."""
+
+    def write(self, buffer: Bytes) -> None:
+        """Write the frame into the first ``layout.nbytes`` bytes of ``buffer``."""
+
+
+class BatchSampler(Protocol):
+    """Makes the batch of a request. The same request gives the same bytes, always and everywhere."""
+
+    def sample(self, request: Request) -> SampledBatch:
+        """Sample, and size the frame."""
+
+
+class BatchSource(Protocol):
+    """The batches of a loader, epoch by epoch. Used by one thread at a time."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in a whole epoch."""
+
+    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Leave the epoch under way, wherever it stands, and go to ``first_batch`` of ``epoch``."""
+
+    def receive(self, timeout: float) -> Frame:
+        """Return the next batch. Its arrays stay valid for as long as anyone keeps one of them.
+
+        ``SamplingError`` if the batch failed: it counts as received, and the next call returns the
+        one after it. ``WorkerDied`` if batches can no longer be made. ``TimeoutError`` after
+        ``timeout`` seconds: nothing was consumed, calling again goes on waiting. ``ValueError`` after
+        the last batch.
+        """
+
+    def close(self) -> None:
+        """End whatever makes the batches. Frames that were received stay valid. Closing twice is fine."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and others."""
+
+
+class InlineSource:
+    """Samples in the caller's thread, when a batch is asked for."""
+
+    def __init__(self, sampler: BatchSampler, schedule: Schedule, *, channel_bytes: int = 4 << 30) -> None:
+        """``channel_bytes`` of address space are set aside for frames; memory is committed when touched."""
+        self._sampler = sampler
+        self._schedule = schedule
+        self._slots: SlotPool | None = _private_slots(channel_bytes)
+        self._epoch = -1
+        self._position = schedule.num_batches
+        self._batches = self._bytes = self._fresh = 0
+        self._seconds = 0.0
+
+    @property
+    def num_batches(self) -> int:
+        return self._schedule.num_batches
+
+    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        if self._slots is None:
+            raise ValueError("the source is closed")
+        check_epoch(epoch, first_batch, num_batches=self.num_batches)
+        self._epoch, self._position = epoch, first_batch
+
+    def receive(self, timeout: float) -> Frame:
+        if self._slots is None:
+            raise ValueError("the source is closed")
+        if self._position >= self.num_batches:
+            raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
+        began = time.perf_counter()
+        try:
+            frame = self._sample(self._slots)
+        except Exception as error:
+            record = Failure.of(error, epoch=self._epoch, batch=self._position, worker=None)
+            self._position += 1
+            raise record.error() from error
+        finally:
+            self._seconds += time.perf_counter() - began
+        self._position += 1
+        self._batches += 1
+        self._bytes += frame.nbytes
+        return frame
+
+    def close(self) -> None:
+        self._slots = None
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "batches": self._batches,
+            "bytes": self._bytes,
+            "seconds_waiting": self._seconds,
+            "seconds_sampling": self._seconds,
+            "cpu_seconds": 0.0,
+            "copied_out": 0,
+            "oversize": self._fresh,
+            "restarts": 0,
+            "workers": [],
+        }
+
+    def _sample(self, slots: SlotPool) -> Frame:
+        sampled = self._sampler.sample(self._schedule.request(self._epoch, self._position))
+        layout = sampled.layout
+        buffer = self._memory(slots, layout.nbytes)
+        sampled.write(buffer)
+        return Frame(buffer, layout)
+
+    def _memory(self, slots: SlotPool, nbytes: int) -> Bytes:
+        slot = slots.take() if nbytes <= slots.slot_bytes else None
+        if slot is None:
+            self._fresh += 1
+            return np.empty(nbytes, np.uint8)
+        return slots.lend(slot, nbytes)
+
+
+def check_epoch(epoch: int, first_batch: int, *, num_batches: int) -> None:
+    """Raise ``ValueError`` unless an epoch of ``num_batches`` can start there."""
+    if epoch < 0:
+        raise ValueError(f"epochs count from 0, got {epoch}")
+    if not 0 <= first_batch <= num_batches:
+        raise ValueError(f"first_batch must lie in [0, {num_batches}], got {first_batch}")
+
+
+def _private_slots(nbytes: int) -> SlotPool:
+    slot_bytes = max(nbytes // _INLINE_SLOTS // mmap.PAGESIZE, 1) * mmap.PAGESIZE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
+        flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
+    memory = np.frombuffer(mmap.mmap(-1, slot_bytes * _INLINE_SLOTS, flags=flags), np.uint8)
+    return SlotPool(memory, np.zeros(_INLINE_SLOTS, np.uint8))
