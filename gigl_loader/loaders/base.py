@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import json
 import logging
@@ -21,6 +20,7 @@ from gigl_loader.errors import SamplingError, WorkerDied
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, read_state
 from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
+from gigl_loader.loaders.signature import full_signature
 from gigl_loader.loaders.transfer import FrameTensors, transfer_to
 from gigl_loader.options import WorkerOptions
 from gigl_loader.sampling.schedule import Schedule
@@ -317,7 +317,7 @@ class BaseDistLoader:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the arguments behind a subclass's ``**options`` in its signature."""
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = _full_signature(cls)  # type: ignore[attr-defined]
+        cls.__signature__ = full_signature(cls)  # type: ignore[attr-defined]
 
     # Inside
 
@@ -459,23 +459,3 @@ def _close_source(source: BatchSource, owner: int) -> None:
     # A forked child that exits runs the finalizers it inherited: the processes are not its to end.
     if os.getpid() == owner:
         source.close()
-
-
-def _full_signature(cls: type) -> inspect.Signature:
-    """Return the signature of a class with the keyword arguments of its bases in place of ``**options``."""
-    parameters: dict[str, inspect.Parameter] = {}
-    for base in cls.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
-        # What a base takes by place is for its subclass to give.
-        shown = (
-            own
-            if base is cls
-            else [parameter for parameter in own if parameter.kind is parameter.KEYWORD_ONLY]
-        )
-        for parameter in shown:
-            parameters.setdefault(parameter.name, parameter)
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
-            break
-    return inspect.Signature([p for p in parameters.values() if p.kind is not p.VAR_KEYWORD])

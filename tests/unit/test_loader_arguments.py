@@ -1,0 +1,320 @@
+"""Every bad argument is refused at construction, naming value and rule, before any process starts."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader
+from gigl_loader.loaders import arguments
+from gigl_loader.loaders.base import LoaderOptions
+from tests.support.pyg_graphs import heterogeneous, homogeneous
+
+
+class _NoSource(DistDataset):
+    """A dataset that must not be asked for a source."""
+
+    def open_source(self, *_: Any) -> Any:
+        raise AssertionError("a source was opened before the arguments were checked")
+
+
+@pytest.fixture(scope="module")
+def homo() -> _NoSource:
+    return _NoSource(DistDataset.from_pyg(homogeneous())._graph)
+
+
+@pytest.fixture(scope="module")
+def hetero() -> _NoSource:
+    return _NoSource(DistDataset.from_pyg(heterogeneous())._graph)
+
+
+LONG_OUT = torch.arange(290, 320)
+
+BAD_INPUTS: list[tuple[Any, type[Exception], str]] = [
+    (torch.tensor([1, 300, -1]), ValueError, r"2 unknown node ids of type 'node': 300, -1"),
+    (LONG_OUT, ValueError, r"20 unknown .*: 300, 301, 302, 303, 304, 305, 306, 307, 308, 309, \.\.\."),
+    (torch.tensor([1.0, 2.0]), TypeError, r"node ids must be integers, got float32 .*1\.0"),
+    (torch.tensor([1.0]).bfloat16(), TypeError, "node ids must be integers"),
+    (torch.tensor([1j]), TypeError, "node ids must be integers, got complex64"),
+    (["a"], TypeError, "node ids must be integers"),
+    (torch.tensor([], dtype=torch.int64), ValueError, "input_nodes is empty"),
+    ([], ValueError, "input_nodes is empty"),
+    (torch.zeros(300, dtype=torch.bool), ValueError, "holds no seed of node type 'node'"),
+    (torch.ones(299, dtype=torch.bool), ValueError, "a mask over 300 nodes is needed, got one of 299"),
+    (torch.tensor(3), ValueError, r"must be 1-D, got shape \(\)"),
+    (torch.zeros(2, 2, dtype=torch.int64), ValueError, r"must be 1-D, got shape \(2, 2\)"),
+    (np.array([2**63], dtype=np.uint64), ValueError, "must fit 64 signed bits, got 9223372036854775808"),
+    ("training", ValueError, r"no split 'training'; known: 'test', 'train', 'val'"),
+    (3, TypeError, "must be a tensor of node ids, the name of a split or None, got 3"),
+    ({0: torch.tensor([1])}, TypeError, "by server rank needs a RemoteDistDataset"),
+    (("nodes", torch.tensor([1])), ValueError, "unknown node type 'nodes'; known: node"),
+    (("node", torch.tensor([1]), 3), TypeError, r"must be \(node type, nodes\)"),
+    ((torch.tensor([1]), "node"), TypeError, r"must be \(node type, nodes\)"),
+    (("node", {0: torch.tensor([1])}), TypeError, "must be a tensor of node ids"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "error", "rule"), BAD_INPUTS, ids=range(len(BAD_INPUTS)))
+def test_bad_input_nodes(homo: DistDataset, nodes: Any, error: type[Exception], rule: str) -> None:
+    with pytest.raises(error, match=rule):
+        DistNeighborLoader(homo, [2], nodes)
+
+
+BAD_HETERO_INPUTS: list[tuple[Any, str]] = [
+    (None, "must name one of the node types item, tag, user"),
+    (torch.tensor([1]), "must name one of the node types item, tag, user"),
+    ("training", "unknown split 'training'; known: train"),
+    ("item", r"unknown split 'item'; known: train; for all nodes of the type, pass \('item', None\)"),
+    (("item", "train"), "no split 'train'; known: none"),
+    (("shop", None), "unknown node type 'shop'; known: item, tag, user"),
+    (("tag", torch.tensor([7])), "1 unknown node ids of type 'tag': 7"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "rule"), BAD_HETERO_INPUTS, ids=range(len(BAD_HETERO_INPUTS)))
+def test_bad_input_nodes_of_a_hetero_graph(hetero: DistDataset, nodes: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        DistNeighborLoader(hetero, [2], nodes)
+
+
+def test_a_mask_over_node_ids_with_gaps_is_refused() -> None:
+    from gigl_loader.loaders.seeds import read_seed_nodes
+
+    dataset = DistDataset.from_pyg(Data(num_nodes=3, edge_index=torch.tensor([[0], [1]])))
+    nodes = dataset.schema.nodes["node"]
+    object.__setattr__(nodes, "ids", "sparse")
+    with pytest.raises(ValueError, match=r"mask needs node ids 0 \.\. N - 1"):
+        read_seed_nodes(dataset, torch.tensor([True, False, True]))
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+    ({"batch_size": 2.0}, TypeError, r"batch_size must be a whole number, got 2\.0"),
+    ({"batch_size": True}, TypeError, "batch_size must be a whole number, got True"),
+    ({"batch_size": None}, TypeError, "batch_size must be a whole number, got None"),
+    ({"shuffle": "yes"}, TypeError, "shuffle must be True or False, got 'yes'"),
+    ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
+    ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+    ({"seed": 2**64}, ValueError, r"seed must be below 2\*\*64"),
+    ({"seed": 0.5}, TypeError, r"seed must be a whole number, got 0\.5"),
+    ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
+    ({"num_workers": "2"}, TypeError, "num_workers must be a whole number, got '2'"),
+    ({"worker_concurrency": 0}, ValueError, "worker_concurrency must be at least 1, got 0"),
+    ({"worker_concurrency": 0, "num_workers": 0}, ValueError, "worker_concurrency must be at least 1"),
+    ({"channel_size": "4 lightyears"}, ValueError, 'channel_size must be a size such as "4GB"'),
+    ({"channel_size": "0GB"}, ValueError, "channel_size must be a size"),
+    ({"channel_size": 0}, ValueError, "channel_size must be at least 1, got 0"),
+    ({"channel_size": 1.5}, TypeError, r"channel_size must be a whole number, got 1\.5"),
+    ({"channel_size": "64KB"}, ValueError, "channel_size must be at least 1 MiB a worker"),
+    ({"prefetch_size": 4}, ValueError, "prefetch_size=4 is for a graph store"),
+    ({"device": "gpu"}, ValueError, "device 'gpu' is not a device"),
+    ({"device": 1.5}, ValueError, r"device 1\.5 is not a device"),
+    ({"device": "meta"}, ValueError, "device must be a cpu or cuda device, got 'meta'"),
+    ({"device": "cpu", "pin_memory_device": "cuda:0"}, ValueError, "pin_memory_device='cuda:0' differ"),
+    ({"device": "cuda:99"}, ValueError, "device 'cuda:99' does not exist"),
+    ({"non_blocking_transfers": None}, TypeError, "non_blocking_transfers must be True or False, got None"),
+    (
+        {"process_start_gap_seconds": -1},
+        ValueError,
+        "process_start_gap_seconds must be finite and",
+    ),
+    ({"process_start_gap_seconds": "1"}, TypeError, "process_start_gap_seconds must be a number of seconds"),
+    (
+        {"multiprocessing_context": "thread"},
+        ValueError,
+        "one of spawn, forkserver, fork, got 'thread'",
+    ),
+    ({"multiprocessing_context": None}, ValueError, "must be one of spawn, forkserver, fork, got None"),
+    ({"timeout": 0}, ValueError, "timeout must be finite and positive, got 0"),
+    ({"timeout": float("inf")}, ValueError, "timeout must be finite and positive, got inf"),
+    ({"timeout": True}, TypeError, "timeout must be a number of seconds, got True"),
+    ({"transform": "normalise"}, TypeError, "transform must be callable, got 'normalise'"),
+    ({"in_order": 0}, TypeError, "in_order must be True or False, got 0"),
+    ({"max_worker_restarts": -1}, ValueError, "max_worker_restarts must be at least 0, got -1"),
+    ({"name": ""}, ValueError, "name must be a text that is not empty"),
+    ({"replace": "no"}, TypeError, "replace must be True or False"),
+    ({"with_edge": 1}, TypeError, "with_edge must be True or False"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "rule"), BAD_OPTIONS, ids=lambda value: str(value)[:40])
+def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exception], rule: str) -> None:
+    with pytest.raises(error, match=rule):
+        DistNeighborLoader(homo, [2], "train", **options)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "with_weight",
+        "disjoint",
+        "time_attr",
+        "temporal_strategy",
+        "sampler_options",
+        "worker_key",
+        "bathc_size",
+    ],
+)
+def test_arguments_that_do_not_exist_are_refused(homo: DistDataset, name: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        DistNeighborLoader(homo, [2], "train", **cast("Any", {name: None}))
+
+
+TWO_HOPS = {
+    ("user", "follows", "user"): [2, 2],
+    ("user", "buys", "item"): [2, 2],
+    ("item", "rev_buys", "user"): [2, 2],
+    ("item", "has", "tag"): [2, 0],
+    ("tag", "on", "item"): [-1, 2],
+    ("tag", "near", "tag"): [1, 1],
+}
+
+BAD_FANOUTS: list[tuple[Any, type[Exception], str]] = [
+    ([], ValueError, "num_neighbors needs at least one hop"),
+    ([2, -2], ValueError, "num_neighbors at hop 1 must be at least -1, got -2"),
+    ([2.0], TypeError, r"num_neighbors at hop 0 must be a whole number, got 2\.0"),
+    ([True], TypeError, "num_neighbors at hop 0 must be a whole number, got True"),
+    (5, TypeError, "num_neighbors must be a list of whole numbers, one per hop, got 5"),
+    ("55", TypeError, "num_neighbors must be a list"),
+    ({**TWO_HOPS, ("user", "hates", "tag"): [1, 1]}, ValueError, r"unknown edge types .*'hates'"),
+    (
+        {kind: hops for kind, hops in TWO_HOPS.items() if kind[1] != "on"},
+        ValueError,
+        r"lacks the edge types \[\('tag', 'on', 'item'\)\]",
+    ),
+    ({**TWO_HOPS, ("tag", "near", "tag"): [1]}, ValueError, r"same number of hops, got \[1, 2\]"),
+    ({**TWO_HOPS, ("tag", "near", "tag"): [1, -9]}, ValueError, r"'near', 'tag'\) at hop 1 .* got -9"),
+]
+
+
+@pytest.mark.parametrize(("fanouts", "error", "rule"), BAD_FANOUTS, ids=range(len(BAD_FANOUTS)))
+def test_bad_num_neighbors(hetero: DistDataset, fanouts: Any, error: type[Exception], rule: str) -> None:
+    with pytest.raises(error, match=rule):
+        DistNeighborLoader(hetero, fanouts, ("item", None))
+
+
+def test_fork_after_cuda_was_initialised_is_refused(
+    homo: DistDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(ValueError, match=r"fork.* after CUDA was initialised .* use 'spawn'"):
+        DistNeighborLoader(homo, [2], "train", multiprocessing_context="fork")
+
+
+def test_several_ranks_are_refused(homo: DistDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    with pytest.raises(NotImplementedError, match="several ranks are not supported"):
+        DistNeighborLoader(homo, [2], "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GB", 4 << 30),
+        ("4 gb", 4 << 30),
+        ("1.5MiB", 3 << 19),
+        ("64K", 64 << 10),
+        ("100", 100),
+        (7, 7),
+        ("2tb", 2 << 40),
+    ],
+)
+def test_sizes_are_read_with_units(text: str | int, size: int) -> None:
+    assert arguments.byte_count("channel_size", text) == size
+
+
+def test_a_cpu_has_one_name() -> None:
+    assert arguments.target_device("cpu:0", None, local_rank=0) == torch.device("cpu")
+    assert arguments.target_device(None, "cpu", local_rank=0) == torch.device("cpu")
+
+
+def test_the_local_cuda_device_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert arguments.target_device(None, None, local_rank=3) == torch.device("cuda:1")
+    assert arguments.target_device("cuda:1", None, local_rank=0) == torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert arguments.target_device(None, None, local_rank=3) == torch.device("cpu")
+
+
+def test_a_random_seed_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = DistDataset.from_pyg(homogeneous())
+    with caplog.at_level(logging.INFO, logger="gigl_loader"):
+        first, second = (DistNeighborLoader(dataset, [2], "train", num_workers=0) for _ in range(2))
+    assert f"random run seed {first.seed}" in caplog.text
+    assert first.seed != second.seed
+    assert first.name != second.name
+    assert first.name.startswith("DistNeighborLoader-")
+
+
+def test_the_signature_shows_every_argument_and_default() -> None:
+    shown = inspect.signature(DistNeighborLoader).parameters
+    defaults = {name: parameter.default for name, parameter in shown.items()}
+    assert list(defaults)[:3] == ["dataset", "num_neighbors", "input_nodes"]
+    assert defaults["num_neighbors"] is inspect.Parameter.empty
+    del defaults["dataset"], defaults["num_neighbors"]
+    assert defaults == {
+        "input_nodes": None,
+        "batch_size": 1,
+        "shuffle": False,
+        "drop_last": False,
+        "seed": None,
+        "num_workers": 1,
+        "worker_concurrency": 4,
+        "channel_size": "4GB",
+        "prefetch_size": None,
+        "device": None,
+        "pin_memory_device": None,
+        "non_blocking_transfers": True,
+        "process_start_gap_seconds": None,
+        "multiprocessing_context": "spawn",
+        "timeout": 300.0,
+        "replace": False,
+        "with_edge": None,
+        "transform": None,
+        "in_order": True,
+        "max_worker_restarts": 2,
+        "name": None,
+    }
+
+
+def test_the_options_of_a_subclass_are_those_of_the_base() -> None:
+    base = inspect.signature(BaseDistLoader.__init__).parameters
+    keywords = {name for name, parameter in base.items() if parameter.kind is parameter.KEYWORD_ONLY}
+    assert set(LoaderOptions.__annotations__) == keywords
+
+
+def test_a_subclass_shows_what_it_takes() -> None:
+    class Narrow(DistNeighborLoader):
+        def __init__(self, dataset: Any, **options: Any) -> None:
+            super().__init__(dataset, [2], **options)
+
+    class Closed(DistNeighborLoader):
+        def __init__(self, dataset: Any) -> None:
+            super().__init__(dataset, [2])
+
+    class Same(DistNeighborLoader):
+        pass
+
+    assert set(inspect.signature(Narrow).parameters) >= {"dataset", "replace", "batch_size"}
+    assert "num_neighbors" not in inspect.signature(Narrow).parameters
+    assert list(inspect.signature(Closed).parameters) == ["dataset"]
+    assert inspect.signature(Same) == inspect.signature(DistNeighborLoader)
+
+
+@pytest.mark.parametrize("hook", ["seed_nodes", "sampling_plan", "collate"])
+def test_a_subclass_that_supplies_nothing_is_told_what_is_missing(hook: str) -> None:
+    class Bare(BaseDistLoader):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Bare does not say"):
+        getattr(Bare, hook)(
+            Bare.__new__(Bare), *[None] * (len(inspect.signature(getattr(Bare, hook)).parameters) - 1)
+        )
