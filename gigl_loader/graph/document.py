@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import Folder, Sink
-from gigl_loader.tensors import ArraySpec, Layout, spec_of
+from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
 
 __all__ = ["Document", "DocumentWriter", "FileRecord", "write_document"]
 
@@ -50,8 +50,13 @@ class DocumentWriter:
         self._written = dict.fromkeys(specs, 0)
         self._sums = dict.fromkeys(specs, 0)
 
+    @property
+    def specs(self) -> Mapping[str, ArraySpec]:
+        return self._layout.specs
+
     def append(self, array: str, rows: npt.NDArray[Any]) -> None:
         """Write the next rows of an array."""
+        assert rows.dtype == STORAGE_DTYPES[self.specs[array].dtype], (self.name, array, rows.dtype)
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         self._sink.write(self._layout.offsets[array] + self._written[array], data)
         self._written[array] += data.nbytes
@@ -65,8 +70,8 @@ class DocumentWriter:
         return FileRecord(self._layout.nbytes, zlib.crc32(self._layout.header), self._sums)
 
     def abort(self) -> None:
-        """Close an incomplete file."""
-        self._sink.close()
+        """Close an incomplete file, without waiting for the disk."""
+        self._sink.discard()
 
 
 def write_document(

@@ -45,8 +45,13 @@ class Sink:
             try:
                 os.fsync(self._fd)
             finally:
-                os.close(self._fd)
-                self._fd = -1
+                self.discard()
+
+    def discard(self) -> None:
+        """Close a file that is not wanted any more."""
+        if self._on_disk and self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Folder(Protocol):

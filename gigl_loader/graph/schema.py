@@ -140,7 +140,7 @@ class GraphSchema:
             _check_type(node_type, (node_type,))
             if len(nodes.bounds) != self.num_partitions + 1:
                 raise ValueError(
-                    f"node type {node_type!r}: {len(nodes.bounds)} bounds for {self.num_partitions} partitions"
+                    f"node type {node_type!r}: {len(nodes.bounds)} bounds, {self.num_partitions} partitions"
                 )
         for edge_type in self.edges:
             self._check_edge_type(edge_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +18,10 @@ Int64Array = npt.NDArray[np.int64]
 class Assigner(Protocol):
     """Assigns nodes to partitions. Must depend on nothing but its arguments."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def ascending(self) -> bool:
-        """Nodes of partition p have smaller ids than those of p + 1: no directory is needed."""
+    name: str
+    """What ``graph.json`` remembers it by."""
+    ascending: bool
+    """Nodes of partition p have smaller ids than those of p + 1: then no directory is needed."""
 
     def assign(self, node_type: NodeType, ids: Int64Array, num_partitions: int) -> npt.NDArray[np.int64]:
         """Return the partition of each node. ``ids`` are all the nodes of the type, ascending."""
@@ -31,8 +30,8 @@ class Assigner(Protocol):
 class RangeAssigner:
     """Cuts the ascending ids into ranges whose sizes differ by at most one."""
 
-    name = "range"
-    ascending = True
+    name: str = "range"
+    ascending: bool = True
 
     def assign(self, node_type: NodeType, ids: Int64Array, num_partitions: int) -> Int64Array:
         sizes = np.diff(self.bounds(len(ids), num_partitions))
@@ -47,14 +46,14 @@ class RangeAssigner:
 class HashAssigner:
     """Assigns by a hash of the node id: balanced whatever the ids mean, and stable when nodes come."""
 
-    name = "hash"
-    ascending = False
+    name: str = "hash"
+    ascending: bool = False
 
     def assign(self, node_type: NodeType, ids: Int64Array, num_partitions: int) -> Int64Array:
         return (_mix64(ids) % np.uint64(num_partitions)).astype(np.int64)
 
 
-ASSIGNERS = {"range": RangeAssigner, "hash": HashAssigner}
+ASSIGNERS: Mapping[str, Callable[[], Assigner]] = {"range": RangeAssigner, "hash": HashAssigner}
 
 
 def assigner_named(assigner: str | Assigner) -> Assigner:

@@ -1,29 +1,26 @@
-"""Builds a graph from tables. (First form: everything in memory.)"""
+"""Builds a graph from tables, streaming, in bounded memory."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal
 
 from gigl_loader.graph.directory import Directory
-from gigl_loader.graph.document import FileRecord, write_document
 from gigl_loader.graph.folder import DiskFolder, Folder
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
-from gigl_loader.graph.paths import edges_path, ids_path, nodes_path, splits_path, topology_path
-from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeSchema, NodeType
+from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
 from gigl_loader.partition.assigners import Assigner, assigner_named
-from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, Table
+from gigl_loader.partition.edges import build_edges
+from gigl_loader.partition.job import Job, Progress
+from gigl_loader.partition.limits import Budget, available_memory
+from gigl_loader.partition.nodes import build_nodes
+from gigl_loader.partition.staging import staged_directory
+from gigl_loader.partition.table import GraphTables
 
 __all__ = ["build_graph"]
 
-Array = npt.NDArray[Any]
+_MAX_PARTITIONS = 1 << 16
 
 
 def build_graph(
@@ -34,187 +31,64 @@ def build_graph(
     edge_dir: Literal["in", "out"] = "in",
     assigner: str | Assigner = "range",
     memory_limit: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> GraphSchema:
-    """Build a graph from ``tables`` into a directory or a folder in memory; return its schema."""
+    """Build a graph from ``tables`` and return its schema.
+
+    ``out`` is a directory, which appears complete or not at all, or an empty folder. ``assigner`` is
+    ``"range"``, ``"hash"`` or an ``Assigner``. ``memory_limit`` bounds the working memory in bytes,
+    on top of what the process and the tables hold already (default: half of what is available); it
+    changes the time taken, never the result. ``progress`` is called with a step's name, its rows done
+    and its rows in all. Raises ``FormatError`` for tables that break a rule, naming file, column and
+    row, and ``ValueError`` for arguments that make no sense.
+    """
+    if not 1 <= num_partitions <= _MAX_PARTITIONS:
+        raise ValueError(f"num_partitions must lie in 1..{_MAX_PARTITIONS}, got {num_partitions}")
+    if edge_dir not in ("in", "out"):
+        raise ValueError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
     chosen = assigner_named(assigner)
+    budget = Budget(available_memory() // 2 if memory_limit is None else memory_limit)
+
+    def build(folder: Folder, scratch: Path | None) -> GraphSchema:
+        with Job(
+            folder,
+            scratch=scratch,
+            budget=budget,
+            num_partitions=num_partitions,
+            edge_dir=edge_dir,
+            assigner=chosen,
+            progress=progress,
+        ) as job:
+            return _build(job, tables)
+
     if not isinstance(out, (str, os.PathLike)):
-        return _build(tables, out, num_partitions, edge_dir, chosen)
-    target = Path(out)
-    if target.exists():
-        raise ValueError(f"{target} exists")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        schema = _build(tables, DiskFolder(temporary), num_partitions, edge_dir, chosen)
-        temporary.rename(target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return schema
+        if out.names():
+            raise ValueError("the folder to build into is not empty")
+        return build(out, None)
+    with staged_directory(Path(os.path.abspath(out)), overwrite=overwrite) as temporary:
+        return build(DiskFolder(temporary), temporary / "scratch")
 
 
-def _build(
-    tables: GraphTables,
-    folder: Folder,
-    num_partitions: int,
-    edge_dir: Literal["in", "out"],
-    assigner: Assigner,
-) -> GraphSchema:
-    files: dict[str, FileRecord] = {}
+def _build(job: Job, tables: GraphTables) -> GraphSchema:
+    nodes: dict[NodeType, NodeSchema] = {}
     directories: dict[NodeType, Directory] = {}
-    nodes = {}
     for node_type in tables.node_types:
-        nodes[node_type], directories[node_type] = _nodes(
-            tables, node_type, folder, num_partitions, assigner, files
-        )
+        nodes[node_type], directories[node_type] = build_nodes(job, tables, node_type)
     edges = {
-        edge_type: _edges(table, edge_type, nodes, directories, folder, edge_dir, files)
-        for edge_type, table in tables.edges.items()
+        edge_type: build_edges(job, edge_type, tables.edges[edge_type], nodes, directories)
+        for edge_type in sorted(tables.edges)
     }
     schema = GraphSchema(
-        edge_dir=edge_dir,
+        edge_dir=job.edge_dir,
         homogeneous=tables.homogeneous,
         nodes=nodes,
         edges=edges,
-        num_partitions=num_partitions,
+        num_partitions=job.num_partitions,
     )
-    data = Manifest(schema, {"assigner": assigner.name}, files).to_bytes()
-    sink = folder.create(MANIFEST_NAME, len(data))
+    manifest = Manifest(schema, {"assigner": job.assigner.name}, job.files)
+    data = manifest.to_bytes()
+    sink = job.folder.create(MANIFEST_NAME, len(data))
     sink.write(0, data)
     sink.close()
     return schema
-
-
-def _all(table: Table, names: Any) -> dict[str, Array]:
-    chunks = list(table.read(list(names), max(table.num_rows, 1)))
-    return chunks[0] if chunks else {name: np.empty((0, *table.columns[name].shape)) for name in names}
-
-
-def _nodes(
-    tables: GraphTables,
-    node_type: NodeType,
-    folder: Folder,
-    num_partitions: int,
-    assigner: Assigner,
-    files: dict[str, FileRecord],
-) -> tuple[NodeSchema, Directory]:
-    entry = tables.nodes.get(node_type)
-    rows = None if entry is None else entry.rows
-    if rows is not None and "id" in rows.columns:
-        table_ids = _all(rows, ["id"])["id"].astype(np.int64)
-    elif rows is not None:
-        table_ids = np.arange(rows.num_rows)
-    elif entry is not None and entry.count is not None:
-        table_ids = np.arange(entry.count)
-    else:
-        mentioned = [
-            _all(table, [column])[column]
-            for edge_type, table in tables.edges.items()
-            for end, column in ((edge_type[0], "src"), (edge_type[2], "dst"))
-            if end == node_type
-        ]
-        table_ids = np.unique(np.concatenate(mentioned)).astype(np.int64)
-    count = len(table_ids)
-    by_id = np.argsort(table_ids)
-    ids = table_ids[by_id]
-    part = assigner.assign(node_type, ids, num_partitions)
-    order = np.argsort(part, kind="stable")
-    bounds = (0, *np.cumsum(np.bincount(part, minlength=num_partitions)).tolist())
-    places = np.empty(count, dtype=np.int64)
-    places[order] = np.arange(count)
-    dense = count == 0 or (ids[0] == 0 and ids[-1] == count - 1)
-    ascending = bool(np.array_equal(order, np.arange(count)))
-    if dense and ascending:
-        directory = Directory(count)
-    elif dense:
-        directory = Directory(count, ids[order], None, places)
-    else:
-        directory = Directory(count, ids[order], None if ascending else ids, None if ascending else places)
-    if directory.arrays():
-        files[ids_path(node_type)] = write_document(folder, ids_path(node_type), directory.arrays())
-    columns = {} if rows is None else {n: c for n, c in rows.columns.items() if n not in NODE_ROLES}
-    data = {} if rows is None else _all(rows, columns)
-    row_at = by_id[order]
-    splits = {}
-    for name, table in ({} if entry is None else entry.splits).items():
-        splits[name] = np.sort(directory.find(_all(table, ["id"])["id"].astype(np.int64)))
-    for p in range(num_partitions):
-        mine = row_at[bounds[p] : bounds[p + 1]]
-        if columns:
-            files[nodes_path(p, node_type)] = write_document(
-                folder,
-                nodes_path(p, node_type),
-                {n: data[n][mine] for n in columns},
-                {n: c.spec(len(mine)) for n, c in columns.items()},
-            )
-        if splits:
-            files[splits_path(p, node_type)] = write_document(
-                folder,
-                splits_path(p, node_type),
-                {n: s[(s >= bounds[p]) & (s < bounds[p + 1])] for n, s in splits.items()},
-            )
-    schema = NodeSchema(
-        count=count,
-        bounds=bounds,
-        ids=directory.kind,
-        columns=columns,
-        splits={n: len(s) for n, s in splits.items()},
-    )
-    return schema, directory
-
-
-def _edges(
-    table: Table,
-    edge_type: EdgeType,
-    nodes: dict[NodeType, NodeSchema],
-    directories: dict[NodeType, Directory],
-    folder: Folder,
-    edge_dir: str,
-    files: dict[str, FileRecord],
-) -> EdgeSchema:
-    data = _all(table, table.columns)
-    ends = {
-        name: directories[end].find(data[name].astype(np.int64))
-        for name, end in (("src", edge_type[0]), ("dst", edge_type[2]))
-    }
-    if min((int(array.min(initial=0)) for array in ends.values()), default=0) < 0:
-        raise ValueError(f"{table.name}: unknown node ids")
-    target, neighbor = ("dst", "src") if edge_dir == "in" else ("src", "dst")
-    target_type, neighbor_type = (
-        (edge_type[2], edge_type[0]) if edge_dir == "in" else (edge_type[0], edge_type[2])
-    )
-    ids = data["id"].astype(np.int64) if "id" in data else np.arange(table.num_rows)
-    order = np.lexsort((ids, data[neighbor], ends[target]))
-    columns = {n: c for n, c in table.columns.items() if n not in EDGE_ROLES}
-    narrow = np.int32 if int(np.abs(ids).max(initial=0)) < 2**31 else np.int64
-    bounds = nodes[target_type].bounds
-    for p in range(len(bounds) - 1):
-        degrees = np.bincount(ends[target][order], minlength=bounds[-1])[bounds[p] : bounds[p + 1]]
-        mine = order[(ends[target][order] >= bounds[p]) & (ends[target][order] < bounds[p + 1])]
-        arrays: dict[str, Array] = {
-            "indptr": np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64),
-            "indices": ends[neighbor][mine].astype(np.int32),
-            "edge_ids": ids[mine].astype(narrow),
-        }
-        if "weight" in data:
-            arrays["weight"] = data["weight"][mine].astype(np.float32)
-        if "time" in data:
-            arrays["time"] = data["time"][mine].astype(np.int64)
-        name = topology_path(p, edge_type)
-        files[name] = write_document(folder, name, arrays)
-        if columns:
-            name = edges_path(p, edge_type)
-            files[name] = write_document(
-                folder,
-                name,
-                {n: data[n][mine] for n in columns},
-                {n: c.spec(len(mine)) for n, c in columns.items()},
-            )
-    return EdgeSchema(
-        count=table.num_rows,
-        wide_indices=nodes[neighbor_type].count >= 2**31,
-        columns=columns,
-        weight="weight" in data,
-        time="time" in data,
-    )

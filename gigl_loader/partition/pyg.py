@@ -11,13 +11,21 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
-from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, ArrayTable, GraphTables, NodeTable, Table
+from gigl_loader.partition.table import (
+    EDGE_ROLES,
+    NODE_ROLES,
+    SPLIT_MASKS,
+    ArrayTable,
+    GraphTables,
+    NodeTable,
+    Table,
+)
+from gigl_loader.tensors import spec_of
 
 __all__ = ["tables_from_pyg"]
 
 Array = npt.NDArray[Any]
 
-_SPLIT_MASKS = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
 
 
@@ -79,27 +87,23 @@ def _edge_table(edge_type: EdgeType, store: Any, roles: Mapping[str, str | None]
 def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]) -> NodeTable:
     what = f"node type {node_type!r}"
     count = _num_nodes(node_type, store, edges)
-    arrays, columns, splits = {}, {}, {}
+    arrays, columns = {}, {}
     for name, value in _tensors(store):
         if name in _STRUCTURE or len(value) != count or _is_edge_attr(store, name):
             continue
         array, column = _array(value, f"{what}, {name}")
-        if name in _SPLIT_MASKS and array.dtype == np.bool_ and array.ndim == 1:
-            ids = np.flatnonzero(array)
-            splits[_SPLIT_MASKS[name]] = ArrayTable(f"{what}, {name}", {"id": ids})
-            continue
         key = f"node_{name}" if name in NODE_ROLES else name
         arrays[key], columns[key] = array, column
     if not arrays:
-        return NodeTable(count=count, splits=splits)
-    return NodeTable(ArrayTable(what, arrays, columns), splits=splits)
+        return NodeTable(count=count)
+    return NodeTable(ArrayTable(what, arrays, columns))
 
 
 def _num_nodes(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]) -> int:
     if "num_nodes" in store:
         return int(store["num_nodes"])
     for name, value in _tensors(store):
-        if name in ("x", "pos", "batch", "n_id", *_SPLIT_MASKS) or name.startswith("node_"):
+        if name in ("x", "pos", "batch", "n_id", *SPLIT_MASKS) or name.startswith("node_"):
             return len(value)
     labels = len(store["y"]) if "y" in store and store["y"].ndim else 0
     return max(labels, 1 + _largest_id(node_type, edges))
@@ -141,6 +145,5 @@ def _array(value: Any, what: str) -> tuple[Array, Column]:
         tensor = value.detach().cpu().contiguous()
         dtype = "BF16" if tensor.dtype == torch.bfloat16 else None
         array = tensor.view(torch.int16).numpy().view(np.uint16) if dtype else tensor.numpy()
-    table = ArrayTable(what, {"value": array})
-    column = table.columns["value"]
-    return np.asarray(array), Column(dtype or column.dtype, column.shape)
+    spec = spec_of(np.asarray(array))
+    return np.asarray(array), Column(dtype or spec.dtype, spec.shape[1:])

@@ -17,14 +17,30 @@ from gigl_loader.graph.schema import (
     EdgeType,
     NodeType,
 )
-from gigl_loader.tensors import STORAGE_DTYPES, spec_of
+from gigl_loader.tensors import spec_of
 
-__all__ = ["EDGE_ROLES", "NODE_ROLES", "ArrayTable", "GraphTables", "NodeTable", "Table"]
+__all__ = [
+    "EDGE_ROLES",
+    "NODE_ROLES",
+    "SPLIT_MASKS",
+    "ArrayTable",
+    "GraphTables",
+    "Kind",
+    "NodeTable",
+    "Table",
+    "data_columns",
+    "is_mask",
+]
 
 Array = npt.NDArray[Any]
+Kind = Column | str
+"""What a column holds: numbers of a dtype and row shape, or the name of something else (``text``)."""
 
 NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
+
+SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
+"""Columns of a node table that, where they are one boolean per row, say who is in which split."""
 
 EDGE_ROLES = ("src", "dst", "id", "weight", "time")
 """Columns of an edge table that are not data: the ends, the edge id, sampling weight and time."""
@@ -38,8 +54,8 @@ class Table(Protocol):
         """What to call the table in messages: usually its file."""
 
     @property
-    def columns(self) -> Mapping[str, Column]:
-        """Dtype and row shape of each column. ``split`` may be text: see ``texts``."""
+    def columns(self) -> Mapping[str, Kind]:
+        """What each column holds. Of those that hold no numbers, only a text ``split`` is ever read."""
 
     @property
     def num_rows(self) -> int: ...
@@ -60,7 +76,9 @@ class ArrayTable:
         """``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16."""
         self.name = name
         self._arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-        self.columns = {key: _column_of(name, key, array) for key, array in self._arrays.items()}
+        self.columns: dict[str, Kind] = {
+            key: _kind_of(name, key, array) for key, array in self._arrays.items()
+        }
         self.columns.update(columns or {})
         self.num_rows = _common_length(name, self._arrays)
 
@@ -115,11 +133,31 @@ class GraphTables:
         return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
 
 
-def _column_of(table: str, name: str, array: Array) -> Column:
+def is_mask(table: Table, name: str) -> bool:
+    """Return whether a column is one boolean per row."""
+    return table.columns.get(name) == Column("BOOL")
+
+
+def data_columns(table: Table, roles: Sequence[str]) -> dict[str, Column]:
+    """Return the columns to store: all but the roles and the masks of splits, sorted by name.
+
+    ``FormatError`` for one that holds no numbers.
+    """
+    found = {}
+    for name, kind in sorted(table.columns.items()):
+        if name in roles or (name in SPLIT_MASKS and "split" in roles and is_mask(table, name)):
+            continue
+        if not isinstance(kind, Column):
+            raise FormatError(f"{table.name}, column {name!r}: holds {kind}, not numbers: drop it")
+        found[name] = kind
+    return found
+
+
+def _kind_of(table: str, name: str, array: Array) -> Kind:
     if array.ndim == 0:
         raise FormatError(f"{table}, column {name!r}: a single number, not an array of rows")
     if array.dtype.kind in "US":
-        return Column("U8")
+        return "text"
     try:
         return Column(spec_of(array).dtype, array.shape[1:])
     except FormatError as error:
@@ -136,6 +174,3 @@ def _common_length(table: str, arrays: Mapping[str, Array]) -> int:
                 f"{table}: ragged columns: {first!r} has {len(arrays[first])} rows, {name!r} has {len(array)}"
             )
     return 0 if first is None else len(arrays[first])
-
-
-_ = STORAGE_DTYPES

@@ -1,0 +1,224 @@
+"""Node ids: read from tables, collected, and turned into positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.directory import Directory
+from gigl_loader.graph.schema import Column, NodeType
+from gigl_loader.partition.assigners import Assigner, RangeAssigner
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.table import GraphTables, Table
+from gigl_loader.tensors import STORAGE_DTYPES
+
+__all__ = ["NodeIds", "as_ids", "assign", "find_all", "node_ids_of", "require_integers"]
+
+Array = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeIds:
+    """The ids of one node type."""
+
+    count: int
+    ascending: Int64Array | None
+    """All ids, ascending. ``None`` where they are 0..count-1."""
+    in_order: bool = True
+    """The rows of the node table come by ascending id."""
+
+
+def require_integers(table: Table, name: str) -> None:
+    """Raise ``FormatError`` unless a column exists and holds one integer per row."""
+    if name not in table.columns:
+        known = ", ".join(map(repr, table.columns)) or "none"
+        raise FormatError(f"{table.name}: no column {name!r}; columns: {known}")
+    column = table.columns[name]
+    if not isinstance(column, Column):
+        raise FormatError(f"{table.name}, column {name!r}: holds {column}, not integers")
+    if column.shape or STORAGE_DTYPES[column.dtype].kind not in "iu" or column.dtype == "BF16":
+        _refuse_nan(table, name, column)
+        shape = f" {list(column.shape)} a row" if column.shape else ""
+        raise FormatError(f"{table.name}, column {name!r}: holds {column.dtype}{shape}, not integers")
+
+
+def _refuse_nan(table: Table, name: str, column: Column) -> None:
+    if column.shape or STORAGE_DTYPES[column.dtype].kind != "f":
+        return
+    row = 0
+    for chunk in table.read([name], 1 << 20):
+        wrong = np.flatnonzero(np.isnan(chunk[name]))
+        if len(wrong):
+            raise FormatError(f"{table.where(name, row + int(wrong[0]))}: NaN, not an integer")
+        row += len(chunk[name])
+
+
+def as_ids(table: Table, name: str, values: Array, first_row: int) -> Int64Array:
+    """Return integers as int64. ``FormatError`` naming the row where one is too large."""
+    if values.dtype == np.uint64:
+        wrong = np.flatnonzero(values > np.iinfo(np.int64).max)
+        if len(wrong):
+            row = int(wrong[0])
+            raise FormatError(f"{table.where(name, first_row + row)}: {values[row]} does not fit in int64")
+    return values.astype(np.int64, copy=False)
+
+
+def find_all(
+    directory: Directory, values: Array, *, node_type: NodeType, table: Table, name: str, first_row: int
+) -> Int64Array:
+    """Return the positions of node ids. ``FormatError`` naming the row of the first unknown one."""
+    ids = as_ids(table, name, values, first_row)
+    positions = directory.find(ids)
+    if len(positions) and int(positions.min()) < 0:
+        row = int(np.flatnonzero(positions < 0)[0])
+        raise FormatError(
+            f"{table.where(name, first_row + row)}: unknown node id {ids[row]} of type {node_type!r}"
+        )
+    return positions
+
+
+def node_ids_of(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
+    """Return the ids of a node type: from its table, its count, or the edges that mention it."""
+    entry = tables.nodes.get(node_type)
+    if entry is not None and entry.rows is not None and "id" in entry.rows.columns:
+        return _from_column(job, entry.rows, node_type)
+    if entry is not None and entry.rows is not None:
+        return NodeIds(entry.rows.num_rows, None)
+    if entry is not None and entry.count is not None:
+        return NodeIds(entry.count, None)
+    return _from_edges(job, tables, node_type)
+
+
+def _from_column(job: Job, table: Table, node_type: NodeType) -> NodeIds:
+    require_integers(table, "id")
+    count = table.num_rows
+    job.budget.require(8 * count, f"checking the {count:,} ids of node type {node_type!r}")
+    advance = job.track(f"{table.name}: node ids", count)
+    ids = np.empty(count, dtype=np.int64)
+    row = 0
+    for chunk in table.read(["id"], job.budget.chunk_rows(8)):
+        values = as_ids(table, "id", chunk["id"], row)
+        ids[row : row + len(values)] = values
+        row += len(values)
+        advance(len(values))
+    in_order = bool((ids[1:] > ids[:-1]).all())
+    if not in_order:
+        job.budget.require(24 * count, f"sorting the {count:,} ids of node type {node_type!r}")
+        ids = _sorted_unique(table, ids)
+    if count == 0 or (ids[0] == 0 and ids[-1] == count - 1):
+        return NodeIds(count, None, in_order)
+    return NodeIds(count, ids, in_order)
+
+
+def _sorted_unique(table: Table, ids: Int64Array) -> Int64Array:
+    by_id = np.argsort(ids, kind="stable")
+    ordered = ids[by_id]
+    twins = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(twins):
+        row = int(by_id[twins + 1].min())
+        raise FormatError(f"{table.where('id', row)}: node id {ids[row]} occurs a second time")
+    return ordered
+
+
+def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
+    seen = _IdSet(job, node_type)
+    for edge_type, table in tables.edges.items():
+        names = [name for end, name in ((edge_type[0], "src"), (edge_type[2], "dst")) if end == node_type]
+        for ids in _columns_of(job, table, names):
+            seen.add(ids)
+    ids = seen.ascending()
+    if len(ids) == 0 or (ids[0] == 0 and ids[-1] == len(ids) - 1):
+        return NodeIds(len(ids), None)
+    return NodeIds(len(ids), ids)
+
+
+def _columns_of(job: Job, table: Table, names: Sequence[str]) -> Iterator[Int64Array]:
+    if not names:
+        return
+    for name in names:
+        require_integers(table, name)
+    advance = job.track(f"{table.name}: node ids", table.num_rows)
+    row = 0
+    for chunk in table.read(names, job.budget.chunk_rows(16)):
+        for name in names:
+            yield as_ids(table, name, chunk[name], row)
+        row += len(chunk[names[0]])
+        advance(len(chunk[names[0]]))
+
+
+class _IdSet:
+    """Distinct ids: one byte per possible id while they are small, else a sorted array."""
+
+    def __init__(self, job: Job, node_type: NodeType) -> None:
+        self._job = job
+        self._node_type = node_type
+        self._limit = job.budget.total // 8
+        self._flags: npt.NDArray[np.bool_] | None = np.zeros(0, dtype=np.bool_)
+        self._sorted = np.empty(0, dtype=np.int64)
+
+    def add(self, ids: Int64Array) -> None:
+        if len(ids) == 0:
+            return
+        if self._flags is not None and int(ids.min()) >= 0 and int(ids.max()) < self._limit:
+            if int(ids.max()) >= len(self._flags):
+                grown = np.zeros(min(2 * int(ids.max()) + 1, self._limit), dtype=np.bool_)
+                grown[: len(self._flags)] = self._flags
+                self._flags = grown
+            self._flags[ids] = True
+            return
+        self._forget_flags()
+        fresh = np.unique(ids)
+        if len(self._sorted):
+            at = np.minimum(np.searchsorted(self._sorted, fresh), len(self._sorted) - 1)
+            fresh = fresh[self._sorted[at] != fresh]
+        if len(fresh):
+            count = len(self._sorted) + len(fresh)
+            self._job.budget.require(24 * count, f"collecting the ids of node type {self._node_type!r}")
+            self._sorted = np.union1d(self._sorted, fresh)
+
+    def ascending(self) -> Int64Array:
+        self._forget_flags()
+        return self._sorted
+
+    def _forget_flags(self) -> None:
+        if self._flags is not None:
+            self._sorted = np.flatnonzero(self._flags)
+            self._flags = None
+
+
+def assign(
+    ids: NodeIds, node_type: NodeType, assigner: Assigner, num_partitions: int
+) -> tuple[Directory, tuple[int, ...]]:
+    """Return which id lies where, and the bounds of the partitions.
+
+    Within a partition, nodes lie by ascending id, whatever the order of the table.
+    """
+    if num_partitions == 1 or isinstance(assigner, RangeAssigner):
+        bounds = tuple(RangeAssigner.bounds(ids.count, num_partitions).tolist())
+        return Directory(ids.count, ids.ascending), bounds
+    every = np.arange(ids.count) if ids.ascending is None else ids.ascending
+    parts = np.asarray(assigner.assign(node_type, every, num_partitions))
+    if parts.shape != (ids.count,) or parts.dtype.kind not in "iu":
+        raise ValueError(
+            f"assigner {assigner.name!r} gave {parts.dtype} {list(parts.shape)} for {ids.count} nodes"
+        )
+    if ids.count and not 0 <= int(parts.min()) <= int(parts.max()) < num_partitions:
+        raise ValueError(f"assigner {assigner.name!r} gave a partition outside 0..{num_partitions - 1}")
+    bounds = (0, *np.cumsum(np.bincount(parts, minlength=num_partitions)).tolist())
+    if bool((parts[1:] >= parts[:-1]).all()):
+        return Directory(ids.count, ids.ascending), bounds
+    small = parts.astype(np.uint16 if num_partitions <= 1 << 16 else np.int64)
+    del parts, every
+    order = np.argsort(small, kind="stable")
+    dtype = np.dtype(np.int32 if ids.count < 2**31 else np.int64)
+    places: npt.NDArray[Any] = np.empty(ids.count, dtype=dtype)
+    places[order] = np.arange(ids.count, dtype=dtype)
+    if ids.ascending is None:
+        return Directory(ids.count, order, None, places), bounds
+    return Directory(ids.count, ids.ascending[order], ids.ascending, places), bounds

@@ -1,0 +1,81 @@
+"""How much memory building may use, and how it is shared out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Budget", "available_memory"]
+
+_MAX_CHUNK_ROWS = 4 << 20
+_EDGE_BYTES = 96
+"""A leaf of the edge sort holds per edge: 12 to 24 bytes of spilled arrays, three int64 keys, the
+order, and the 24 bytes of the native sort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes of working memory, on top of what the process holds already."""
+
+    total: int
+
+    def __post_init__(self) -> None:
+        if self.total < 1:
+            raise ValueError(f"the memory limit must be positive, got {self.total} bytes")
+
+    def chunk_rows(self, row_bytes: int) -> int:
+        """Rows to have in flight between a table and the buckets: an eighth of the memory.
+
+        64 bytes a row go to positions, bucket numbers and their sort; each column is held twice.
+        """
+        return min(max(self.total // 8 // (64 + 2 * row_bytes), 1), _MAX_CHUNK_ROWS)
+
+    def edge_bucket_rows(self, widest_row_bytes: int) -> int:
+        """Edges to sort at once: half of the memory. Columns are placed one after another."""
+        return max(self.total // 2 // max(_EDGE_BYTES, 24 + widest_row_bytes), 1)
+
+    def node_bucket_rows(self, widest_row_bytes: int) -> int:
+        """Nodes to place at once: half of the memory."""
+        return max(self.total // 2 // (24 + widest_row_bytes), 1)
+
+    def copy_rows(self, row_bytes: int) -> int:
+        """Rows to copy at once on their way into a file: a sixteenth of the memory, 8 MiB at most."""
+        return max(min(self.total // 16, 8 << 20) // max(row_bytes, 1), 1)
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether that much may wait in memory, rather than on disk, to be sorted."""
+        return nbytes <= self.total // 4
+
+    def require(self, nbytes: int, what: str) -> None:
+        """Raise ``ValueError`` unless half of the memory holds what cannot be streamed."""
+        if nbytes > self.total // 2:
+            raise ValueError(
+                f"{what} needs {nbytes / 1e6:.1f} MB at once, more than half of the working memory of "
+                f"{self.total / 1e6:.1f} MB: raise the memory limit"
+            )
+
+
+def available_memory() -> int:
+    """Return the bytes that this process may still use: of the machine, and of its container."""
+    found = [_meminfo("MemAvailable")]
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        found.append(limit - used)
+    known = [value for value in found if value is not None and value > 0]
+    return min(known, default=4 << 30)
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def _number(path: str) -> int | None:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,116 @@
+"""Which nodes belong to ``train``, ``val``, ``test`` or any other named split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.directory import Directory
+from gigl_loader.graph.schema import NodeType
+from gigl_loader.partition.ids import find_all, require_integers
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, Table, is_mask
+
+__all__ = ["SplitMarks", "mark_splits"]
+
+Array = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+
+_NUMBERED = ("train", "val", "test")
+_MAX_SPLITS = 8
+_ROWS = 1 << 20
+
+
+class SplitMarks:
+    """One bit per node and split: a byte per node, where there are splits at all."""
+
+    def __init__(self, count: int) -> None:
+        self.names: list[str] = []
+        self._count = count
+        self._bits = np.zeros(0, dtype=np.uint8)
+
+    def mark(self, name: str, positions: Int64Array, what: str) -> None:
+        """Add nodes to a split. ``what`` names the source, for the message about too many splits."""
+        if name not in self.names:
+            if len(self.names) == _MAX_SPLITS:
+                raise FormatError(f"{what}: split {name!r} is the ninth; at most {_MAX_SPLITS} are possible")
+            self.names.append(name)
+        if len(self._bits) != self._count:
+            self._bits = np.zeros(self._count, dtype=np.uint8)
+        self._bits[positions] |= np.uint8(1 << self.names.index(name))
+
+    def members(self, name: str, low: int, high: int) -> Iterator[Int64Array]:
+        """Yield the positions of a split in ``[low, high)``, ascending, in pieces."""
+        bit = np.uint8(1 << self.names.index(name))
+        for start in range(low, high, _ROWS):
+            yield np.flatnonzero(self._bits[start : min(start + _ROWS, high)] & bit) + start
+
+    def sizes(self, low: int = 0, high: int | None = None) -> dict[str, int]:
+        """Return the number of nodes of each split in ``[low, high)``."""
+        high = self._count if high is None else high
+        return {name: sum(map(len, self.members(name, low, high))) for name in sorted(self.names)}
+
+
+def mark_splits(job: Job, node_type: NodeType, entry: NodeTable, directory: Directory) -> SplitMarks:
+    """Collect the splits of a node type from its table and its lists of ids."""
+    marks = SplitMarks(directory.count)
+    if entry.rows is not None:
+        masks = {name: split for name, split in SPLIT_MASKS.items() if is_mask(entry.rows, name)}
+        if masks or "split" in entry.rows.columns:
+            _mark_rows(job, node_type, entry.rows, masks=masks, directory=directory, marks=marks)
+    for split, table in entry.splits.items():
+        require_integers(table, "id")
+        marks.mark(split, np.empty(0, dtype=np.int64), table.name)
+        row = 0
+        for chunk in table.read(["id"], job.budget.chunk_rows(8)):
+            positions = find_all(
+                directory, chunk["id"], node_type=node_type, table=table, name="id", first_row=row
+            )
+            marks.mark(split, positions, table.name)
+            row += len(chunk["id"])
+    return marks
+
+
+def _mark_rows(
+    job: Job,
+    node_type: NodeType,
+    table: Table,
+    *,
+    masks: dict[str, str],
+    directory: Directory,
+    marks: SplitMarks,
+) -> None:
+    names = [name for name in ("id", "split") if name in table.columns] + list(masks)
+    advance = job.track(f"{table.name}: splits", table.num_rows)
+    row = 0
+    for chunk in table.read(names, job.budget.chunk_rows(64)):
+        size = len(chunk[names[0]])
+        ids = chunk.get("id", np.arange(row, row + size))
+        positions = find_all(directory, ids, node_type=node_type, table=table, name="id", first_row=row)
+        for mask, split in masks.items():
+            marks.mark(split, positions[chunk[mask]], table.name)
+        if "split" in chunk:
+            _mark_values(table, chunk["split"], positions, row, marks)
+        row += size
+        advance(size)
+
+
+def _mark_values(table: Table, values: Array, positions: Int64Array, row: int, marks: SplitMarks) -> None:
+    if values.dtype.kind in "iu":
+        wrong = np.flatnonzero((values < -1) | (values >= len(_NUMBERED)))
+        if len(wrong):
+            place = table.where("split", row + int(wrong[0]))
+            raise FormatError(f"{place}: {values[wrong[0]]}, not -1 (none), 0 (train), 1 (val) or 2 (test)")
+        for number, split in enumerate(_NUMBERED):
+            if (members := positions[values == number]).size:
+                marks.mark(split, members, table.name)
+    elif values.dtype.kind in "US":
+        for value in np.unique(values):
+            if value:
+                marks.mark(str(value), positions[values == value], table.name)
+    else:
+        raise FormatError(f"{table.name}, column 'split': holds {values.dtype}, not names or numbers")
