@@ -120,7 +120,7 @@ class Lane:
             except BlockingIOError:
                 return
             if not data:
-                raise EOFError
+                raise EOFError(f"worker {self.worker} is gone")
             try:
                 delivery = self._take(Answer.unpack(data), fds)
             finally:

@@ -34,6 +34,12 @@ __all__ = ["WorkerSource"]
 
 _LOGGER = logging.getLogger(__name__)
 _LEAVE_SECONDS = 1.0
+_CANNOT_START = {
+    "spawn": "it cannot start",
+    "fork": "it cannot start",
+    "forkserver": "it cannot start: forkserver imports the main module again, "
+    "which needs `if __name__ == '__main__':` around what it runs",
+}
 _MIN_SPARE_SLOTS = 2
 _SPARE_SLOTS = 8
 
@@ -189,13 +195,18 @@ class WorkerSource:
         if not events:
             raise self._timeout_error(timeout)
         for fd, _ in events:
-            lane = self._by_fd[fd]
-            try:
-                for delivery in lane.answers():
-                    self._ready[delivery.batch] = delivery
-            except EOFError:
-                self._replace(lane, fd)
+            if not self._collect(self._by_fd[fd]):
+                self._replace(self._by_fd[fd], fd)
         self._hand_out()
+
+    def _collect(self, lane: Lane) -> bool:
+        """Take what has come from a worker. Return whether it is still there."""
+        try:
+            for delivery in lane.answers():
+                self._ready[delivery.batch] = delivery
+        except EOFError:
+            return False
+        return True
 
     def _hand_out(self) -> None:
         """Send requests, each to the worker with the shortest queue, until no worker has room."""
@@ -228,7 +239,7 @@ class WorkerSource:
         del self._by_fd[fd]
         death = lane.bury()
         if death.hopeless:
-            self._give_up(death, "it cannot start")
+            self._give_up(death, _CANNOT_START[self._options.start_method])
         if self._restarts == self._options.max_worker_restarts:
             self._give_up(death, f"{self._restarts} restarts are used up (max_worker_restarts)")
         self._restarts += 1

@@ -1,0 +1,215 @@
+"""What every ``BatchSource`` promises. One suite for all of them."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import traceback
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from gigl_loader.channel.frame import Frame
+from gigl_loader.errors import SamplingError
+from gigl_loader.sampling.sampler import Sampler
+from tests.support.faults import FaultPlan
+from tests.support.sources import (
+    NUM_BATCHES,
+    PLAN,
+    SourceKind,
+    bytes_of,
+    drain,
+    small_graph,
+    small_schedule,
+)
+
+KINDS = [SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(2, "fork")]
+
+pytestmark = [
+    pytest.mark.usefixtures("no_leftovers"),
+    # Forking a process with threads (those of torch) is what somebody who asks for fork gets.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, list[bytes]]:
+    """The batches of two epochs, straight from the sampler."""
+    sampler, schedule = Sampler(small_graph(), PLAN), small_schedule()
+    epochs: dict[int, list[bytes]] = {}
+    for epoch in (0, 1):
+        epochs[epoch] = []
+        for batch in range(NUM_BATCHES):
+            sampled = sampler.sample(schedule.request(epoch, batch))
+            buffer = np.empty(sampled.layout.nbytes, np.uint8)
+            sampled.write(buffer)
+            epochs[epoch].append(buffer.tobytes())
+    return epochs
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request: pytest.FixtureRequest) -> SourceKind:
+    found: SourceKind = request.param
+    return found
+
+
+def test_batches_come_in_order_and_are_the_samplers_own(
+    kind: SourceKind, expected: dict[int, list[bytes]]
+) -> None:
+    with closing(kind.open()) as source:
+        assert source.num_batches == NUM_BATCHES
+        source.start_epoch(0)
+        for number in range(NUM_BATCHES):
+            frame = source.receive(20)
+            assert (frame.epoch, frame.batch) == (0, number)
+            assert bytes_of(frame) == expected[0][number]
+        with pytest.raises(ValueError, match="all 12 batches"):
+            source.receive(20)
+
+
+def test_epochs_follow_each_other(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+    with closing(kind.open()) as source:
+        for epoch in (0, 1, 0):
+            source.start_epoch(epoch)
+            assert drain(source) == expected[epoch]
+
+
+@pytest.mark.parametrize("first_batch", [1, 7, NUM_BATCHES - 1])
+def test_an_epoch_resumes_anywhere(
+    kind: SourceKind, expected: dict[int, list[bytes]], first_batch: int
+) -> None:
+    with closing(kind.open()) as source:
+        source.start_epoch(1, first_batch)
+        assert drain(source, NUM_BATCHES - first_batch) == expected[1][first_batch:]
+
+
+def test_an_epoch_may_begin_at_its_end(kind: SourceKind) -> None:
+    with closing(kind.open()) as source:
+        source.start_epoch(0, NUM_BATCHES)
+        with pytest.raises(ValueError, match="all 12 batches"):
+            source.receive(20)
+
+
+@pytest.mark.parametrize("seen", [0, 1, 5])
+def test_leaving_an_epoch_leaks_none_of_its_batches(
+    kind: SourceKind, expected: dict[int, list[bytes]], seen: int
+) -> None:
+    with closing(kind.open()) as source:
+        for epoch in (0, 0, 1, 0):
+            source.start_epoch(epoch)
+            assert drain(source, seen) == expected[epoch][:seen]
+        source.start_epoch(1)
+        assert drain(source) == expected[1]
+
+
+def test_all_batches_may_be_kept(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+    with closing(kind.open()) as source:
+        frames: list[Frame] = []
+        for epoch in (0, 1):
+            source.start_epoch(epoch)
+            frames += [source.receive(20) for _ in range(NUM_BATCHES)]
+        assert [bytes_of(frame) for frame in frames] == expected[0] + expected[1]
+
+
+def test_arrays_outlive_the_source(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+    source = kind.open()
+    source.start_epoch(0)
+    frames = [source.receive(20) for _ in range(3)]
+    arrays = [frame.array("node/node/n_id") for frame in frames]
+    source.close()
+    del source, frames
+    gc.collect()
+    for array, frame_bytes in zip(arrays, expected[0], strict=False):
+        parsed = Frame.parse(np.frombuffer(frame_bytes, np.uint8), edge_dir="in")
+        assert (array == parsed.array("node/node/n_id")).all()
+
+
+def test_frames_that_fit_no_slot_arrive_all_the_same(
+    kind: SourceKind, expected: dict[int, list[bytes]]
+) -> None:
+    with closing(kind.open(channel_bytes=max(kind.workers, 1) << 20, worker_concurrency=40)) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected[0]
+        if kind.workers:
+            assert source.stats()["oversize"] == NUM_BATCHES
+
+
+@pytest.mark.parametrize("at_batch", [0, 4, NUM_BATCHES - 1])
+def test_a_failure_arrives_at_its_batch_and_nowhere_else(
+    kind: SourceKind, expected: dict[int, list[bytes]], at_batch: int
+) -> None:
+    with closing(kind.open(FaultPlan(what="raise", at_batch=at_batch))) as source:
+        source.start_epoch(0)
+        assert drain(source, at_batch) == expected[0][:at_batch]
+        with pytest.raises(SamplingError, match=rf"epoch 0, batch {at_batch}: Mishap: as planned") as caught:
+            source.receive(20)
+        assert "in commit" in _far_traceback(caught.value)
+        rest = NUM_BATCHES - at_batch - 1
+        assert drain(source, rest) == expected[0][at_batch + 1 :]
+        source.start_epoch(1)
+        assert drain(source, at_batch) == expected[1][:at_batch]
+
+
+def test_closing_twice_is_fine_and_ends_use(kind: SourceKind) -> None:
+    source = kind.open()
+    source.start_epoch(0)
+    source.receive(20)
+    source.close()
+    source.close()
+    with pytest.raises(ValueError, match="closed"):
+        source.receive(20)
+    with pytest.raises(ValueError, match="closed"):
+        source.start_epoch(0)
+    assert source.stats()["batches"] == 1
+
+
+def test_a_source_that_is_only_forgotten_leaves_nothing(kind: SourceKind) -> None:
+    source = kind.open()
+    source.start_epoch(0)
+    source.receive(20)
+
+
+@pytest.mark.parametrize(("epoch", "first_batch"), [(-1, 0), (0, -1), (0, NUM_BATCHES + 1)])
+def test_impossible_places_are_refused(kind: SourceKind, epoch: int, first_batch: int) -> None:
+    with closing(kind.open()) as source, pytest.raises(ValueError, match=r"must lie in|count from 0"):
+        source.start_epoch(epoch, first_batch)
+
+
+def test_receiving_before_an_epoch_is_refused(kind: SourceKind) -> None:
+    with closing(kind.open()) as source, pytest.raises(ValueError, match="start an epoch"):
+        source.receive(20)
+
+
+def test_stats_count_what_was_delivered(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+    with closing(kind.open()) as source:
+        source.start_epoch(0)
+        drain(source)
+        stats = source.stats()
+    assert stats["batches"] == NUM_BATCHES
+    assert stats["bytes"] == sum(map(len, expected[0]))
+    assert stats["seconds_waiting"] > 0
+    assert stats["seconds_sampling"] > 0
+    assert stats["restarts"] == 0
+    assert len(stats["workers"]) == kind.workers
+    assert sum(worker["batches"] for worker in stats["workers"]) in (NUM_BATCHES, 0)
+
+
+def test_two_sources_run_side_by_side(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+    with closing(kind.open()) as one, closing(kind.open()) as other:
+        one.start_epoch(0)
+        other.start_epoch(1)
+        pairs = [(bytes_of(one.receive(20)), bytes_of(other.receive(20))) for _ in range(NUM_BATCHES)]
+    assert pairs == list(zip(expected[0], expected[1], strict=True))
+
+
+def test_interleaved_epochs_never_mix(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+    with closing(kind.open()) as source:
+        for epoch, first in itertools.product((0, 1), (0, 3, 9, 2)):
+            source.start_epoch(epoch, first)
+            assert drain(source, 2) == expected[epoch][first : first + 2]
+
+
+def _far_traceback(error: BaseException) -> str:
+    notes = "".join(getattr(error, "__notes__", []))
+    return notes + "".join(traceback.format_exception(error))

@@ -1,0 +1,108 @@
+"""Faults as values, and the sampler of a worker that commits them.
+
+A plan travels in the graph's reference, which the trainer hands to its workers anyway; the worker is
+told to make its sampler with ``faulty_sampler``. The package itself knows nothing of faults.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.sampling.worker import open_sampler
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.setting import WorkerSetting
+    from gigl_loader.sampling.source import BatchSampler, SampledBatch
+
+__all__ = ["FAULTY_SAMPLER", "FaultPlan", "GraphWithFaults", "Mishap", "faulty_sampler"]
+
+FAULTY_SAMPLER = f"{__name__}:faulty_sampler"
+
+
+class Mishap(RuntimeError):
+    """What a sampler raises by plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultPlan:
+    """What goes wrong, where, and how often."""
+
+    what: str
+    """``kill``, ``segv``, ``stop`` (the signals), ``exit``, ``raise`` or ``sleep``."""
+    at_batch: int | None = None
+    """At this batch. ``None``: at the start, before the worker is up."""
+    worker: int | None = None
+    """In this worker, or in any."""
+    lives: int = 1
+    """In so many processes of a worker, one after the other."""
+
+    def happens(self, setting: WorkerSetting, batch: int | None) -> bool:
+        here = self.worker in (None, setting.worker) and setting.life < self.lives
+        return here and batch == self.at_batch
+
+    def commit(self) -> None:
+        match self.what:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "segv":
+                ctypes.string_at(0)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "exit":
+                os._exit(3)
+            case "raise":
+                raise Mishap("as planned")
+            case "sleep":
+                time.sleep(60)
+
+
+@dataclass(frozen=True)
+class GraphWithFaults:
+    """A graph as a trainer passes it on, with a plan for the workers."""
+
+    graph: Graph
+    faults: FaultPlan
+
+    @property
+    def schema(self) -> GraphSchema:
+        return self.graph.schema
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        return self.graph.pass_fds
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        return {**self.graph.reference, "faults": asdict(self.faults)}
+
+
+@dataclass(frozen=True)
+class FaultySampler:
+    """Samples as another does, but for the planned faults."""
+
+    sampler: BatchSampler
+    faults: FaultPlan
+    setting: WorkerSetting | None = None
+
+    def sample(self, request: Request) -> SampledBatch:
+        if self.setting is None:
+            if request.batch == self.faults.at_batch:
+                self.faults.commit()
+        elif self.faults.happens(self.setting, request.batch):
+            self.faults.commit()
+        return self.sampler.sample(request)
+
+
+def faulty_sampler(setting: WorkerSetting) -> BatchSampler:
+    faults = FaultPlan(**setting.reference["faults"])
+    if faults.happens(setting, None):
+        faults.commit()
+    return FaultySampler(open_sampler(setting), faults, setting)

@@ -1,0 +1,93 @@
+"""What a process has that others could miss: children, open files, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["Leftovers", "is_gone", "wait_until"]
+
+# They serve every user of multiprocessing in this process, and live as long as it does.
+_SERVANTS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """Descendants, descriptors and mapped memory files of this process at one moment."""
+
+    children: frozenset[int]
+    files: frozenset[tuple[int, str]]
+    maps: frozenset[str]
+    shared: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Leftovers:
+        gc.collect()
+        return cls(_children(), _files(), _maps(), frozenset(os.listdir("/dev/shm")))
+
+    def check(self) -> None:
+        """Fail if there is anything now that was not there then. Gives the kernel a moment."""
+        wait_until(lambda: not self._new(Leftovers.now()), seconds=2)
+        new = self._new(Leftovers.now())
+        assert not new, f"left over: {new}"
+
+    def _new(self, now: Leftovers) -> list[object]:
+        return [
+            *(now.children - self.children),
+            *(now.files - self.files),
+            *(now.maps - self.maps),
+            *(now.shared - self.shared),
+        ]
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended, be it reaped or not."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition: object, *, seconds: float) -> bool:
+    """Wait for a condition, at most so long. Return whether it came true."""
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _children() -> frozenset[int]:
+    return frozenset(child.pid for child in psutil.Process().children(recursive=True) if not _serves(child))
+
+
+def _serves(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
+    return any(servant in command for servant in _SERVANTS)
+
+
+def _files() -> frozenset[tuple[int, str]]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if not target.startswith("/proc/"):
+            found.add((int(name), target))
+    return frozenset(found)
+
+
+def _maps() -> frozenset[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return frozenset(line for line in lines if "memfd:" in line)

@@ -1,0 +1,97 @@
+"""Sources over a small graph, of every kind, for the contract suite and its neighbours."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from gigl_loader.graph.folder import MemoryFolder
+from gigl_loader.graph.graph import Graph
+from gigl_loader.options import SamplingPlan, WorkerOptions
+from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.sampling.producer import WorkerSource
+from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.schedule import Schedule
+from gigl_loader.sampling.source import InlineSource
+from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, GraphWithFaults
+
+if TYPE_CHECKING:
+    from gigl_loader.channel.frame import Frame
+    from gigl_loader.sampling.source import BatchSource
+
+__all__ = ["NUM_BATCHES", "PLAN", "SourceKind", "bytes_of", "drain", "small_graph", "small_schedule"]
+
+NUM_BATCHES = 12
+_NUM_NODES = 600
+_EDGE = ("node", "to", "node")
+
+PLAN = SamplingPlan(
+    seed_type="node",
+    num_neighbors={_EDGE: (5, 5)},
+    run_seed=7,
+    with_edge=True,
+    node_columns={"node": ("x", "y")},
+    edge_columns={},
+)
+
+
+@functools.cache
+def small_graph() -> Graph:
+    """600 nodes with features and labels, 6,000 random edges, in memory."""
+    random = np.random.default_rng(0)
+    nodes = ArrayTable(
+        "nodes",
+        {
+            "id": np.arange(_NUM_NODES),
+            "x": random.standard_normal((_NUM_NODES, 16), dtype=np.float32),
+            "y": random.integers(0, 5, _NUM_NODES),
+        },
+    )
+    src, dst = random.integers(0, _NUM_NODES, (2, 6_000))
+    edges = ArrayTable("edges", {"src": src, "dst": dst})
+    folder = MemoryFolder()
+    build_graph(GraphTables(edges={_EDGE: edges}, nodes={"node": NodeTable(nodes)}), folder)
+    return Graph.open(folder)
+
+
+def small_schedule() -> Schedule:
+    """Twelve batches of fifty seeds, shuffled."""
+    return Schedule(
+        np.arange(_NUM_NODES), batch_size=50, shuffle=True, drop_last=False, run_seed=PLAN.run_seed
+    )
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """A kind of source: inline, or a number of workers started in one way."""
+
+    workers: int
+    method: str = "spawn"
+
+    def __str__(self) -> str:
+        return f"{self.workers}-{self.method}" if self.workers else "inline"
+
+    def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
+        """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
+        if not self.workers:
+            sampler = Sampler(small_graph(), PLAN)
+            channel = {name: options[name] for name in ("channel_bytes",) if name in options}
+            faulty = sampler if faults is None else FaultySampler(sampler, faults)
+            return InlineSource(faulty, small_schedule(), **channel)
+        settings = WorkerOptions(num_workers=self.workers, start_method=self.method, **options)
+        if faults is None:
+            return WorkerSource(small_graph(), PLAN, small_schedule(), settings)
+        graph = cast("Graph", GraphWithFaults(small_graph(), faults))
+        return WorkerSource(graph, PLAN, small_schedule(), settings, sampler=FAULTY_SAMPLER)
+
+
+def bytes_of(frame: Frame) -> bytes:
+    return frame.buffer[: frame.nbytes].tobytes()
+
+
+def drain(source: BatchSource, count: int = NUM_BATCHES) -> list[bytes]:
+    """Receive batches and return their bytes."""
+    return [bytes_of(source.receive(20)) for _ in range(count)]
