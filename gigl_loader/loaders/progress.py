@@ -68,6 +68,8 @@ def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:
     if type(state["run_seed"]) is not int or not 0 <= state["run_seed"] < 2**64:
         raise ValueError(f"run_seed of the state must lie in [0, 2**64), got {state['run_seed']!r}")
     theirs = state["made_with"]
+    if not isinstance(theirs, dict):
+        raise ValueError(f"made_with of the state must be a mapping, got {theirs!r}")
     names = sorted(made_with.keys() | theirs.keys())
     differ = [name for name in names if made_with.get(name) != theirs.get(name)]
     if differ:

@@ -1,0 +1,367 @@
+"""Epochs, iterators, faults, shutdown: what every loader does, whatever its batches are."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib
+import os
+import pickle
+import time
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, SamplingError, WorkerDied
+from gigl_loader.options import SamplingPlan
+from tests.support.pyg_graphs import homogeneous, same_batch
+from tests.support.scripted import Script, ScriptedDataset
+
+DATASET = DistDataset.from_pyg(homogeneous())
+NUM_BATCHES = 10
+
+
+def _loader(dataset: DistDataset = DATASET, **options: Any) -> DistNeighborLoader:
+    """Ten batches an epoch, shuffled."""
+    defaults: dict[str, Any] = {"batch_size": 30, "shuffle": True, "seed": 3, "num_workers": 0}
+    return DistNeighborLoader(dataset, [3, 2], **{**defaults, **options})
+
+
+def _epochs(count: int) -> list[list[Any]]:
+    loader = _loader()
+    return [list(loader) for _ in range(count)]
+
+
+EPOCHS = _epochs(4)
+
+
+def _same(batches: list[Any], expected: list[Any]) -> bool:
+    return len(batches) == len(expected) and all(map(same_batch, batches, expected))
+
+
+# Epochs and iterators
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_iter_is_the_next_epoch(num_workers: int) -> None:
+    with _loader(num_workers=num_workers) as loader:
+        assert len(loader) == NUM_BATCHES
+        for epoch in EPOCHS:
+            assert _same(list(loader), epoch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stop_after", [0, 1, 4])
+def test_a_break_leaves_the_next_epoch_whole(num_workers: int, stop_after: int) -> None:
+    with _loader(num_workers=num_workers) as loader:
+        assert _same(list(islice(loader, stop_after)), EPOCHS[0][:stop_after])
+        assert _same(list(loader), EPOCHS[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_nested_iteration_gives_whole_epochs_at_every_level(num_workers: int) -> None:
+    with _loader(num_workers=num_workers) as loader:
+        outer = []
+        for place, batch in enumerate(loader):
+            outer.append(batch)
+            if place in (2, 5):
+                assert _same(list(loader), EPOCHS[1 if place == 2 else 2])
+        assert _same(outer, EPOCHS[0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_two_iterators_of_one_loader_keep_their_places(num_workers: int) -> None:
+    with _loader(num_workers=num_workers) as loader:
+        pairs = list(zip(loader, loader, strict=True))
+    assert _same([first for first, _ in pairs], EPOCHS[0])
+    assert _same([second for _, second in pairs], EPOCHS[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_loaders_run_interleaved(num_workers: int) -> None:
+    with _loader(num_workers=num_workers) as first, _loader(num_workers=num_workers) as second:
+        pairs = list(zip(first, second, strict=True))
+    assert all(same_batch(a, b) for a, b in pairs)
+    assert _same([a for a, _ in pairs], EPOCHS[0])
+
+
+def test_next_of_a_loader_advances_its_latest_iterator() -> None:
+    loader = _loader()
+    first = [next(loader) for _ in range(2)]
+    iterator = iter(loader)
+    second = [next(iterator), next(loader), next(iterator)]
+    assert _same(first, EPOCHS[0][:2])
+    assert _same(second, EPOCHS[1][:3])
+
+
+def test_an_exhausted_iterator_stays_exhausted() -> None:
+    loader = _loader()
+    iterator = iter(loader)
+    list(iterator)
+    assert list(iterator) == []
+    assert next(iterator, None) is None
+    assert _same(list(loader), EPOCHS[1])
+    assert list(iterator) == []
+
+
+def test_a_progress_bar_knows_the_length() -> None:
+    tqdm = importlib.import_module("tqdm").tqdm
+    bar = tqdm(_loader(), disable=True)
+    assert bar.total == NUM_BATCHES
+    assert len(list(bar)) == NUM_BATCHES
+
+
+def test_batches_may_be_kept() -> None:
+    with _loader(num_workers=2) as loader:
+        kept = [batch for _ in range(3) for batch in loader]
+    assert _same(kept, [batch for epoch in EPOCHS[:3] for batch in epoch])
+
+
+# Order
+
+
+def test_out_of_order_batches_make_a_whole_epoch() -> None:
+    script = Script(order=lambda batches: sorted(batches, key=lambda batch: (batch % 3, -batch)))
+    loader = _loader(ScriptedDataset(DATASET, script), in_order=False)
+    seen = list(loader)
+    assert not _same(seen, EPOCHS[0])
+    assert len(seen) == NUM_BATCHES
+    assert all(any(same_batch(batch, other) for other in seen) for batch in EPOCHS[0])
+    assert len(list(loader)) == NUM_BATCHES
+
+
+def test_a_nested_epoch_out_of_order_loses_and_repeats_nothing() -> None:
+    script = Script(order=lambda batches: sorted(batches, key=lambda batch: (batch % 3, -batch)))
+    loader = _loader(ScriptedDataset(DATASET, script), in_order=False)
+    outer = []
+    for batch in loader:
+        outer.append(batch)
+        if len(outer) == 5:
+            list(loader)
+    assert len(outer) == NUM_BATCHES
+    assert all(any(same_batch(batch, other) for other in outer) for batch in EPOCHS[0])
+
+
+# Faults
+
+
+def test_a_failed_batch_is_raised_in_its_place_and_the_epoch_goes_on() -> None:
+    script = Script(faults={3: SamplingError("batch 3 cannot be")})
+    iterator = iter(_loader(ScriptedDataset(DATASET, script)))
+    seen = [next(iterator) for _ in range(3)]
+    with pytest.raises(SamplingError, match="batch 3 cannot be"):
+        next(iterator)
+    seen += list(iterator)
+    assert _same(seen, EPOCHS[0][:3] + EPOCHS[0][4:])
+
+
+def test_a_failed_last_batch_ends_the_epoch() -> None:
+    script = Script(faults={9: SamplingError("no")})
+    loader = _loader(ScriptedDataset(DATASET, script))
+    iterator = iter(loader)
+    assert len(list(islice(iterator, 9))) == 9
+    with pytest.raises(SamplingError):
+        next(iterator)
+    assert list(iterator) == []
+    script.faults.clear()
+    assert _same(list(loader), EPOCHS[1])
+
+
+def test_nothing_is_lost_by_a_timeout() -> None:
+    script = Script(waits={4: TimeoutError("slow")})
+    iterator = iter(_loader(ScriptedDataset(DATASET, script)))
+    seen = list(islice(iterator, 4))
+    with pytest.raises(TimeoutError, match="slow"):
+        next(iterator)
+    assert _same(seen + list(iterator), EPOCHS[0])
+
+
+def test_a_dead_worker_is_told_and_the_state_is_still_good() -> None:
+    script = Script(waits={4: WorkerDied("gone")})
+    loader = _loader(ScriptedDataset(DATASET, script))
+    seen: list[Any] = []
+    with pytest.raises(WorkerDied, match="gone"):
+        seen.extend(loader)
+    resumed = _loader()
+    resumed.load_state_dict(loader.state_dict())
+    assert _same(list(resumed), EPOCHS[0][len(seen) :])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_interrupted_batch_is_not_lost(num_workers: int) -> None:
+    interrupts = [True]
+
+    def transform(batch: Data) -> Data:
+        if same_batch(batch, EPOCHS[0][4]) and interrupts:
+            interrupts.pop()
+            raise KeyboardInterrupt
+        return batch
+
+    with _loader(transform=transform, num_workers=num_workers) as loader:
+        iterator = iter(loader)
+        seen = list(islice(iterator, 4))
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert _same(seen + list(iterator), EPOCHS[0])
+
+
+def test_a_transform_that_raises_is_the_users_error_and_the_next_batch_follows() -> None:
+    def transform(batch: Data) -> Data:
+        if same_batch(batch, EPOCHS[0][1]):
+            raise ZeroDivisionError
+        return batch
+
+    iterator = iter(_loader(transform=transform))
+    next(iterator)
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    assert _same(list(iterator), EPOCHS[0][2:])
+
+
+def test_no_source_is_left_when_construction_fails() -> None:
+    class Late(DistNeighborLoader):
+        def sampling_plan(self, seed_type: str, run_seed: int) -> SamplingPlan:
+            raise ValueError("a bad plan")
+
+    script = Script()
+    with pytest.raises(ValueError, match="a bad plan"):
+        Late(ScriptedDataset(DATASET, script), [2], num_workers=1)
+    assert script.starts == []
+
+
+# Shutdown
+
+
+def test_a_loader_that_was_shut_down_says_so() -> None:
+    script = Script()
+    loader = _loader(ScriptedDataset(DATASET, script))
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    loader.shutdown()
+    loader.shutdown()
+    assert script.closed == 1
+    for use in (lambda: next(iterator), lambda: iter(loader), lambda: next(loader)):
+        with pytest.raises(RuntimeError, match=r"DistNeighborLoader-\d+ was shut down; build a new loader"):
+            use()
+    with pytest.raises(RuntimeError, match="was shut down"):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert "shut down" in repr(loader)
+    assert len(loader) == NUM_BATCHES
+
+
+def test_leaving_the_block_shuts_down_also_by_an_error() -> None:
+    script = Script()
+    with pytest.raises(ZeroDivisionError), _loader(ScriptedDataset(DATASET, script)):
+        raise ZeroDivisionError
+    assert script.closed == 1
+
+
+def test_a_loader_that_is_collected_leaves_no_process() -> None:
+    loader = _loader(num_workers=2)
+    batch = next(iter(loader))
+    pids = [worker["pid"] for worker in loader.stats()["workers"]]
+    assert len(pids) == 2
+    assert all(_alive(pid) for pid in pids)
+    del loader
+    gc.collect()
+    _wait_until(lambda: not any(_alive(pid) for pid in pids))
+    assert same_batch(batch, EPOCHS[0][0])
+
+
+def test_an_iterator_keeps_its_loader() -> None:
+    assert _same(list(_loader(num_workers=1)), EPOCHS[0])
+    iterator = iter(_loader(num_workers=1))
+    gc.collect()
+    assert _same(list(iterator), EPOCHS[0])
+
+
+def _alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _wait_until(condition: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# Other processes
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_loader_refuses_to_be_copied(take: Any) -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied.* state_dict\(\)"):
+        take(_loader())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_forked_child_is_refused_and_does_no_harm(num_workers: int) -> None:
+    with _loader(num_workers=num_workers) as loader:
+        iterator = iter(loader)
+        seen = list(islice(iterator, 2))
+        child = os.fork()
+        if child == 0:
+            status = 3
+            try:
+                next(iterator)
+            except RuntimeError as error:
+                status = 0 if f"belongs to process {os.getppid()}" in str(error) else 4
+            loader.shutdown()
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert _same(seen + list(iterator), EPOCHS[0])
+
+
+# The rest
+
+
+def test_stats_tell_where_time_went() -> None:
+    def transform(batch: Data) -> Data:
+        time.sleep(0.001)
+        return batch
+
+    loader = _loader(transform=transform)
+    list(loader)
+    stats = loader.stats()
+    assert stats["batches"] == NUM_BATCHES
+    assert stats["seconds_transforming"] >= 0.01
+    for kind in ("waiting", "copying", "collating"):
+        assert 0 < stats[f"seconds_{kind}"] < 5
+    assert set(stats) >= set(loader._source.stats())
+
+
+def test_the_text_of_a_loader_tells_what_it_is() -> None:
+    assert repr(_loader()) == "DistNeighborLoader(10 batches of 30, 0 workers, on cpu)"
+
+
+def test_the_runtime_is_known() -> None:
+    assert _loader().topology == BaseDistLoader.resolve_runtime()
+
+
+def test_a_name_is_for_messages() -> None:
+    loader = _loader(name="validation")
+    loader.shutdown()
+    with pytest.raises(RuntimeError, match=r"^validation was shut down"):
+        next(loader)
+
+
+def test_collating_a_batch_touches_no_data() -> None:
+    """A batch's tensors are the frame's memory, but for ``edge_index``."""
+    loader = _loader()
+    frames = []
+    original = loader._source.receive
+    loader._source.receive = lambda timeout: frames.append(original(timeout)) or frames[-1]  # type: ignore
+    batch = next(loader)
+    (frame,) = frames
+    begin = frame.buffer.ctypes.data
+    for name, value in batch.to_dict().items():
+        if isinstance(value, torch.Tensor) and value.numel():
+            inside = begin <= value.data_ptr() < begin + frame.nbytes
+            assert inside == (name != "edge_index"), name
