@@ -1,7 +1,21 @@
 """Building graphs: table readers, assigners, and the bounded-memory builder."""
 
+from gigl_loader.partition.assigners import Assigner, HashAssigner, RangeAssigner
 from gigl_loader.partition.build import build_graph
 from gigl_loader.partition.pyg import tables_from_pyg
+from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable, Table
 
-__all__ = ["ArrayTable", "GraphTables", "NodeTable", "Table", "build_graph", "tables_from_pyg"]
+__all__ = [
+    "ArrayTable",
+    "Assigner",
+    "ColumnOptions",
+    "GraphTables",
+    "HashAssigner",
+    "NodeTable",
+    "RangeAssigner",
+    "Table",
+    "build_graph",
+    "open_table",
+    "tables_from_pyg",
+]

@@ -6,7 +6,7 @@ each bucket is sorted in memory and appended to the files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,7 @@ class _EdgeBuild:
     def __init__(self, job: Job, edge_type: EdgeType, table: Table, target: _End, neighbor: _End) -> None:
         self._job = job
         self._edge_type = edge_type
+        self._name = ",".join(edge_type)
         self._table = table
         self._target = target
         self._neighbor = neighbor
@@ -78,7 +79,7 @@ class _EdgeBuild:
         self._kinds = self._spilled_kinds()
         self._leaf_rows = job.budget.edge_bucket_rows(max(map(row_bytes, self._kinds.values())))
         self._sorter = EdgeSorter(job, self._kinds, neighbor.directory, self._leaf_rows)
-        self._advance = job.track(f"{table.name}: edges", table.num_rows)
+        self._advance: Callable[[int], None] = lambda _: None
         self._largest_id = 0
         self._cuts, self._parts = bucket_cuts(target.nodes.bounds, self._bucket_width())
 
@@ -87,7 +88,7 @@ class _EdgeBuild:
         count = self._table.num_rows
         spill = self._job.spill(self._kinds, count)
         self._spread(spill)
-        self._advance = self._job.track(f"{self._table.name}: edges, writing", count)
+        self._advance = self._job.track(f"edges {self._name}: sorting", count)
         sizes = self._part_sizes(spill)
         topology = PartFiles(
             self._job,
@@ -143,7 +144,7 @@ class _EdgeBuild:
         return max(min(-(-self._target.nodes.count // buckets), by_degrees), 1)
 
     def _spread(self, spill: Spill) -> None:
-        advance = self._job.track(f"{self._table.name}: edges, reading", self._table.num_rows)
+        advance = self._job.track(f"edges {self._name}: reading", self._table.num_rows)
         row = 0
         total_bytes = sum(map(row_bytes, self._kinds.values()))
         names = [name for name in (*EDGE_ROLES, *self._columns) if name in self._table.columns]

@@ -99,7 +99,7 @@ def _from_column(job: Job, table: Table, node_type: NodeType) -> NodeIds:
     require_integers(table, "id")
     count = table.num_rows
     job.budget.require(8 * count, f"checking the {count:,} ids of node type {node_type!r}")
-    advance = job.track(f"{table.name}: node ids", count)
+    advance = job.track(f"nodes {node_type}: ids", count)
     ids = np.empty(count, dtype=np.int64)
     row = 0
     for chunk in table.read(["id"], job.budget.chunk_rows(8)):
@@ -130,7 +130,7 @@ def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
     seen = _IdSet(job, node_type)
     for edge_type, table in tables.edges.items():
         names = [name for end, name in ((edge_type[0], "src"), (edge_type[2], "dst")) if end == node_type]
-        for ids in _columns_of(job, table, names):
+        for ids in _columns_of(job, node_type, table, names):
             seen.add(ids)
     ids = seen.ascending()
     if len(ids) == 0 or (ids[0] == 0 and ids[-1] == len(ids) - 1):
@@ -138,12 +138,12 @@ def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
     return NodeIds(len(ids), ids)
 
 
-def _columns_of(job: Job, table: Table, names: Sequence[str]) -> Iterator[Int64Array]:
+def _columns_of(job: Job, node_type: NodeType, table: Table, names: Sequence[str]) -> Iterator[Int64Array]:
     if not names:
         return
     for name in names:
         require_integers(table, name)
-    advance = job.track(f"{table.name}: node ids", table.num_rows)
+    advance = job.track(f"nodes {node_type}: ids in edges", table.num_rows)
     row = 0
     for chunk in table.read(names, job.budget.chunk_rows(16)):
         for name in names:

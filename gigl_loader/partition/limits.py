@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Budget", "available_memory"]
+__all__ = ["Budget", "available_memory", "parse_bytes", "resident_bytes"]
 
 _MAX_CHUNK_ROWS = 4 << 20
+_UNITS = {"": 1, "b": 1} | {
+    name: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for base, names in ((1000, (letter, f"{letter}b")), (1024, (f"{letter}ib",)))
+    for name in names
+}
 _EDGE_BYTES = 96
 """A leaf of the edge sort holds per edge: 12 to 24 bytes of spilled arrays, three int64 keys, the
 order, and the 24 bytes of the native sort."""
@@ -63,6 +72,25 @@ def available_memory() -> int:
         found.append(limit - used)
     known = [value for value in found if value is not None and value > 0]
     return min(known, default=4 << 30)
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes in ``"2GB"``, ``"512 MiB"`` or ``"1000000"``."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is no size; write for example 2GB, 512MiB or 1000000")
+    return int(float(match[1]) * unit)
+
+
+def resident_bytes() -> int:
+    """Return the bytes of memory that this process has touched and still holds."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak << 10
+    return pages * resource.getpagesize()
 
 
 def _meminfo(field: str) -> int | None:

@@ -99,7 +99,7 @@ class _ColumnBuild:
 
     def _stream(self) -> None:
         """Copy rows that come in the order of their positions."""
-        advance = self._job.track(f"{self._table.name}: columns", self._table.num_rows)
+        advance = self._job.track(f"nodes {self._node_type}: columns", self._table.num_rows)
         row_bytes = sum(column.row_bytes for column in self.columns.values())
         position = part = 0
         for chunk in self._table.read(list(self.columns), self._job.budget.copy_rows(row_bytes)):
@@ -118,7 +118,7 @@ class _ColumnBuild:
         widest = max(column.row_bytes for column in self.columns.values())
         cuts, parts = bucket_cuts(self._bounds, self._job.budget.node_bucket_rows(widest))
         spill = self._spread(cuts)
-        advance = self._job.track(f"{self._table.name}: columns, writing", self._table.num_rows)
+        advance = self._job.track(f"nodes {self._node_type}: writing columns", self._table.num_rows)
         for bucket, (low, part) in enumerate(zip(cuts.tolist(), parts.tolist(), strict=True)):
             positions = spill.take(bucket, "position")
             order = np.empty(len(positions), dtype=np.int64)
@@ -138,7 +138,7 @@ class _ColumnBuild:
             for name, column in self.columns.items()
         }
         spill = self._job.spill({"position": (np.dtype(np.int64), ()), **kinds}, self._table.num_rows)
-        advance = self._job.track(f"{self._table.name}: columns, reading", self._table.num_rows)
+        advance = self._job.track(f"nodes {self._node_type}: reading columns", self._table.num_rows)
         for positions, chunk in self._placed():
             buckets = None
             if len(cuts) > 1:

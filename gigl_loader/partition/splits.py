@@ -85,7 +85,7 @@ def _mark_rows(
     marks: SplitMarks,
 ) -> None:
     names = [name for name in ("id", "split") if name in table.columns] + list(masks)
-    advance = job.track(f"{table.name}: splits", table.num_rows)
+    advance = job.track(f"nodes {node_type}: splits", table.num_rows)
     row = 0
     for chunk in table.read(names, job.budget.chunk_rows(64)):
         size = len(chunk[names[0]])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.graph import Graph, MemoryFolder
-from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from tests.support.tables import PlainEdges, PlainGraph, check_built, files_of, plain_graphs
+from gigl_loader.partition import build_graph
+from tests.support.tables import PlainGraph, check_built, files_of, plain_graphs
 
 _SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

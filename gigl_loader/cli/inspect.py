@@ -1,0 +1,130 @@
+"""``gigl-loader inspect``: what a graph directory holds, and whether it is whole."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gigl_loader.graph import Column, Graph
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    graph: Annotated[Path, typer.Argument(help="A directory made by gigl-loader partition.")],
+    *,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show the types, sizes and columns of a graph, and check that it is whole."""
+    from gigl_loader.graph import Graph
+
+    opened = Graph.open(graph)
+    if verify:
+        with _progress(quiet=json) as progress:
+            opened.verify(progress)
+    if json:
+        print(json_module.dumps(_document(graph, opened, verified=verify)))
+    else:
+        _show(graph, opened, verified=verify)
+
+
+def _document(path: Path, graph: Graph, *, verified: bool) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "bytes": graph.nbytes,
+        "files": len(graph.manifest.files),
+        "build": dict(graph.manifest.build),
+        "verified": verified,
+        "schema": graph.schema.to_json(),
+    }
+
+
+def _show(path: Path, graph: Graph, *, verified: bool) -> None:
+    from rich.console import Console
+
+    schema = graph.schema
+    console = Console()
+    kind = "homogeneous" if schema.homogeneous else "heterogeneous"
+    parts = f"{schema.num_partitions} part{'s' if schema.num_partitions > 1 else ''}"
+    assigner = graph.manifest.build.get("assigner", "?")
+    console.print(
+        f"{path}: {kind}, edge_dir {schema.edge_dir}, {parts} by {assigner}, "
+        f"{len(graph.manifest.files)} files, {graph.nbytes / 1e6:,.1f} MB"
+        + (", every byte verified" if verified else ""),
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_node_table(graph))
+    if schema.edges:
+        console.print(_edge_table(graph))
+
+
+def _node_table(graph: Graph) -> Table:
+    from rich.table import Table
+
+    table = Table("nodes", "count", "per part", "ids", "columns", "splits")
+    for node_type, nodes in graph.schema.nodes.items():
+        sizes = [high - low for low, high in zip(nodes.bounds[:-1], nodes.bounds[1:], strict=True)]
+        splits = ", ".join(f"{name} {size:,}" for name, size in nodes.splits.items())
+        table.add_row(
+            node_type, f"{nodes.count:,}", _spread(sizes), nodes.ids, _columns(nodes.columns), splits
+        )
+    return table
+
+
+def _edge_table(graph: Graph) -> Table:
+    from rich.table import Table
+
+    table = Table("edges", "count", "per part", "mean degree", "columns", "weight", "time")
+    for edge_type, edges in graph.schema.edges.items():
+        sizes = [
+            len(graph.topology(edge_type, part)["indices"]) for part in range(graph.schema.num_partitions)
+        ]
+        targets = graph.schema.nodes[graph.schema.target_type(edge_type)].count
+        table.add_row(
+            ",".join(edge_type),
+            f"{edges.count:,}",
+            _spread(sizes),
+            f"{edges.count / max(targets, 1):.2f}",
+            _columns(edges.columns),
+            "yes" if edges.weight else "",
+            "yes" if edges.time else "",
+        )
+    return table
+
+
+def _spread(sizes: list[int]) -> str:
+    low, high = min(sizes), max(sizes)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _columns(columns: Any) -> str:
+    def said(name: str, column: Column) -> str:
+        shape = "x".join(map(str, column.shape))
+        return f"{name} {column.dtype}" + (f"[{shape}]" if shape else "")
+
+    return ", ".join(said(name, column) for name, column in columns.items())
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("verifying")
+        yield lambda done, total: bars.update(task, completed=done, total=total)

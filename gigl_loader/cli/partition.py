@@ -1,0 +1,150 @@
+"""``gigl-loader partition``: build a graph from tables, within a memory limit."""
+
+from __future__ import annotations
+
+import json as json_module
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gigl_loader.graph import GraphSchema
+    from gigl_loader.partition.job import Progress
+
+__all__ = ["partition"]
+
+_LEAST_BYTES = 32 << 20
+_Many = list[str]
+
+
+class EdgeDirection(str, Enum):
+    """Which edges of a node its list holds."""
+
+    inward = "in"
+    outward = "out"
+
+
+def partition(
+    out: Annotated[Path, typer.Argument(help="Directory to make. It appears complete or not at all.")],
+    *,
+    edges: Annotated[
+        _Many, typer.Option(help="Edge table: [SRC,REL,DST=]FILES. Again for more types or more rows.")
+    ] = [],  # noqa: B006 - typer copies it
+    nodes: Annotated[
+        _Many, typer.Option(help="Node table: [TYPE=]FILES, or their number: [TYPE=]COUNT.")
+    ] = [],  # noqa: B006
+    split: Annotated[
+        _Many, typer.Option(help="File of node ids of a split: [TYPE:]NAME=FILE, e.g. train=train.npy.")
+    ] = [],  # noqa: B006
+    num_partitions: Annotated[int, typer.Option("--num-partitions", "-p", min=1, help="Parts to make.")] = 1,
+    edge_dir: Annotated[
+        EdgeDirection, typer.Option(help="Keep each node's in-edges (messages flow along) or out-edges.")
+    ] = EdgeDirection.inward,
+    assigner: Annotated[str, typer.Option(help="Which part owns a node: range or hash of its id.")] = "range",
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Of the whole process, e.g. 2GB (default: half of what is free).")
+    ] = None,
+    rename: Annotated[_Many, typer.Option(help="[TYPE:]COLUMN=NEW, e.g. author_id=src.")] = [],  # noqa: B006
+    stack: Annotated[
+        _Many, typer.Option(help="[TYPE:]NEW=PATTERN: make one vector of columns, e.g. 'x=f_*'.")
+    ] = [],  # noqa: B006
+    drop: Annotated[_Many, typer.Option(help="[TYPE:]PATTERN: leave columns out.")] = [],  # noqa: B006
+    dtype: Annotated[_Many, typer.Option(help="[TYPE:]COLUMN=DTYPE: convert, e.g. x=float16.")] = [],  # noqa: B006
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Build a graph from tables.
+
+    FILES are .parquet, .csv or .tsv files (or a pattern, or a directory of them), .npy files with one
+    column each (a,b,... or a directory), or for edges one .npy of shape [2, E].
+
+    Edge tables need the columns src and dst; id, weight and time have their meaning. Node tables may
+    have id (else the row number is the id) and split (train, val, test). label is stored as y. All
+    other columns are stored under their names.
+    """
+    from gigl_loader.cli.table_options import TableOptions, open_tables
+    from gigl_loader.partition import build_graph
+
+    started = time.monotonic()
+    tables = open_tables(
+        TableOptions(
+            edges=edges, nodes=nodes, splits=split, rename=rename, stack=stack, drop=drop, dtypes=dtype
+        )
+    )
+    with _terminated_as_interrupted(), _progress(quiet=json) as progress:
+        schema = build_graph(
+            tables,
+            out,
+            num_partitions=num_partitions,
+            edge_dir=edge_dir.value,
+            assigner=assigner,
+            memory_limit=None if memory_limit is None else _working_memory(memory_limit),
+            overwrite=overwrite,
+            progress=progress,
+        )
+    _report(out, schema, time.monotonic() - started, as_json=json)
+
+
+def _working_memory(text: str) -> int:
+    """Return what a limit for the whole process leaves to work with."""
+    from gigl_loader.partition.limits import parse_bytes, resident_bytes
+
+    limit, taken = parse_bytes(text), resident_bytes()
+    if limit - taken < _LEAST_BYTES:
+        raise ValueError(
+            f"a memory limit of {text} is too small: the program itself takes {taken >> 20} MiB; "
+            f"give at least {(taken + _LEAST_BYTES) >> 20}MiB"
+        )
+    return limit - taken
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that temporary files are removed."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Progress | None]:
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=total)
+            bars.update(tasks[step], completed=done)
+
+        yield show
+
+
+def _report(out: Path, schema: GraphSchema, seconds: float, *, as_json: bool) -> None:
+    nodes = sum(entry.count for entry in schema.nodes.values())
+    edges = sum(entry.count for entry in schema.edges.values())
+    if as_json:
+        print(json_module.dumps({"path": str(out), "seconds": round(seconds, 3), "schema": schema.to_json()}))
+        return
+    parts = f"{schema.num_partitions} part{'s' if schema.num_partitions > 1 else ''}"
+    print(f"{out}: {nodes:,} nodes, {edges:,} edges in {parts}, {seconds:.1f} s")

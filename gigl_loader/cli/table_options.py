@@ -1,0 +1,169 @@
+"""Tables of a graph from command-line options such as ``--edges author,writes,paper=writes.csv``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
+from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files, open_table
+from gigl_loader.partition.table import GraphTables, NodeTable, Table
+
+__all__ = ["TableOptions", "open_tables"]
+
+_Key = NodeType | EdgeType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """The options as given. Each may begin with the type it is meant for."""
+
+    edges: Sequence[str] = ()
+    nodes: Sequence[str] = ()
+    splits: Sequence[str] = ()
+    rename: Sequence[str] = ()
+    stack: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class _Scoped:
+    """Column options by type. Those under ``None`` are for every table that has such a column."""
+
+    by_type: dict[_Key | None, ColumnOptions] = field(default_factory=dict)
+
+    def add(self, option: str, value: str, kind: str) -> None:
+        scope, colon, rest = value.rpartition(":")
+        key = _key(scope) if colon else None
+        found = self.by_type.get(key, ColumnOptions())
+        if kind == "drop":
+            self.by_type[key] = replace(found, drop=(*found.drop, rest))
+            return
+        left, equals, right = rest.partition("=")
+        if not equals or not left or not right:
+            raise ValueError(f"{option} {value}: write {option} [TYPE:]NAME=VALUE")
+        self.by_type[key] = _with(found, kind, left, right)
+
+    def of(self, key: _Key, columns: Iterable[str]) -> ColumnOptions:
+        """Return the options for one table: its own, and the general ones that apply to its columns."""
+        names = list(columns)
+        shared = self.by_type.get(None, ColumnOptions())
+        own = self.by_type.get(key, ColumnOptions())
+        rename = {old: new for old, new in shared.rename.items() if old in names} | dict(own.rename)
+        stack = {new: p for new, p in shared.stack.items() if _matches(p, names)} | dict(own.stack)
+        known = {*names, *rename.values(), *stack, "x", "y"}
+        dtypes = {name: dtype for name, dtype in shared.dtypes.items() if name in known} | dict(own.dtypes)
+        return ColumnOptions(rename=rename, stack=stack, drop=(*shared.drop, *own.drop), dtypes=dtypes)
+
+    def require_used(self, keys: Iterable[_Key], columns: Iterable[str]) -> None:
+        """Raise ``ValueError`` for an option that applies to nothing."""
+        known, names = set(keys), list(columns)
+        for key in self.by_type:
+            if key is not None and key not in known:
+                raise ValueError(f"no table of type {_said(key)}; given: {', '.join(map(_said, known))}")
+        shared = self.by_type.get(None, ColumnOptions())
+        for pattern in (*shared.rename, *shared.stack.values(), *shared.drop):
+            if not _matches(pattern, names):
+                raise ValueError(
+                    f"no table has a column {pattern!r}; columns: {', '.join(sorted(set(names)))}"
+                )
+
+
+def _with(options: ColumnOptions, kind: str, name: str, value: str) -> ColumnOptions:
+    if kind == "rename":
+        return replace(options, rename={**options.rename, name: value})
+    if kind == "stack":
+        return replace(options, stack={**options.stack, name: value})
+    return replace(options, dtypes={**options.dtypes, name: value})
+
+
+def open_tables(options: TableOptions) -> GraphTables:
+    """Open every table that the options name."""
+    edges = _by_type(options.edges, "--edges")
+    nodes = _by_type(options.nodes, "--nodes")
+    scoped = _Scoped()
+    for option, values, kind in (
+        ("--rename", options.rename, "rename"),
+        ("--stack", options.stack, "stack"),
+        ("--drop", options.drop, "drop"),
+        ("--dtype", options.dtypes, "dtypes"),
+    ):
+        for value in values:
+            scoped.add(option, value, kind)
+    seen: list[str] = []
+    edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
+    node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
+    scoped.require_used([*edges, *nodes], seen)
+    for node_type, splits in _splits(options.splits).items():
+        table = node_tables.get(node_type, NodeTable())
+        node_tables[node_type] = replace(table, splits=splits)
+    return GraphTables(
+        edges={key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
+        nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
+    )
+
+
+def _open(key: _Key, specs: Sequence[str], role: Role, scoped: _Scoped, seen: list[str]) -> Table:
+    table = open_files(specs, role=role, options=_all_options(scoped, key))
+    seen += table.columns
+    return name_columns(table, role=role, options=scoped.of(key, table.columns))
+
+
+def _all_options(scoped: _Scoped, key: _Key) -> ColumnOptions:
+    """Return what a reader must know before it sees the columns: names and dtypes, used or not."""
+    shared, own = scoped.by_type.get(None, ColumnOptions()), scoped.by_type.get(key, ColumnOptions())
+    return ColumnOptions(rename={**shared.rename, **own.rename}, dtypes={**shared.dtypes, **own.dtypes})
+
+
+def _node_table(key: _Key, specs: Sequence[str], scoped: _Scoped, seen: list[str]) -> NodeTable:
+    if len(specs) == 1 and specs[0].isdigit():
+        return NodeTable(count=int(specs[0]))
+    return NodeTable(_open(key, specs, "nodes", scoped, seen))
+
+
+def _by_type(values: Sequence[str], option: str) -> dict[_Key, list[str]]:
+    """Group ``[TYPE=]FILES`` by type. A node type is a word, an edge type three with commas."""
+    found: dict[_Key, list[str]] = {}
+    edges = option == "--edges"
+    for value in values:
+        left, equals, right = value.partition("=")
+        if equals and right and "/" not in left:
+            key = _key(left)
+        else:
+            key, right = (HOMOGENEOUS_EDGE if edges else HOMOGENEOUS_NODE), value
+        if isinstance(key, tuple) != edges:
+            wanted = "SOURCE,RELATION,DESTINATION=FILES" if edges else "TYPE=FILES"
+            raise ValueError(f"{option} {value}: {left!r} is no type; write {option} [{wanted}]")
+        found.setdefault(key, []).append(right)
+    if len(found) > 1 and (HOMOGENEOUS_EDGE in found or HOMOGENEOUS_NODE in found):
+        raise ValueError(f"{option}: either every table names its type, or there is only one type")
+    return found
+
+
+def _key(text: str) -> _Key:
+    parts = text.split(",")
+    if not all(parts) or len(parts) not in (1, 3):
+        raise ValueError(f"{text!r} is no type: a node type is one name, an edge type three, with commas")
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else parts[0]
+
+
+def _splits(values: Sequence[str]) -> Mapping[NodeType, dict[str, Table]]:
+    found: dict[NodeType, dict[str, Table]] = {}
+    for value in values:
+        left, equals, files = value.partition("=")
+        scope, colon, name = left.rpartition(":")
+        key = _key(scope) if colon else HOMOGENEOUS_NODE
+        if not equals or not name or not files or not isinstance(key, str):
+            raise ValueError(f"--split {value}: write --split [TYPE:]NAME=FILE")
+        found.setdefault(key, {})[name] = open_table(files, role="ids")
+    return found
+
+
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _said(key: _Key) -> str:
+    return key if isinstance(key, str) else ",".join(key)

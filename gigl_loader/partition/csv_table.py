@@ -1,0 +1,132 @@
+"""Tables in CSV files with a header line, read block by block."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pc
+
+from gigl_loader.errors import FormatError
+from gigl_loader.partition.arrow import kind_of, to_numpy
+from gigl_loader.partition.table import Kind
+
+__all__ = ["CsvTable"]
+
+Array = npt.NDArray[Any]
+
+_BLOCK_BYTES = 4 << 20
+_IDS = ("src", "dst", "id")
+_TYPES = {
+    "F32": pa.float32(),
+    "F64": pa.float64(),
+    "I8": pa.int8(),
+    "I16": pa.int16(),
+    "I32": pa.int32(),
+    "I64": pa.int64(),
+    "U8": pa.uint8(),
+    "U16": pa.uint16(),
+    "U32": pa.uint32(),
+    "U64": pa.uint64(),
+    "BOOL": pa.bool_(),
+}
+
+
+class CsvTable:
+    """One CSV file, comma-separated (``.tsv``: by tabs), possibly compressed.
+
+    A column has the type of its first 4 MiB. Decimal numbers are read as float32.
+    """
+
+    def __init__(
+        self, path: Path, *, ids: Sequence[str] = _IDS, dtypes: Mapping[str, str] | None = None
+    ) -> None:
+        """``ids`` are columns that must hold integers; ``dtypes`` gives the type of others."""
+        self.name = str(path)
+        self._path = path
+        self._delimiter = "\t" if ".tsv" in path.suffixes else ","
+        self._types: dict[str, Any] = {}
+        found = self._schema()
+        for field in found:
+            self._types[field.name] = _chosen(field, ids, dtypes or {})
+        if len(self._types) != len(found):
+            raise FormatError(f"{path}: a column name occurs twice")
+        self.columns: dict[str, Kind] = {name: kind_of(dtype) for name, dtype in self._types.items()}
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of rows. Counting them reads the whole file."""
+        return sum(len(batch) for batch in self._batches(list(self.columns)[:1]))
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        row = 0
+        for block in self._batches(names):
+            for start in range(0, len(block), rows):
+                batch = block.slice(start, rows)
+                yield {name: self._column(batch, name, row) for name in names}
+                row += len(batch)
+
+    def where(self, column: str, row: int) -> str:
+        return f"{self.name}, line {row + 2}, column {column!r}"
+
+    def _column(self, batch: Any, name: str, first_row: int) -> Array:
+        return to_numpy(batch.column(name), self.columns[name], lambda row: self.where(name, first_row + row))
+
+    def _schema(self) -> Any:
+        with self._open(None) as reader:
+            return reader.schema
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        with self._open(names) as reader:
+            while (batch := self._next(reader)) is not None:
+                yield batch
+
+    def _next(self, reader: Any) -> Any:
+        try:
+            return reader.read_next_batch()
+        except StopIteration:
+            return None
+        except pa.ArrowInvalid as error:
+            raise FormatError(self._explained(error)) from None
+
+    def _open(self, names: Sequence[str] | None) -> Any:
+        if not self._path.exists():
+            raise FileNotFoundError(2, "no such file", self.name)
+        try:
+            return pc.open_csv(
+                self.name,
+                read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+                parse_options=pc.ParseOptions(delimiter=self._delimiter),
+                convert_options=pc.ConvertOptions(
+                    column_types=self._types or None, include_columns=None if names is None else list(names)
+                ),
+            )
+        except (pa.ArrowInvalid, pa.ArrowException) as error:
+            raise FormatError(self._explained(error)) from None
+
+    def _explained(self, error: Exception) -> str:
+        text = str(error)
+        line = re.search(r"Row #(\d+): (.*)", text, re.DOTALL)
+        if line is None:
+            return f"{self.name}: {text}"
+        column = re.search(r"CSV column #(\d+)", text)
+        if column is None:
+            return f"{self.name}, line {line[1]}: {line[2]}"
+        name = list(self.columns)[int(column[1])]
+        return f"{self.name}, line {line[1]}, column {name!r}: {line[2]} (the type of the rows before it)"
+
+
+def _chosen(field: Any, ids: Sequence[str], dtypes: Mapping[str, str]) -> Any:
+    """Return the type to read a column with, given the type that its first rows look like."""
+    if field.name in ids:
+        return pa.int64()
+    if field.name in dtypes:
+        return _TYPES.get(dtypes[field.name], field.type)
+    if field.name == "split" and not pa.types.is_integer(field.type):
+        return pa.string()
+    return pa.float32() if pa.types.is_float64(field.type) else field.type

@@ -1,0 +1,184 @@
+"""Tables of ``.npy`` files: one file per column, read in pieces, never mapped."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import Column
+from gigl_loader.partition.table import Kind
+from gigl_loader.tensors import STORAGE_DTYPES
+
+__all__ = ["NpyTable", "edge_index_table", "npy_table"]
+
+Array = npt.NDArray[Any]
+
+_NAMES = {dtype: name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Bytes of a row: row r holds them at ``offset + r * stride``."""
+
+    offset: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The header of a ``.npy`` file."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _NpyColumn:
+    """A column in a file: each row is one run of bytes, or in Fortran order one per element."""
+
+    file: _File
+    rows: int
+    shape: tuple[int, ...]
+    runs: tuple[_Run, ...]
+
+    @property
+    def kind(self) -> Kind:
+        if self.file.dtype.kind in "US" and not self.shape:
+            return "text"
+        name = _NAMES.get(self.file.dtype.newbyteorder("="))
+        return str(self.file.dtype) if name is None else Column(name, self.shape)
+
+    def read(self, file: BinaryIO, start: int, count: int) -> Array:
+        size = math.prod(self.shape) // len(self.runs) if self.shape else 1
+        pieces = [self._read_run(file, run, start, count, size) for run in self.runs]
+        rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+        if not rows.dtype.isnative:
+            rows = rows.astype(rows.dtype.newbyteorder("="))
+        return rows.reshape(count, *self.shape)
+
+    def _read_run(self, file: BinaryIO, run: _Run, start: int, count: int, size: int) -> Array:
+        """Read ``size`` elements of each row, as an array [count, size]."""
+        step = run.stride // self.file.dtype.itemsize
+        if count == 0 or size == 0:
+            return np.empty((count, size), dtype=self.file.dtype)
+        values = np.empty((count - 1) * step + size, dtype=self.file.dtype)
+        _read_exactly(file, self.file.path, run.offset + start * run.stride, values)
+        if step == size:
+            return values.reshape(count, size)
+        return np.lib.stride_tricks.as_strided(
+            values, (count, size), (run.stride, self.file.dtype.itemsize)
+        ).copy()
+
+
+class NpyTable:
+    """Columns of equal length, each in a ``.npy`` file."""
+
+    def __init__(self, name: str, columns: Mapping[str, _NpyColumn]) -> None:
+        self.name = name
+        self._columns = dict(columns)
+        self.columns: dict[str, Kind] = {key: column.kind for key, column in self._columns.items()}
+        self.num_rows = self._length()
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        files = {name: self._columns[name].file.path.open("rb", buffering=0) for name in names}
+        try:
+            for start in range(0, self.num_rows, rows):
+                count = min(rows, self.num_rows - start)
+                yield {name: self._columns[name].read(files[name], start, count) for name in names}
+        finally:
+            for file in files.values():
+                file.close()
+
+    def where(self, column: str, row: int) -> str:
+        found = self._columns.get(column)
+        return f"{self.name if found is None else found.file.path}, column {column!r}, row {row}"
+
+    def _length(self) -> int:
+        first: _NpyColumn | None = None
+        for column in self._columns.values():
+            if first is None:
+                first = column
+            elif column.rows != first.rows:
+                raise FormatError(
+                    f"ragged columns: {first.file.path} has {first.rows} rows, "
+                    f"{column.file.path} has {column.rows}"
+                )
+        return 0 if first is None else first.rows
+
+
+def npy_table(name: str, paths: Mapping[str, Path]) -> NpyTable:
+    """Return the table of these files by column name. The first axis of each array is the row."""
+    return NpyTable(name, {column: _column(_header(path)) for column, path in paths.items()})
+
+
+def edge_index_table(path: Path) -> NpyTable:
+    """Return the columns ``src`` and ``dst`` of an array [2, E], as PyG has it, or [E, 2]."""
+    file = _header(path)
+    if len(file.shape) != 2 or 2 not in file.shape:
+        raise FormatError(f"{path}: shape {list(file.shape)}; an edge index is [2, E] or [E, 2]")
+    size = file.dtype.itemsize
+    by_end = file.shape[0] == 2
+    rows = file.shape[1] if by_end else file.shape[0]
+    apart = by_end != file.fortran  # all sources lie before all destinations
+    runs = [
+        _Run(file.offset + end * size * (rows if apart else 1), size * (1 if apart else 2)) for end in (0, 1)
+    ]
+    columns = {
+        name: _NpyColumn(file, rows, (), (run,)) for name, run in zip(("src", "dst"), runs, strict=True)
+    }
+    return NpyTable(str(path), columns)
+
+
+def _column(file: _File) -> _NpyColumn:
+    if not file.shape:
+        raise FormatError(f"{file.path}: a single number, not an array of rows")
+    rows, *rest = file.shape
+    size = file.dtype.itemsize
+    runs: tuple[_Run, ...]
+    if not file.fortran or len(file.shape) == 1:
+        runs = (_Run(file.offset, size * math.prod(rest)),)
+    elif len(rest) == 1:
+        runs = tuple(_Run(file.offset + place * rows * size, size) for place in range(rest[0]))
+    else:
+        raise FormatError(f"{file.path}: {len(file.shape)}-D in Fortran order; save it in C order")
+    return _NpyColumn(file, rows, tuple(rest), runs or (_Run(file.offset, 0),))
+
+
+def _header(path: Path) -> _File:
+    with path.open("rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, fortran, dtype = read(file)
+        except (ValueError, KeyError) as error:
+            raise FormatError(f"{path}: not a .npy file of numbers: {error}") from None
+        offset = file.tell()
+    if dtype.hasobject or dtype.names:
+        raise FormatError(f"{path}: holds {dtype}, not numbers")
+    needed = offset + math.prod(shape) * dtype.itemsize
+    if path.stat().st_size < needed:
+        raise FormatError(f"{path}: {path.stat().st_size} bytes, its header says {needed}: cut off")
+    return _File(path, dtype, shape, fortran, offset)
+
+
+def _read_exactly(file: BinaryIO, path: Path, offset: int, out: Array) -> None:
+    rest = out.reshape(-1).view(np.uint8).data
+    while rest:
+        count = os.preadv(file.fileno(), [rest], offset)
+        if count == 0:
+            raise FormatError(f"{path}: ends early, at byte {offset}")
+        rest, offset = rest[count:], offset + count

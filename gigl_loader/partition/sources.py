@@ -1,0 +1,186 @@
+"""Finds the files of a table, picks their reader, and gives columns their names."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gigl_loader.errors import FormatError
+from gigl_loader.partition.combined import ProjectedTable, Projection, chain
+from gigl_loader.partition.npy_table import edge_index_table, npy_table
+from gigl_loader.partition.table import Table
+from gigl_loader.tensors import STORAGE_DTYPES
+
+__all__ = ["ColumnOptions", "Role", "name_columns", "open_files", "open_table"]
+
+Role = Literal["nodes", "edges", "ids"]
+
+_USUAL_NAMES: Mapping[Role, Mapping[str, str]] = {
+    "nodes": {"label": "y", "labels": "y", "feat": "x", "feature": "x", "features": "x", "node_id": "id"},
+    "edges": {"source": "src", "target": "dst", "destination": "dst", "feat": "edge_attr", "edge_id": "id"},
+    "ids": {"node_id": "id"},
+}
+_CSV = (".csv", ".tsv")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOptions:
+    """What to make of the columns of a table."""
+
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Column to new name. Usual names (``label``, ``source``, ...) are renamed without being asked."""
+    stack: Mapping[str, str] = field(default_factory=dict)
+    """New column to a pattern such as ``f_*``: the matching columns, side by side, as they come."""
+    drop: Sequence[str] = ()
+    """Columns, or patterns of them, to leave out."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Column, under its new name, to a dtype such as ``float32`` or ``F16``."""
+
+    def __post_init__(self) -> None:
+        known = {str(dtype): name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
+        names = {column: known.get(dtype.lower(), dtype.upper()) for column, dtype in self.dtypes.items()}
+        for column, name in names.items():
+            if name not in known.values():
+                listed = ", ".join(known)
+                raise ValueError(f"column {column!r}: unknown dtype {self.dtypes[column]!r}; known: {listed}")
+        object.__setattr__(self, "dtypes", names)
+
+
+def open_table(specs: str | Sequence[str], *, role: Role, options: ColumnOptions | None = None) -> Table:
+    """Open the files of a table and name their columns.
+
+    Each spec adds rows. It is a ``.parquet``, ``.csv`` or ``.tsv`` file (CSV may be compressed), a
+    pattern that matches several, a directory of them, a directory of ``.npy`` files (one column each,
+    named after the file), ``a.npy,b.npy`` or ``name:a.npy,...`` (the same, listed), or for edges one
+    ``.npy`` file of shape [2, E] or [E, 2].
+    """
+    options = options or ColumnOptions()
+    return name_columns(open_files(specs, role=role, options=options), role=role, options=options)
+
+
+def open_files(specs: str | Sequence[str], *, role: Role, options: ColumnOptions) -> Table:
+    """Open the files of a table, with the columns as they are called there.
+
+    Of the options, only what a reader must know beforehand is used: the dtypes of CSV columns.
+    """
+    listed = [specs] if isinstance(specs, str) else list(specs)
+    return chain([table for spec in listed for table in _open_spec(spec, role, options)])
+
+
+def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
+    """Return the table with its columns renamed, stacked, dropped and converted."""
+    projections = _projections(table, role, options)
+    unknown = [column for column in options.dtypes if column not in projections]
+    if unknown:
+        raise ValueError(
+            f"{table.name}: no column {unknown[0]!r} to convert; columns: {_listed(projections)}"
+        )
+    if projections == {name: Projection((name,)) for name in table.columns}:
+        return table
+    return ProjectedTable(table, projections)
+
+
+def _open_spec(spec: str, role: Role, options: ColumnOptions) -> list[Table]:
+    parts = spec.split(",")
+    if all(part.endswith(".npy") for part in parts):
+        return [_open_npy(spec, parts, role)]
+    path = Path(spec)
+    if path.is_dir():
+        return _open_directory(path, options)
+    matches = [spec] if path.exists() else sorted(glob.glob(spec))
+    if not matches:
+        raise FileNotFoundError(2, "no such file", spec)
+    return [_open_file(Path(match), options) for match in matches]
+
+
+def _open_directory(path: Path, options: ColumnOptions) -> list[Table]:
+    columns = {file.stem: file for file in sorted(path.glob("*.npy"))}
+    if columns:
+        return [npy_table(str(path), columns)]
+    files = sorted(file for file in path.iterdir() if _is_table(file))
+    if not files:
+        raise FileNotFoundError(2, "no .npy, .parquet or .csv files here", str(path))
+    return [_open_file(file, options) for file in files]
+
+
+def _open_npy(spec: str, parts: Sequence[str], role: Role) -> Table:
+    columns: dict[str, Path] = {}
+    for part in parts:
+        name, colon, rest = part.partition(":")
+        path = Path(rest) if colon and not Path(part).exists() else Path(part)
+        name = name if colon and not Path(part).exists() else path.stem
+        if name in columns:
+            raise ValueError(f"{spec}: column {name!r} is given twice")
+        if not path.exists():
+            raise FileNotFoundError(2, "no such file", str(path))
+        columns[name] = path
+    if role == "edges" and len(columns) == 1:
+        return edge_index_table(next(iter(columns.values())))
+    if role == "ids" and len(columns) == 1:
+        return npy_table(spec, {"id": next(iter(columns.values()))})
+    return npy_table(spec, columns)
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix in (".parquet", ".pq") or any(suffix in _CSV for suffix in path.suffixes)
+
+
+def _open_file(path: Path, options: ColumnOptions) -> Table:
+    if path.suffix in (".parquet", ".pq"):
+        from gigl_loader.partition.parquet_table import ParquetTable
+
+        return ParquetTable(path)
+    if any(suffix in _CSV for suffix in path.suffixes):
+        from gigl_loader.partition.csv_table import CsvTable
+
+        ids = [
+            *("src", "dst", "id"),
+            *(old for old, new in options.rename.items() if new in ("src", "dst", "id")),
+        ]
+        return CsvTable(path, ids=ids, dtypes=_dtypes_by_source(options))
+    raise ValueError(f"{path}: no reader for this kind of file; give .npy, .parquet, .csv or .tsv")
+
+
+def _dtypes_by_source(options: ColumnOptions) -> dict[str, str]:
+    """Return dtypes by the columns' names in the file."""
+    old = {new: name for name, new in options.rename.items()}
+    return {old.get(column, column): dtype for column, dtype in options.dtypes.items()}
+
+
+def _projections(table: Table, role: Role, options: ColumnOptions) -> dict[str, Projection]:
+    left = [
+        name
+        for name in table.columns
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in options.drop)
+    ]
+    found: dict[str, Projection] = {}
+    for new, pattern in options.stack.items():
+        sources = tuple(name for name in left if fnmatch.fnmatchcase(name, pattern))
+        if not sources:
+            raise ValueError(
+                f"{table.name}: no column matches {pattern!r}; columns: {_listed(table.columns)}"
+            )
+        found[new] = Projection(sources, stacked=True, dtype=options.dtypes.get(new))
+        left = [name for name in left if name not in sources]
+    for old in options.rename:
+        if old not in left:
+            raise ValueError(f"{table.name}: no column {old!r} to rename; columns: {_listed(table.columns)}")
+    for name in left:
+        new = options.rename.get(name) or _usual_name(name, role, left)
+        if new in found:
+            raise FormatError(f"{table.name}: two columns would be named {new!r}")
+        found[new] = Projection((name,), dtype=options.dtypes.get(new))
+    return found
+
+
+def _usual_name(name: str, role: Role, others: Sequence[str]) -> str:
+    usual = _USUAL_NAMES[role].get(name, name)
+    return name if usual in others else usual
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, names)) or "none"
