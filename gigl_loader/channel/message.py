@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from array import array
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ _FDS_PER_MESSAGE = 128  # The kernel takes 253.
 _ASK = struct.Struct("<5Q")
 _ANSWER = struct.Struct("<6Q")
 _COUNT = struct.Struct("<Q")
+_FD = array("i")
 
 
 class Outcome(IntEnum):
@@ -87,10 +89,21 @@ def receive(link: socket.socket) -> tuple[bytes, list[int]]:
     ``BlockingIOError`` when nothing has come and ``link`` does not block.
     """
     try:
-        data, fds, _, _ = socket.recv_fds(link, _LARGEST, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+        return _receive_once(link)
     except ConnectionResetError:
         # The other side died with messages unread. Linux says so once, before what it had sent.
-        data, fds, _, _ = socket.recv_fds(link, _LARGEST, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+        return _receive_once(link)
+
+
+def _receive_once(link: socket.socket) -> tuple[bytes, list[int]]:
+    # Not socket.recv_fds, which leaves the flags out: the descriptors would reach child processes.
+    data, ancillary, _, _ = link.recvmsg(
+        _LARGEST, socket.CMSG_LEN(_FDS_PER_MESSAGE * _FD.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    fds: list[int] = []
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds += array("i", payload[: len(payload) // _FD.itemsize * _FD.itemsize])
     return data, fds
 
 

@@ -110,9 +110,11 @@ def _check_seeds(layout: Layout, nodes: Counts) -> None:
 def _check_names(layout: Layout, nodes: Counts, edges: Counts) -> None:
     """Every array belongs to a counted type, and every counted type has the arrays it needs."""
     types = {"node": nodes, "edge": edges}
-    for name in layout.specs.keys() - {"seeds", "input_id"}:
+    for name in layout.specs:
         kind, _, rest = name.partition("/")
         type_name, _, column = rest.partition("/")
+        if name in ("seeds", "input_id"):
+            continue
         if kind not in types or type_name not in types[kind] or not column or "/" in column:
             raise FormatError(f"frame: array {name!r} belongs to no sampled type")
     for kind, counts in types.items():

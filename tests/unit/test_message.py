@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gigl_loader.channel.message import Answer, Ask, Outcome, receive, receive_fds, send_fds
+from gigl_loader.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        yield near, far
+
+
+def test_messages_keep_their_boundaries(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    asks = [Ask(box, 10, 1, 2, 2**40 + box) for box in range(5)]
+    for ask in asks:
+        near.send(ask.pack())
+    assert [Ask.unpack(receive(far)[0]) for _ in asks] == asks
+
+
+def test_answers_carry_descriptors(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    answer = Answer(Outcome.OVERSIZE, 1, 2, 3, 4, 5)
+    socket.send_fds(near, [answer.pack()], [0])
+    data, (fd,) = receive(far)
+    assert Answer.unpack(data) == answer
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("size", [0, 1, 39, 41, 256])
+def test_messages_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(FormatError, match=f"a message of {size} bytes"):
+        Ask.unpack(bytes(size))
+    with pytest.raises(FormatError, match=f"a message of {size} bytes"):
+        Answer.unpack(bytes(size))
+
+
+def test_nothing_yet_and_never_again_differ(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    far.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        receive(far)
+    near.close()
+    assert receive(far) == (b"", [])
+
+
+def test_what_was_sent_before_a_death_is_read_first(pair: tuple[socket.socket, socket.socket]) -> None:
+    """A peer that dies with messages unread resets the connection; its own messages are still there."""
+    near, far = pair
+    far.setblocking(False)
+    far.send(b"never read")
+    near.send(b"first")
+    near.send(b"second")
+    near.close()
+    assert [receive(far)[0], receive(far)[0], receive(far)[0]] == [b"first", b"second", b""]
+
+
+@pytest.mark.parametrize("count", [0, 1, 128, 300])
+def test_any_number_of_descriptors_travels(pair: tuple[socket.socket, socket.socket], count: int) -> None:
+    near, far = pair
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(os.devnull)) for _ in range(count)]
+        send_fds(near, [file.fileno() for file in files])
+        received = receive_fds(far)
+        for fd in received:
+            stack.callback(os.close, fd)
+        assert len(set(received)) == count
+
+
+def test_descriptors_from_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    near.close()
+    with pytest.raises(EOFError, match="trainer is gone"):
+        receive_fds(far)
