@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.options import EdgeType
+    from gigl_loader.options import EdgeType, NodeType
 
 __all__ = ["FrameTensors", "HostTensors", "PackedTensors", "SynchronousTransfer", "Transfer", "transfer_to"]
 
@@ -43,8 +43,7 @@ _DTYPES = {
 class FrameTensors(Protocol):
     """The arrays of one frame as tensors on the target device."""
 
-    @property
-    def frame(self) -> Frame: ...
+    frame: Frame
 
     def tensor(self, name: str) -> Tensor:
         """Return an array of the frame, without another copy. bfloat16 arrives as such."""
@@ -52,8 +51,16 @@ class FrameTensors(Protocol):
     def edge_index(self, edge_type: EdgeType) -> Tensor:
         """Return int64 ``[2, E]``: row 0 = local index of the neighbour, row 1 = of the target."""
 
+    def of_nodes(self, node_type: NodeType, column: str) -> Tensor:
+        """Return a column of the sampled nodes of a type; ``n_id`` are their node ids."""
+        return self.tensor(f"node/{type_name(node_type)}/{type_name(column)}")
 
-class HostTensors:
+    def of_edges(self, edge_type: EdgeType, column: str) -> Tensor:
+        """Return a column of the sampled edges of a type; ``e_id`` are their edge ids."""
+        return self.tensor(f"edge/{type_name(edge_type)}/{type_name(column)}")
+
+
+class HostTensors(FrameTensors):
     """Tensors that alias the frame, and keep its memory from being used again."""
 
     def __init__(self, frame: Frame) -> None:
@@ -72,7 +79,7 @@ class HostTensors:
         return out
 
 
-class PackedTensors:
+class PackedTensors(FrameTensors):
     """Tensors that are views of the whole frame in one uint8 tensor, on any device."""
 
     def __init__(self, frame: Frame, packed: Tensor) -> None:
