@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -44,6 +45,7 @@ def worker_main(link: socket.socket) -> None:
     with suppress(EOFError), link:
         handover = Handover.receive(link)
         _leave_traces_in(handover)
+        _leave_with(handover.setting.trainer_pid)
         try:
             _serve(link, handover)
         except Exception:
@@ -80,24 +82,36 @@ def _serve(link: socket.socket, handover: Handover) -> None:
     ring.note(State.IDLE)
     with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left while we were sampling.
         link.send(Answer(Outcome.STARTED, 0, 0, 0, 0, time.process_time_ns()).pack())
-        for ask in _requests(link, setting.trainer_pid):
+        for ask in _requests(link):
             bench.answer(ask, link)
 
 
-def _requests(link: socket.socket, trainer_pid: int) -> Iterator[Ask]:
-    """Yield requests until the trainer is gone.
-
-    Its end of the socket may be kept open by a child that it forked, so its process is watched too.
-    """
-    waiter = select.poll()
-    waiter.register(link, select.POLLIN)
-    with suppress(AttributeError, PermissionError):  # Old kernels and strict sandboxes: EOF must do.
-        waiter.register(os.pidfd_open(trainer_pid), select.POLLIN)
-    while all(fd == link.fileno() for fd, _ in waiter.poll()):
-        data, _ = receive(link)
-        if not data:
-            return
+def _requests(link: socket.socket) -> Iterator[Ask]:
+    """Yield requests until the trainer closes its end."""
+    while data := receive(link)[0]:
         yield Ask.unpack(data)
+
+
+def _leave_with(trainer_pid: int) -> None:
+    """End this process when the trainer ends, whatever is going on.
+
+    End of file is not enough: a child that the trainer forked may hold the socket open, and a batch
+    that is being sampled may take its time.
+    """
+    try:
+        watched = os.pidfd_open(trainer_pid)
+    except ProcessLookupError:
+        os._exit(0)
+    except (AttributeError, OSError):
+        return  # Kernels before 5.3 and strict sandboxes: end of file must do.
+    threading.Thread(target=_exit_after, args=(watched,), name="trainer watch", daemon=True).start()
+
+
+def _exit_after(pidfd: int) -> None:
+    watch = select.poll()
+    watch.register(pidfd, select.POLLIN)
+    watch.poll()
+    os._exit(0)
 
 
 class _Bench:

@@ -178,7 +178,7 @@ def test_a_timeout_tells_what_each_worker_does() -> None:
         assert "sampling batch 1 of epoch 0 for" in message
         assert "idle for" in message
         assert "in commit" in notes(caught.value)
-        assert "in _requests" in notes(caught.value)
+        assert "in receive" in notes(caught.value)
 
 
 def test_a_timeout_while_a_worker_starts_does_not_kill_it() -> None:

@@ -1,0 +1,99 @@
+"""Whatever ends a trainer, its workers end with it and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.leftovers import is_gone, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+WORKERS = 2
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    """An empty directory for the trainer's temporary files. It, and shared memory, stay as they are."""
+    shared = set(os.listdir("/dev/shm"))
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+class Trainer:
+    """A trainer in a process of its own, which has announced its workers."""
+
+    def __init__(self, phase: str, temporary: Path, *, method: str = "spawn") -> None:
+        self.stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.trainer", str(WORKERS), method, phase],
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(temporary)},
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.pids = [int(pid) for pid in self.process.stdout.readline().split()]
+        assert len(self.pids) >= WORKERS, self.printed()
+
+    def end(self, number: int) -> tuple[float, str]:
+        """Send a signal. Return the seconds until trainer and workers were gone, and what was printed."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(timeout=20)
+        assert wait_until(lambda: all(map(is_gone, self.pids[:WORKERS])), seconds=10)
+        seconds = time.monotonic() - began
+        return seconds, self.printed()
+
+    def printed(self) -> str:
+        """Return what trainer and workers wrote to standard error. Ends the use of this object."""
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        with self.stderr:
+            self.stderr.seek(0)
+            return self.stderr.read()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("phase", ["starting", "running", "sampling"])
+def test_sigkill_leaves_nothing(phase: str, method: str, temporary: Path) -> None:
+    if method == "forkserver":
+        temporary = Path(tempfile.mkdtemp())  # Multiprocessing's own server cannot clean up after SIGKILL.
+    seconds, _ = Trainer(phase, temporary, method=method).end(signal.SIGKILL)
+    assert seconds < 5
+
+
+def test_sigkill_while_another_child_holds_the_sockets(temporary: Path) -> None:
+    trainer = Trainer("forked", temporary)
+    seconds, _ = trainer.end(signal.SIGKILL)
+    assert seconds < 3
+    assert not is_gone(trainer.pids[-1])
+    os.kill(trainer.pids[-1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("phase", ["starting", "running", "sampling"])
+def test_ctrl_c_is_quick_and_clean(phase: str, temporary: Path) -> None:
+    trainer = Trainer(phase, temporary)
+    seconds, stderr = trainer.end(signal.SIGINT)
+    assert trainer.process.returncode in (-signal.SIGINT, 130)
+    assert stderr.count("Traceback") == 1
+    assert "KeyboardInterrupt" in stderr
+    assert seconds < (1.0 if phase == "running" else 4.0)
+
+
+def test_sigterm_leaves_nothing(temporary: Path) -> None:
+    seconds, stderr = Trainer("running", temporary).end(signal.SIGTERM)
+    assert seconds < 2
+    assert stderr == ""

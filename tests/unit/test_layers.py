@@ -1,0 +1,191 @@
+"""The architecture as a table: which part may import which."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client": ROOT / "clients"}
+
+VALUES = frozenset({"errors", "options", "tensors", "topology"})
+EVERYTHING = frozenset({""})
+
+MAY_IMPORT = {
+    **dict.fromkeys(VALUES, VALUES),
+    "native": frozenset(),
+    "graph": VALUES | {"native"},
+    "partition": VALUES | {"native", "graph"},
+    "channel": VALUES | {"native"},
+    "sampling": VALUES | {"native", "graph", "channel"},
+    "rpc": VALUES | {"channel.frame"},
+    "dataset": VALUES | {"graph", "sampling"},
+    "loaders": VALUES | {"native", "graph", "sampling.source", "sampling.schedule", "channel.frame"},
+    "demo": EVERYTHING,
+    "bench": EVERYTHING,
+    "cli": EVERYTHING,
+}
+"""By part of ``gigl_loader``: prefixes of module names, besides the part's own."""
+
+MAY_IMPORT_LAZILY = {
+    "dataset": frozenset({"partition", "rpc"}),
+}
+"""What a part may import on top of that inside functions, where it is needed, and for type checkers."""
+
+
+class Import(NamedTuple):
+    """One import of one of our modules."""
+
+    file: Path
+    line: int
+    module: str
+    lazy: bool
+
+
+def modules(package: str) -> Iterator[tuple[str, Path]]:
+    """Yield the dotted name, without the package, and the file of every module."""
+    top = PACKAGES[package] / package
+    for path in sorted(top.rglob("*.py")):
+        parts = path.relative_to(top).with_suffix("").parts
+        yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Yield every import of a module of ours in a file, those for type checkers included."""
+    for node, lazy in _nodes(ast.parse(path.read_text()), lazy=False):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.partition(".")[0] in PACKAGES:
+                yield Import(path, node.lineno, name, lazy)
+
+
+def _nodes(node: ast.AST, *, lazy: bool) -> Iterator[tuple[ast.AST, bool]]:
+    for child in ast.iter_child_nodes(node):
+        inside = lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) or _for_types(child)
+        yield child, inside
+        yield from _nodes(child, lazy=inside)
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def allowed(part: str, found: Import) -> bool:
+    package, _, module = found.module.partition(".")
+    if package != "gigl_loader":
+        return False
+    if module == "__version__":
+        return True
+    prefixes = MAY_IMPORT[part] | {part}
+    if found.lazy:
+        prefixes |= MAY_IMPORT_LAZILY.get(part, frozenset())
+    return any(prefix == "" or f"{module}.".startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def test_every_part_has_a_row() -> None:
+    parts = {name.partition(".")[0] for name, _ in modules("gigl_loader")} - {""}
+    assert parts <= MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_parts_import_only_what_the_table_allows(part: str) -> None:
+    wrong = [
+        f"{found.file.relative_to(ROOT)}:{found.line}: {found.module}"
+        for name, path in modules("gigl_loader")
+        if name.partition(".")[0] == part
+        for found in imports(path)
+        if not allowed(part, found)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ["gigl_server", "gigl_client"])
+def test_servers_and_clients_know_neither_each_other_nor_loaders(package: str) -> None:
+    wrong = [
+        f"{found.file.relative_to(ROOT)}:{found.line}: {found.module}"
+        for _, path in modules(package)
+        for found in imports(path)
+        if not found.module.startswith((package, "gigl_loader.")) or ".loaders" in found.module
+    ]
+    assert wrong == []
+
+
+def test_the_table_catches_what_it_should() -> None:
+    here = Path(__file__)
+    assert not allowed("channel", Import(here, 1, "gigl_loader.sampling.source", lazy=True))
+    assert not allowed("loaders", Import(here, 1, "gigl_loader.sampling.producer.WorkerSource", lazy=False))
+    assert not allowed("dataset", Import(here, 1, "gigl_loader.partition.build", lazy=False))
+    assert allowed("dataset", Import(here, 1, "gigl_loader.partition.build", lazy=True))
+
+
+HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "scipy", "typer", "rich")
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import gigl_loader", HEAVY),
+        ("import gigl_loader.sampling.worker", HEAVY),
+        ("import gigl_loader.sampling.sampler, gigl_loader.graph.graph, gigl_loader.channel.frame", HEAVY),
+        ("import gigl_loader.dataset", HEAVY),
+        ("from gigl_loader import DistNeighborLoader", ("grpc", "pyarrow", "typer")),
+        ("import gigl_loader.cli", ("torch", "torch_geometric", "grpc", "pyarrow", "numpy")),
+    ],
+)
+def test_imports_stay_light(statement: str, heavy: tuple[str, ...]) -> None:
+    """Sampling processes must start at once and stay small; --help must be instant."""
+    program = f"import sys\n{statement}\nimport json\nprint(json.dumps(sorted(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT).stdout
+    assert [name for name in heavy if name in json.loads(output)] == []
+
+
+def test_every_module_says_what_is_public_in_order() -> None:
+    wrong = [
+        f"{package}.{name}: {exported}"
+        for package in PACKAGES
+        for name, path in modules(package)
+        if (exported := _exported(path)) != sorted(exported, key=_rank)
+    ]
+    assert wrong == []
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions, as ruff sorts them."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+def _exported(path: Path) -> list[str]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
+
+
+def test_nothing_is_public_by_accident() -> None:
+    import gigl_loader
+
+    assert gigl_loader.__all__ == [
+        "BaseDistLoader",
+        "DistDataset",
+        "DistNeighborLoader",
+        "FormatError",
+        "GiglError",
+        "SamplingError",
+        "WorkerDied",
+    ]
