@@ -4,7 +4,7 @@
 #   make test            install with the test extras, then lint, format check, types and tests
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers
-#   make fuzz            throw damaged bytes at the parsers (FUZZ_SECONDS=60)
+#   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60)
 #   make torch-versions  one wheel, the native tests under several versions of torch
 #   make format          let ruff rewrite what it can
 #   make clean           remove environments, builds and caches
@@ -83,8 +83,13 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 
 FUZZ_SECONDS ?= 60
 
-fuzz: $(VENV)/.installed-test
-	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+fuzz: $(VENV)/.installed-fuzz
+	mkdir -p build
+	$(BIN)/python tests/fuzz/fuzz_frame.py build/corpus -max_total_time=$(FUZZ_SECONDS)
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-test
+	$(BIN)/python $(PIP_INSTALL) atheris
+	touch $@
 
 # --- one wheel, every torch -------------------------------------------------------------------------
 

@@ -49,18 +49,31 @@ _RATIOS = (
     ),
 )
 
-# Metric, heading, format.
-_COLUMNS = (
-    ("seeds_per_s", "seeds/s", "{:,.0f}"),
-    ("edges_per_s", "M edges/s", "{:.2f}"),
-    ("nodes_per_batch", "nodes/batch", "{:,.0f}"),
-    ("edges_per_batch", "edges/batch", "{:,.0f}"),
-    ("cpu_s_per_kseed", "CPU s/1,000 seeds", "{:.4f}"),
-    ("gb_per_s", "GB/s", "{:.2f}"),
-    ("first_batch_s", "first batch s", "{:.2f}"),
-    ("later_first_batch_s", "later epochs s", "{:.3f}"),
-    ("peak_pss_gb", "peak PSS GB", "{:.2f}"),
-    ("worker_adds_mb", "worker adds MB", "{:.1f}"),
+# A table: its title, and metric, heading and format of its columns.
+_TABLES = (
+    (
+        "batches",
+        (
+            ("seeds_per_s", "seeds/s", "{:,.0f}"),
+            ("edges_per_s", "edges/s", "{:,.0f}"),
+            ("nodes_per_batch", "nodes/batch", "{:,.0f}"),
+            ("edges_per_batch", "edges/batch", "{:,.0f}"),
+            ("cpu_s_per_kseed", "CPU s/kseed", "{:.4f}"),
+            ("first_batch_s", "first batch s", "{:.2f}"),
+            ("later_first_batch_s", "later epochs s", "{:.3f}"),
+        ),
+    ),
+    ("feature rows", (("gb_per_s", "GB/s", "{:.2f}"),)),
+    (
+        "memory",
+        (
+            ("peak_pss_gb", "peak PSS GB", "{:.2f}"),
+            ("peak_anonymous_gb", "of it anonymous", "{:.2f}"),
+            ("worker_private_mb", "worker's own MB", "{:.1f}"),
+            ("bare_interpreter_mb", "bare interpreter MB", "{:.1f}"),
+            ("worker_adds_mb", "worker adds MB", "{:.1f}"),
+        ),
+    ),
 )
 
 
@@ -89,7 +102,7 @@ def to_json(measured: Measured, workload: Workload) -> dict[str, Any]:
             for name, subject in measured.subjects.items()
         },
         "ratios": ratios(measured),
-        "others_busy_cores": measured.others_busy,
+        "others_busy_cores": {case: measured.others_busy(case) for case in measured.loads},
     }
 
 
@@ -114,40 +127,38 @@ def _cpu_name() -> str:
 
 def show(measured: Measured, console: Console) -> None:
     """Print medians and ratios, and whether something else kept the machine busy."""
-    console.print(_medians(measured))
-    table = Table(title="ratios", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    table.add_column("times", justify="right")
-    for title, value in ratios(measured).items():
-        table.add_row(title, f"{value:.2f}")
+    for title, columns in _TABLES:
+        console.print(_medians(measured, title, columns))
+    table = _table("ratios", ["times"])
+    for name, value in ratios(measured).items():
+        table.add_row(name, f"{value:.2f}")
     console.print(table)
-    busiest = max((max(values) for values in measured.others_busy.values()), default=0.0)
-    colour = "red" if busiest > 0.2 else "green"
+    busy = measured.others_busy()
+    colour = "red" if busy > 0.2 else "green"
     console.print(
-        f"[{colour}]other processes used up to {busiest:.2f} cores while this ran[/{colour}] "
+        f"[{colour}]other processes used {busy:.2f} cores while this ran[/{colour}] "
         "(above 0.2 the figures are noisy)"
     )
 
 
-def _medians(measured: Measured) -> Table:
-    columns = [
-        column
-        for column in _COLUMNS
-        if any(column[0] in subject.samples for subject in measured.subjects.values())
-    ]
-    table = Table(title="medians of the rounds", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for _, heading, _ in columns:
+def _table(title: str, headings: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for name, subject in measured.subjects.items():
-        table.add_row(name, *(_cell(subject.median(metric), metric, form) for metric, _, form in columns))
     return table
 
 
-def _cell(value: float | None, metric: str, form: str) -> str:
-    if value is None:
-        return ""
-    return form.format(value / 1e6 if metric == "edges_per_s" else value)
+def _medians(measured: Measured, title: str, columns: Iterable[tuple[str, str, str]]) -> Table:
+    table = _table(title, [heading for _, heading, _ in columns])
+    for name in measured.subjects:
+        values = [(measured.median(name, metric), form) for metric, _, form in columns]
+        if any(value is not None for value, _ in values):
+            table.add_row(name, *("" if value is None else form.format(value) for value, form in values))
+    return table
+
+
+_OURS = ("sampler", "gather", "loader")
 
 
 def save_plot(measured: Measured, path: Path) -> None:
@@ -160,7 +171,7 @@ def save_plot(measured: Measured, path: Path) -> None:
     loaders = [name for name in subjects if "loader" in name or "colocated" in name]
     samplers = [name for name in subjects if "sampler" in name]
     gathers = [name for name in subjects if "gb_per_s" in subjects[name].samples]
-    _bars(left, measured, samplers, "edges_per_s", "sampled edges per second")
+    _bars(left, measured, samplers, "edges_per_s", "sampler, edges per second")
     _bars(middle, measured, gathers, "gb_per_s", "feature rows, GB per second")
     _bars(right, measured, loaders, "seeds_per_s", "loader, seeds per second")
     figure.savefig(path, dpi=120)
@@ -168,7 +179,12 @@ def save_plot(measured: Measured, path: Path) -> None:
 
 def _bars(axes: Any, measured: Measured, names: Iterable[str], metric: str, title: str) -> None:
     shown = list(names)
-    axes.barh(shown, [measured.median(name, metric) or 0.0 for name in shown])
+    values = [measured.median(name, metric) or 0.0 for name in shown]
+    colours = ["tab:blue" if name.startswith(_OURS) else "tab:gray" for name in shown]
+    bars = axes.barh(shown, values, height=0.6, color=colours)
+    axes.bar_label(bars, [f"{value:,.4g}" for value in values], padding=3, fontsize=8)
+    axes.set_xlim(0, 1.25 * max(values, default=0.0) or 1.0)
+    axes.set_xticks([])
     axes.invert_yaxis()
     axes.set_title(title, fontsize=10)
     axes.tick_params(labelsize=8)

@@ -39,8 +39,8 @@ class Measured:
     """The outcome of a run."""
 
     subjects: dict[str, Subject] = field(default_factory=dict)
-    others_busy: dict[str, list[float]] = field(default_factory=dict)
-    """For each case and round, how many cores other processes of the machine used meanwhile."""
+    loads: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """For each case and round: its seconds, and the CPU seconds of other processes meanwhile."""
 
     def add(self, results: Mapping[str, Figures]) -> None:
         for subject, figures in results.items():
@@ -49,6 +49,11 @@ class Measured:
     def median(self, subject: str, metric: str) -> float | None:
         found = self.subjects.get(subject)
         return None if found is None else found.median(metric)
+
+    def others_busy(self, *cases: str) -> float:
+        """Return how many cores other processes used while these cases ran (all cases, if none is named)."""
+        loads = [load for case in cases or self.loads for load in self.loads[case]]
+        return sum(cpu for _, cpu in loads) / max(sum(seconds for seconds, _ in loads), 1e-9)
 
 
 def run_rounds(
@@ -63,7 +68,7 @@ def run_rounds(
         cpu, start = CpuMeter(), time.perf_counter()
         measured.add(cases[name]())
         seconds = time.perf_counter() - start
-        measured.others_busy.setdefault(name, []).append(cpu.read()[1] / seconds)
+        measured.loads.setdefault(name, []).append((seconds, cpu.read()[1]))
     if progress is not None:
         progress("done", rounds * len(cases), rounds * len(cases))
     return measured

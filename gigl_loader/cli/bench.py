@@ -33,6 +33,8 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Draw the medians into this PNG file.")] = None,
 ) -> None:
     """Measure the sampler, the gather and the loader beside the machine's limits and, if asked, a peer."""
+    worker_counts = _numbers(workers)
+
     from rich.console import Console
 
     from gigl_loader.bench.report import save_plot, show, to_json
@@ -41,12 +43,14 @@ def bench(
 
     workload = QUICK if quick else FULL
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # a file has no width of its own, and 80 would break the tables
     with _folder(data) as folder:
         suite = Suite(
             workload=workload,
             folder=folder,
             rounds=rounds,
-            workers=_numbers(workers),
+            workers=worker_counts,
             memory=memory,
             peer_script=peer_script,
         )

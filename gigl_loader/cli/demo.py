@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from gigl_loader.demo.job import Choices
+    from gigl_loader.demo.choices import Choices
 
 __all__ = ["demo"]
 
@@ -48,8 +48,7 @@ def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Train GraphSAGE on a real graph through worker processes, shared memory and native kernels."""
-    from gigl_loader.demo.datasets import SyntheticSize
-    from gigl_loader.demo.job import Choices
+    from gigl_loader.demo.choices import Choices, SyntheticSize
 
     choices = Choices(
         dataset=dataset,

@@ -26,6 +26,8 @@ def doctor(
         from rich.table import Table
 
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
         colours = {"ok": "green", "note": "yellow", "failed": "red"}
         for finding in findings:
             table.add_row(

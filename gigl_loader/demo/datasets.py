@@ -12,37 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gigl_loader.demo.choices import Recipe, SyntheticSize
+
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
-__all__ = ["Demonstration", "Recipe", "SyntheticSize", "load_demonstration"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How a model learns a data set well without being asked to."""
-
-    epochs: int = 10
-    batch_size: int = 512
-    fanout: tuple[int, ...] = (10, 5)
-    hidden: int = 128
-    lr: float = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticSize:
-    """Size of the made-up graph."""
-
-    nodes: int = 100_000
-    edges: int = 1_500_000
-    dim: int = 64
-
-    def __post_init__(self) -> None:
-        if self.nodes < 100 or self.edges < 1 or self.dim < 1:
-            raise ValueError(
-                "a synthetic graph needs at least 100 nodes, an edge and one feature, "
-                f"got --nodes {self.nodes} --edges {self.edges} --dim {self.dim}"
-            )
+__all__ = ["Demonstration", "load_demonstration"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +87,7 @@ def _debian(seed: int) -> Demonstration:
         data=data,
         target="package",
         num_classes=len(sections),
-        recipe=Recipe(epochs=5, batch_size=1024, fanout=(6, 4)),
+        recipe=Recipe(epochs=6, batch_size=1024, fanout=(6, 4)),
     )
 
 
@@ -149,11 +124,9 @@ def _npz(path: Path, seed: int) -> Demonstration:
             features = np.zeros(tuple(arrays["attr_shape"]), dtype=np.float32)
             labels = np.asarray(arrays["labels"])
     except KeyError as error:
-        raise ValueError(
-            f"{path}: {error.args[0]}; needs the CSR parts adj_* and attr_*, and labels"
-        ) from error
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path}: not an .npz file ({error})") from error
+        raise ValueError(f"{path}: needs the CSR parts adj_* and attr_*, and labels: {error}") from error
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path}: not an .npz file of plain arrays: {error}") from error
     features[rows, columns] = values
     return _homogeneous(
         path.stem,

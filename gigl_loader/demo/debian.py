@@ -26,7 +26,7 @@ __all__ = ["APT_LISTS", "debian_packages", "read_stanzas"]
 
 APT_LISTS = Path("/var/lib/apt/lists")
 APT_HELPER = Path("/usr/lib/apt/apt-helper")
-FEATURES = 256
+FEATURES = 512
 
 # What each edge type is read from, and the name of its reverse.
 RELATIONS = {
@@ -154,5 +154,6 @@ def _word_features(packages: Mapping[str, Stanza]) -> npt.NDArray[np.float32]:
 
 
 def _words(name: str, stanza: Stanza) -> list[str]:
+    """Return the words of name and description. How a name begins and ends counts as a word too."""
     text = f"{name} {stanza.get('Description', '')}".lower()
-    return re.findall(r"[a-z]{2,}|\+\+", text)
+    return [f"^{name[:3]}", f"{name[-4:]}$", *re.findall(r"[a-z]{2,}|\+\+", text)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,38 +13,15 @@ import torch
 from torch import nn
 
 from gigl_loader.dataset import DistDataset
-from gigl_loader.demo.datasets import Demonstration, Recipe, SyntheticSize, load_demonstration
+from gigl_loader.demo.choices import Choices, Recipe
+from gigl_loader.demo.datasets import Demonstration, load_demonstration
 from gigl_loader.demo.model import HeteroSAGE, HomogeneousSAGE
 from gigl_loader.demo.training import EpochReport, Loader, evaluate, train
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
 
-__all__ = ["Choices", "Outcome", "Screen", "run_demo"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """What the user asked for. ``None`` leaves a choice to the data set's recipe."""
-
-    dataset: str = "digits"
-    num_workers: int = 2
-    """0 samples in the trainer's process."""
-    seed: int = 0
-    device: str | None = None
-    num_partitions: int = 2
-    synthetic: SyntheticSize | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    fanout: tuple[int, ...] | None = None
-    hidden: int | None = None
-    lr: float | None = None
-
-    def recipe(self, recipe: Recipe) -> Recipe:
-        """Return the data set's recipe with what the user chose instead."""
-        names = ("epochs", "batch_size", "fanout", "hidden", "lr")
-        chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return replace(recipe, **chosen)
+__all__ = ["Outcome", "Screen", "run_demo"]
 
 
 class Screen(Protocol):
@@ -78,6 +55,11 @@ class Outcome:
 def run_demo(choices: Choices, folder: Path, screen: Screen) -> Outcome:
     """Build the graph in ``folder / "graph"``, train a model on it and return how it did."""
     torch.manual_seed(choices.seed)
+    with _threads_beside(choices.num_workers):
+        return _run(choices, folder, screen)
+
+
+def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
     demonstration = load_demonstration(
         choices.dataset, seed=choices.seed, cache=folder / "download", synthetic=choices.synthetic
     )
@@ -116,6 +98,17 @@ def run_demo(choices: Choices, folder: Path, screen: Screen) -> Outcome:
         reports=reports,
         test_accuracy=tested.accuracy,
     )
+
+
+@contextmanager
+def _threads_beside(num_workers: int) -> Iterator[None]:
+    """Leave a core to each worker: torch's threads wait for each other, and badly if one has no core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before - num_workers, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _build(demonstration: Demonstration, folder: Path, num_partitions: int) -> tuple[GraphSchema, float]:

@@ -1,4 +1,8 @@
-"""GraphSAGE (Hamilton, Ying, Leskovec 2017) from PyG's parts, for batches of the loader as they come."""
+"""GraphSAGE (Hamilton, Ying, Leskovec 2017) from PyG's parts, for batches of the loader as they come.
+
+A batch holds its nodes and edges hop by hop, seeds first, so each layer computes only what the layers
+after it will read: its targets are the nodes of all hops but the outermost that is left.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.nn import HeteroConv, SAGEConv
-from torch_geometric.utils import trim_to_layer
+from torch_geometric.nn import SAGEConv
 
 from gigl_loader.graph.schema import EdgeType, NodeType
 
@@ -24,17 +27,18 @@ class HomogeneousSAGE(nn.Module):
         self.convs = nn.ModuleList(SAGEConv(*pair) for pair in pairwise(widths))
 
     def forward(self, batch: Any) -> Tensor:
-        x, edges = batch.x, batch.edge_index
-        for hop, conv in enumerate(self.convs):
-            # Nodes and edges of the outer hops are of no use to the later layers.
-            x, edges, _ = trim_to_layer(hop, batch.num_sampled_nodes, batch.num_sampled_edges, x, edges)
-            x = conv(x.relu() if hop else x, edges)
-        logits: Tensor = x[: batch.batch_size]
-        return logits
+        x: Tensor = batch.x
+        for layer, conv in enumerate(self.convs):
+            hops = len(self.convs) - layer
+            targets, edges = sum(batch.num_sampled_nodes[:hops]), sum(batch.num_sampled_edges[:hops])
+            if layer:
+                x = x.relu()
+            x = conv((x, x[:targets]), batch.edge_index[:, :edges])
+        return x
 
 
 class HeteroSAGE(nn.Module):
-    """One convolution per hop and edge type. Maps a ``HeteroData`` batch to the logits of its seeds."""
+    """One layer per hop. Maps a ``HeteroData`` batch to the logits of its seeds: ``[seeds, classes]``."""
 
     def __init__(
         self,
@@ -48,21 +52,41 @@ class HeteroSAGE(nn.Module):
     ) -> None:
         super().__init__()
         self.target = target
+        self.edge_types = list(edge_types)
         self.embed = nn.ModuleDict({node_type: nn.Linear(dim, hidden) for node_type, dim in dims.items()})
-        self.convs = nn.ModuleList(
-            HeteroConv({edge_type: SAGEConv(hidden, hidden) for edge_type in edge_types}) for _ in range(hops)
-        )
+        self.layers = nn.ModuleList(_HeteroLayer(dims, self.edge_types, hidden) for _ in range(hops))
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, batch: Any) -> Tensor:
-        x = {node_type: layer(batch[node_type].x) for node_type, layer in self.embed.items()}
-        edges = batch.edge_index_dict
-        nodes_per_hop = batch.collect("num_sampled_nodes")
-        edges_per_hop = batch.collect("num_sampled_edges")
-        for hop, conv in enumerate(self.convs):
-            x, edges, _ = trim_to_layer(hop, nodes_per_hop, edges_per_hop, x, edges)
-            x = {node_type: rows.relu() for node_type, rows in x.items()}
-            # A residual: a node type that no edge type leads to keeps what it has.
-            x = x | {node_type: x[node_type] + rows for node_type, rows in conv(x, edges).items()}
-        logits: Tensor = self.head(x[self.target].relu())[: batch[self.target].batch_size]
+        x = {node_type: embed(batch[node_type].x).relu() for node_type, embed in self.embed.items()}
+        for number, layer in enumerate(self.layers):
+            hops = len(self.layers) - number
+            targets = {node_type: sum(batch[node_type].num_sampled_nodes[:hops]) for node_type in x}
+            edges = [
+                batch[kind].edge_index[:, : sum(batch[kind].num_sampled_edges[:hops])]
+                for kind in self.edge_types
+            ]
+            x = layer(x, edges, targets)
+        logits: Tensor = self.head(x[self.target])
         return logits
+
+
+class _HeteroLayer(nn.Module):
+    """Adds up what a node says itself and the mean of its neighbours over each edge type."""
+
+    def __init__(self, node_types: Iterable[NodeType], edge_types: list[EdgeType], width: int) -> None:
+        super().__init__()
+        self.edge_types = edge_types
+        self.own = nn.ModuleDict({node_type: nn.Linear(width, width) for node_type in node_types})
+        self.convs = nn.ModuleList(SAGEConv(width, width, root_weight=False) for _ in edge_types)
+
+    def forward(
+        self, x: Mapping[NodeType, Tensor], edges: list[Tensor], targets: Mapping[NodeType, int]
+    ) -> dict[NodeType, Tensor]:
+        known = {node_type: rows[: targets[node_type]] for node_type, rows in x.items()}
+        out = {node_type: self.own[node_type](rows) for node_type, rows in known.items()}
+        for (source, _, destination), conv, edge_index in zip(
+            self.edge_types, self.convs, edges, strict=True
+        ):
+            out[destination] = out[destination] + conv((x[source], known[destination]), edge_index)
+        return {node_type: rows.relu() for node_type, rows in out.items()}

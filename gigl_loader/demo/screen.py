@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gigl_loader.demo.datasets import Recipe
-from gigl_loader.demo.job import Choices, Outcome
+from gigl_loader.demo.choices import Choices, Recipe
+from gigl_loader.demo.job import Outcome
 from gigl_loader.demo.training import EpochReport, Loader
 from gigl_loader.graph.schema import GraphSchema
 
@@ -37,36 +37,44 @@ class ConsoleScreen:
         self._console = console
 
     def building(self, title: str) -> None:
-        self._console.print(f"[bold]{title}[/bold]")
+        self._line(f"[bold]{title}[/bold]")
 
     def built(self, schema: GraphSchema, seconds: float) -> None:
         nodes = sum(nodes.count for nodes in schema.nodes.values())
         edges = sum(edges.count for edges in schema.edges.values())
-        self._console.print(
-            f"{nodes:,} nodes and {edges:,} edges of {len(schema.edges)} edge type(s) "
-            f"in {schema.num_partitions} partition(s), built in {seconds:.1f} s"
+        self._line(
+            f"{nodes:,} nodes, {edges:,} edges, edge types: {len(schema.edges)}, "
+            f"partitions: {schema.num_partitions}; built in {seconds:.1f} s"
         )
 
     def training(self, recipe: Recipe, choices: Choices) -> None:
         workers = choices.num_workers
-        where = f"{workers} worker process(es)" if workers else "the trainer's process"
+        where = (
+            "the trainer"
+            if not workers
+            else "1 worker process"
+            if workers == 1
+            else f"{workers} worker processes"
+        )
         fanout = ",".join(map(str, recipe.fanout))
-        self._console.print(
+        self._line(
             f"GraphSAGE, {recipe.hidden} wide; fanout {fanout}; {recipe.batch_size} seeds a batch, "
             f"sampled in {where}\n"
         )
-        self._console.print(
-            f"[bold]{'epoch':>5} {'loss':>7} {'train':>7} {'val':>7}   {'seconds':>7} = "
-            f"{'waiting':>7} + {'copying':>7} + {'computing':>9}   {'seeds/s':>8}[/bold]"
+        self._line(
+            f"[bold]{'epoch':>5} {'loss':>6} {'train':>7} {'val':>7}  {'seconds':>7} ="
+            f" {'waiting':>7} + {'copying':>7} + {'computing':>9}  {'seeds/s':>8}[/bold]"
         )
 
     def epoch(self, report: EpochReport) -> None:
-        self._console.print(
-            f"{report.epoch:5} {report.loss:7.3f} {report.train_accuracy:7.2%} {report.val_accuracy:7.2%}   "
-            f"{report.seconds:7.2f} = {report.waiting:7.2f} + {report.copying:7.2f} + "
-            f"{report.computing:9.2f}   {report.seeds / report.seconds:8,.0f}",
-            highlight=False,
+        self._line(
+            f"{report.epoch:5} {report.loss:6.3f} {report.train_accuracy:7.2%} {report.val_accuracy:7.2%}"
+            f"  {report.seconds:7.2f} = {report.waiting:7.2f} + {report.copying:7.2f}"
+            f" + {report.computing:9.2f}  {report.seeds / report.seconds:8,.0f}"
         )
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def watch(self, what: str, loader: Loader) -> Iterator[Any]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gigl_loader.demo.datasets import Recipe
+from gigl_loader.demo.choices import Recipe
 
 __all__ = ["EpochReport", "Evaluation", "Stopwatch", "evaluate", "train"]
 
@@ -146,4 +146,4 @@ def _labels(batch: Any, target: str) -> Tensor:
 def _seconds_copying(loader: Loader) -> float:
     """Return the seconds that the loader has spent on turning frames into tensors on the device."""
     stats = loader.stats()
-    return float(stats["copying_seconds"] + stats["collating_seconds"])
+    return float(stats["seconds_copying"] + stats["seconds_collating"])

@@ -1,0 +1,58 @@
+"""What the user may choose, as frozen values. Imports nothing heavy, so that mistakes are told at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+__all__ = ["Choices", "Recipe", "SyntheticSize"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model learns a data set well without being asked to."""
+
+    epochs: int = 10
+    batch_size: int = 512
+    fanout: tuple[int, ...] = (10, 5)
+    hidden: int = 128
+    lr: float = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticSize:
+    """Size of the made-up graph."""
+
+    nodes: int = 100_000
+    edges: int = 1_500_000
+    dim: int = 64
+
+    def __post_init__(self) -> None:
+        if self.nodes < 100 or self.edges < 1 or self.dim < 1:
+            raise ValueError(
+                "a synthetic graph needs at least 100 nodes, an edge and one feature, "
+                f"got --nodes {self.nodes} --edges {self.edges} --dim {self.dim}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What the user asked for. ``None`` leaves a choice to the data set's recipe."""
+
+    dataset: str = "digits"
+    num_workers: int = 2
+    """0 samples in the trainer's process."""
+    seed: int = 0
+    device: str | None = None
+    num_partitions: int = 2
+    synthetic: SyntheticSize | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    fanout: tuple[int, ...] | None = None
+    hidden: int | None = None
+    lr: float | None = None
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return the data set's recipe with what the user chose instead."""
+        names = ("epochs", "batch_size", "fanout", "hidden", "lr")
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(recipe, **chosen)

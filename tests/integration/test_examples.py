@@ -1,0 +1,45 @@
+"""What users are shown runs as it is: the examples, and the first script of the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.usefixtures("no_leftovers"),
+    pytest.mark.skipif(not (ROOT / "examples").exists(), reason="the tests were copied without the examples"),
+]
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=100, cwd=cwd
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "least"), [("homogeneous", 70.0), ("heterogeneous", 70.0)])
+def test_a_training_script_learns(name: str, least: float, tmp_path: Path) -> None:
+    output = run(str(ROOT / "examples" / f"{name}.py"), "4", cwd=tmp_path)
+    accuracies = [float(found) for found in re.findall(r"test accuracy ([\d.]+)%", output)]
+    assert len(accuracies) == 4
+    assert max(accuracies) > least
+
+
+def test_resuming_shows_the_batches_still_to_come(tmp_path: Path) -> None:
+    assert "6 after it: none lost, none twice" in run(str(ROOT / "examples" / "resume.py"), cwd=tmp_path)
+
+
+def test_the_first_script_of_the_readme_runs(tmp_path: Path) -> None:
+    script = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    (tmp_path / "script.py").write_text(script)
+    output = run("script.py", cwd=tmp_path)
+    assert re.findall(r"epoch \d: (\d+) batches", output) == ["10", "10"]

@@ -1,0 +1,153 @@
+"""The command line: what it imports, how it reports, how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import gigl_loader
+from gigl_loader.cli import build_app
+from gigl_loader.cli.checkup import Finding, examine
+from gigl_loader.cli.errors import DEBUG_VARIABLE, exit_code, one_line, reported
+from gigl_loader.errors import FormatError, SamplingError
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from gigl_loader.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(build_app(), ["--version"])
+    assert result.exit_code == 0
+    assert result.output.strip() == f"gigl-loader {gigl_loader.__version__}"
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, gigl_loader.cli as cli\n"
+        "from typer.testing import CliRunner\n"
+        "result = CliRunner().invoke(cli.build_app(), ['--help'])\n"
+        "assert result.exit_code == 0, result.output\n"
+        "for name in ('partition', 'inspect', 'demo', 'bench', 'doctor'): assert name in result.output\n"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'torch_geometric', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["partition", "inspect", "demo", "bench", "doctor"])
+def test_every_command_has_help(command: str) -> None:
+    result = CliRunner().invoke(build_app(), [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("a"), 2),
+        (TypeError("a"), 2),
+        (FileNotFoundError("a"), 2),
+        (FileExistsError("a"), 2),
+        (FormatError("a"), 2),
+        (SamplingError("a"), 1),
+        (TimeoutError("a"), 1),
+        (ConnectionError("a"), 1),
+        (ImportError("a"), 1),
+        (KeyError("a"), 1),
+    ],
+)
+def test_exit_codes_tell_mistakes_from_failures(error: Exception, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def test_an_error_is_one_line() -> None:
+    assert one_line(ValueError("first\n  second")) == "first second"
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        Path("/no/such/file").read_bytes()
+    assert one_line(caught.value) == "no such file or directory: /no/such/file"
+
+
+def test_an_unexpected_error_is_named_by_its_type() -> None:
+    assert one_line(KeyError("x")) == "KeyError: 'x' (--debug shows where)"
+
+
+def test_errors_are_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(DEBUG_VARIABLE, raising=False)
+
+    @reported
+    def command() -> None:
+        raise ValueError("the number must be even, got 3")
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 2
+    assert capsys.readouterr().err == "gigl-loader: the number must be even, got 3\n"
+
+
+def test_debug_lets_errors_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+
+    @reported
+    def command() -> None:
+        raise ValueError("whole")
+
+    with pytest.raises(ValueError, match="whole"):
+        command()
+
+
+def test_an_interrupt_exits_quietly_with_130(capsys: pytest.CaptureFixture[str]) -> None:
+    @reported
+    def command() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unknown_option_is_the_users_mistake() -> None:
+    assert CliRunner().invoke(build_app(), ["demo", "--nonsense"]).exit_code == 2
+
+
+def test_a_mistake_is_one_line_and_exit_code_2() -> None:
+    result = run("demo", "--mode", "embedded", "--num-workers", "2")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("gigl-loader: --mode embedded")
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_shows_the_traceback() -> None:
+    result = run("--debug", "demo", "--mode", "embedded", "--num-workers", "2")
+    assert "Traceback" in result.stderr
+    assert "ValueError: --mode embedded" in result.stderr
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_the_doctor_finds_a_loader_that_works() -> None:
+    findings = {finding.subject: finding for finding in examine()}
+    assert findings["loader"].verdict == "ok", findings["loader"]
+    assert findings["native core"].verdict == "ok", findings["native core"]
+
+
+def test_the_doctor_fails_where_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Finding("memfd", "failed", "OSError: no"), Finding("torch", "ok", "2")]
+    monkeypatch.setattr("gigl_loader.cli.checkup.examine", lambda: found)
+    result = CliRunner().invoke(build_app(), ["doctor", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.output) == [finding.to_json() for finding in found]
+    assert CliRunner().invoke(build_app(), ["doctor"]).exit_code == 1

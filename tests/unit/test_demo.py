@@ -1,0 +1,218 @@
+"""The main job, small: data sets, where the time goes, and learning through workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gigl_loader.cli import build_app
+from gigl_loader.demo.choices import SyntheticSize
+from gigl_loader.demo.datasets import Demonstration, load_demonstration
+from gigl_loader.demo.debian import debian_packages, read_stanzas
+from gigl_loader.demo.training import Stopwatch
+
+PACKAGES = """\
+Package: editor
+Section: contrib/editors
+Depends: libtext (>= 2) | libtext-compat, mail-agent
+Recommends: reader:any [amd64]
+Description: edits text
+ and this line continues the description
+
+Package: libtext
+Section: libs
+Description: text library
+
+Package: postman
+Section: mail
+Provides: mail-agent (= 1)
+Suggests: editor, nowhere
+Description: sends letters
+
+Package: reader
+Section: text
+Pre-Depends: libtext
+Description: reads text
+"""
+
+
+def load(name: str, seed: int = 0, size: SyntheticSize | None = None) -> Demonstration:
+    return load_demonstration(name, seed=seed, cache=Path("unused"), synthetic=size)
+
+
+def demo(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(build_app(), ["demo", "--json", *arguments])
+    assert result.exit_code == 0, result.output
+    outcome = json.loads(result.stdout)
+    assert isinstance(outcome, dict)
+    return outcome
+
+
+def test_splits_cover_every_node_once() -> None:
+    data = load("synthetic", size=SyntheticSize(nodes=1_003, edges=2_000, dim=4)).data
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.sum(dim=0).tolist() == [1] * 1_003
+    assert masks.sum(dim=1).tolist() == [601, 201, 201]
+
+
+def test_a_seed_gives_the_same_data_set() -> None:
+    size = SyntheticSize(nodes=200, edges=500, dim=3)
+    first, same, other = (load("synthetic", seed=seed, size=size).data for seed in (1, 1, 2))
+    assert torch.equal(first.edge_index, same.edge_index)
+    assert torch.equal(first.train_mask, same.train_mask)
+    assert not torch.equal(first.train_mask, other.train_mask)
+
+
+def test_an_npz_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.npz"
+    np.savez(
+        path,
+        adj_data=np.ones(2), adj_indices=np.array([1, 2]), adj_indptr=np.array([0, 1, 2, 2]),
+        attr_data=np.array([5.0, 7.0]), attr_indices=np.array([1, 0]), attr_indptr=np.array([0, 1, 1, 2]),
+        attr_shape=np.array([3, 2]), labels=np.array([4, 9, 4]),
+    )  # fmt: skip
+    demonstration = load(f"npz:{path}")
+    assert demonstration.data.x.tolist() == [[0, 5], [0, 0], [7, 0]]
+    assert demonstration.data.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    assert demonstration.data.y.tolist() == [0, 1, 0]
+    assert demonstration.num_classes == 2
+
+
+def test_an_npz_file_without_the_parts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.npz"
+    np.savez(path, something=np.ones(2))
+    with pytest.raises(ValueError, match=r"other\.npz.*adj_"):
+        load(f"npz:{path}")
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "text.npz"
+    path.write_text("not an archive")
+    with pytest.raises(ValueError, match=r"text\.npz"):
+        load(f"npz:{path}")
+
+
+@pytest.mark.parametrize("name", ["", "cora", "npz:", "npz", "digits:1", "nope:x"])
+def test_an_unknown_data_set_is_refused_with_those_that_exist(name: str) -> None:
+    with pytest.raises(ValueError, match="choose digits, debian"):
+        load(name)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"gigl-loader\[demo\]"):
+        load("digits")
+
+
+def test_stanzas_are_read_with_their_fields() -> None:
+    stanzas = list(read_stanzas(PACKAGES.splitlines()))
+    assert [stanza["Package"] for stanza in stanzas] == ["editor", "libtext", "postman", "reader"]
+    assert stanzas[0]["Description"] == "edits text"
+
+
+def test_the_package_graph_has_relations_alternatives_and_virtual_packages(tmp_path: Path) -> None:
+    (tmp_path / "archive_Packages").write_text(PACKAGES)
+    (tmp_path / "later_Packages").write_text("Package: editor\nSection: games\n")
+    data, sections = debian_packages(tmp_path)
+    assert sections == ["editors", "libs", "mail", "text"]
+    assert data["package"].y.tolist() == [0, 1, 2, 3]
+    assert data["package", "depends", "package"].edge_index.tolist() == [[0, 0, 3], [1, 2, 1]]
+    assert data["package", "recommends", "package"].edge_index.tolist() == [[0], [3]]
+    assert data["package", "suggests", "package"].edge_index.tolist() == [[2], [0]]
+    assert data["package", "rev_depends", "package"].edge_index.tolist() == [[1, 2, 1], [0, 0, 3]]
+
+
+def test_a_machine_without_package_lists_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="apt-get update"):
+        debian_packages(tmp_path)
+
+
+def test_laps_add_up() -> None:
+    clock = Stopwatch()
+    for name in ("waiting", "computing", "waiting"):
+        clock.lap(name)
+    assert set(clock.seconds) == {"waiting", "computing"}
+    assert min(clock.seconds.values()) >= 0
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_the_demo_learns_and_workers_change_nothing() -> None:
+    arguments = [
+        "--dataset",
+        "synthetic",
+        "--nodes",
+        "400",
+        "--edges",
+        "4000",
+        "--dim",
+        "16",
+        "--epochs",
+        "2",
+    ]
+    arguments += [
+        "--batch-size",
+        "64",
+        "--fanout",
+        "5,3",
+        "--hidden",
+        "16",
+        "--lr",
+        "0.02",
+        "--device",
+        "cpu",
+    ]
+    inline = demo(*arguments, "--mode", "embedded")
+    workers = demo(*arguments, "--num-workers", "2")
+    assert inline["num_workers"] == 0
+    assert workers["num_workers"] == 2
+    assert inline["test_accuracy"] == workers["test_accuracy"]
+    for ours, theirs in zip(inline["reports"], workers["reports"], strict=True):
+        assert (ours["loss"], ours["val_accuracy"]) == (theirs["loss"], theirs["val_accuracy"])
+        parts = ours["waiting"] + ours["copying"] + ours["computing"]
+        assert parts == pytest.approx(ours["seconds"])
+
+
+def test_the_default_demo_passes_95_percent() -> None:
+    assert demo("--epochs", "6", "--num-workers", "1", "--device", "cpu")["test_accuracy"] > 0.95
+
+
+def test_a_heterogeneous_set_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "archive_Packages").write_text(PACKAGES)
+    monkeypatch.setattr("gigl_loader.demo.debian.APT_LISTS", tmp_path)
+    outcome = demo("--dataset", "debian", "--mode", "embedded", "--epochs", "1", "--device", "cpu")
+    assert (outcome["nodes"], outcome["edges"], outcome["classes"]) == (4, 10, 4)
+
+
+def test_the_graph_stays_in_the_workdir_and_is_not_overwritten(tmp_path: Path) -> None:
+    arguments = ["--dataset", "synthetic", "--nodes", "200", "--edges", "400", "--dim", "4", "--epochs", "1"]
+    arguments += ["--mode", "embedded", "--workdir", str(tmp_path), "--device", "cpu"]
+    result = CliRunner().invoke(build_app(), ["demo", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "test accuracy" in result.output
+    assert (tmp_path / "graph" / "graph.json").exists()
+    again = CliRunner().invoke(build_app(), ["demo", *arguments])
+    assert again.exit_code == 2
+    assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--fanout", "ten"],
+        ["--fanout", "5,-2"],
+        ["--num-workers", "0"],
+        ["--dataset", "synthetic", "--nodes", "1"],
+        ["--device", "tpu"],
+    ],
+)
+def test_a_bad_argument_is_refused_in_one_line(arguments: list[str]) -> None:
+    result = CliRunner().invoke(build_app(), ["demo", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("gigl-loader: ")
+    assert result.stderr.count("\n") == 1
