@@ -60,6 +60,8 @@ class Manifest:
             )
         if document.pop("checksum", None) != _checksum(document):
             raise FormatError(f"{MANIFEST_NAME}: the contents do not match their checksum")
+        if missing := {"schema", "build", "files"} - set(document):
+            raise FormatError(f"{MANIFEST_NAME}: no entry {min(missing)!r}")
         return cls(GraphSchema.from_json(document["schema"]), document["build"], _files(document["files"]))
 
 

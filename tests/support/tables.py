@@ -44,7 +44,11 @@ class PlainGraph:
     def tables(self) -> GraphTables:
         return GraphTables(
             edges={edge_type: _edge_table(edge_type, edges) for edge_type, edges in self.edges.items()},
-            nodes={node_type: self._node_table(node_type) for node_type in self.nodes if node_type not in self.implied},
+            nodes={
+                node_type: self._node_table(node_type)
+                for node_type in self.nodes
+                if node_type not in self.implied
+            },
         )
 
     def _node_table(self, node_type: NodeType) -> NodeTable:
@@ -125,7 +129,9 @@ def _check_edges(graph: Graph, edge_type: EdgeType, edges: PlainEdges) -> None:
         for local, position in enumerate(range(bounds[part], bounds[part + 1])):
             span = slice(arrays["indptr"][local], arrays["indptr"][local + 1])
             expected = sorted(lists.pop(ids[0][position], []))
-            assert [ids[1][neighbor] for neighbor in arrays["indices"][span]] == [edge[0] for edge in expected]
+            assert [ids[1][neighbor] for neighbor in arrays["indices"][span]] == [
+                edge[0] for edge in expected
+            ]
             assert arrays["edge_ids"][span].tolist() == [edge[1] for edge in expected]
             for name, rows in edges.columns.items():
                 np.testing.assert_array_equal(columns[name][span], rows[[edge[2] for edge in expected]])
@@ -182,7 +188,9 @@ def _node_ids(draw: Callable[..., Any]) -> list[int]:
 def plain_graphs(draw: Callable[..., Any]) -> PlainGraph:
     """Small graphs: homogeneous or not, any ids, multi-edges, self loops, empty and implied types."""
     homogeneous = draw(st.booleans())
-    names = [HOMOGENEOUS_NODE] if homogeneous else draw(st.sampled_from([["a"], ["a", "b"], ["a", "b/+", "ç"]]))
+    names = (
+        [HOMOGENEOUS_NODE] if homogeneous else draw(st.sampled_from([["a"], ["a", "b"], ["a", "b/+", "ç"]]))
+    )
     nodes = {name: _node_ids(draw) for name in names}
     columns = {name: _columns(draw, len(ids)) for name, ids in nodes.items()}
     splits = {name: _splits(draw, ids) for name, ids in nodes.items()}
@@ -210,7 +218,11 @@ def _edges(draw: Callable[..., Any], sources: list[int], destinations: list[int]
         ids = draw(st.permutations(range(first, first + len(pairs))))
         rows = [(src, dst, ids[row]) for row, (src, dst) in enumerate(pairs)]
     return PlainEdges(
-        rows, draw(st.booleans()), _columns(draw, len(rows)), weight=draw(st.booleans()), time=draw(st.booleans())
+        rows,
+        draw(st.booleans()),
+        _columns(draw, len(rows)),
+        weight=draw(st.booleans()),
+        time=draw(st.booleans()),
     )
 
 

@@ -1,0 +1,102 @@
+"""Disk and memory give the same bytes, to this process and to others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gigl_loader.graph import DiskFolder, Folder, MemoryFolder
+from gigl_loader.graph.folder import folder_from
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    return DiskFolder(tmp_path / "some" / "graph") if request.param == "disk" else MemoryFolder()
+
+
+def _write(folder: Folder, name: str, data: bytes) -> None:
+    sink = folder.create(name, len(data))
+    sink.write(0, data)
+    sink.close()
+    sink.close()
+
+
+def test_what_is_written_is_read(folder: Folder) -> None:
+    sink = folder.create("a/b", 20)
+    sink.write(8, np.arange(3, dtype=np.int32))
+    sink.write(0, b"01234567")
+    sink.close()
+    assert bytes(folder.open("a/b")) == b"01234567" + np.arange(3, dtype=np.int32).tobytes()
+
+
+def test_a_map_is_read_only(folder: Folder) -> None:
+    _write(folder, "a", b"1234")
+    with pytest.raises(ValueError, match="read-only"):
+        folder.open("a")[0] = 1
+
+
+def test_names_are_sorted_and_relative(folder: Folder) -> None:
+    for name in ("b", "a/c", "a/b"):
+        _write(folder, name, b"1")
+    assert folder.names() == ["a/b", "a/c", "b"]
+
+
+def test_a_file_is_created_once(folder: Folder) -> None:
+    _write(folder, "a", b"1")
+    with pytest.raises(FileExistsError):
+        folder.create("a", 1)
+
+
+def test_a_missing_file_is_said_to_be_missing(folder: Folder) -> None:
+    with pytest.raises(FileNotFoundError):
+        folder.open("nothing")
+
+
+def test_an_empty_file_is_an_empty_array(folder: Folder) -> None:
+    folder.create("a", 0).close()
+    assert len(folder.open("a")) == 0
+
+
+def test_a_reference_opens_the_same_files_here(folder: Folder) -> None:
+    _write(folder, "a", b"1234")
+    again = folder_from(json.loads(json.dumps(folder.reference)))
+    assert bytes(again.open("a")) == b"1234"
+
+
+def test_a_reference_opens_the_same_files_in_a_child(folder: Folder) -> None:
+    _write(folder, "a", b"1234")
+    code = (
+        "import json, sys; from gigl_loader.graph.folder import folder_from;"
+        "print(bytes(folder_from(json.loads(sys.argv[1])).open('a')).decode())"
+    )
+    command = [sys.executable, "-c", code, json.dumps(folder.reference)]
+    done = subprocess.run(command, pass_fds=folder.pass_fds, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1234"
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_memory_goes_with_its_folder() -> None:
+    folder = MemoryFolder()
+    _write(folder, "a", b"1234")
+    copy = MemoryFolder.from_fds(folder.fds())
+    (fd,) = folder.pass_fds
+    kept = folder.open("a")
+    del folder, copy
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert bytes(kept) == b"1234"
+    del kept
+
+
+def test_a_large_array_is_written_whole(tmp_path: Path) -> None:
+    data = np.arange(1 << 20)
+    sink = DiskFolder(tmp_path).create("a", data.nbytes)
+    sink.write(0, data)
+    sink.close()
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "a", dtype=np.int64), data)

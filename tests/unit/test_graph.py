@@ -1,0 +1,431 @@
+"""An opened graph answers what its schema promises, and a damaged one does not open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph, MemoryFolder
+from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+
+WRITES = ("author", "writes", "paper")
+
+
+def _tables() -> GraphTables:
+    papers = ArrayTable(
+        "papers",
+        {
+            "id": np.array([30, 10, 20, -5]),
+            "x": np.arange(8, dtype=np.float32).reshape(4, 2),
+            "split": np.array(["train", "test", "train", ""]),
+        },
+    )
+    writes = ArrayTable(
+        "writes",
+        {
+            "src": np.array([0, 1, 1, 2, 0]),
+            "dst": np.array([10, 10, 20, -5, 10]),
+            "weight": np.array([1.0, 2.0, 3.0, 4.0, 0.0]),
+            "edge_attr": np.arange(5, dtype=np.float16),
+        },
+    )
+    return GraphTables(
+        edges={WRITES: writes}, nodes={"paper": NodeTable(papers), "author": NodeTable(count=3)}
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graphs") / "graph"
+    build_graph(_tables(), path, num_partitions=2, assigner="hash")
+    return path
+
+
+@pytest.fixture
+def copy(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "graph"))
+
+
+def test_the_arrays_are_those_of_the_tables(built: Path) -> None:
+    graph = Graph.open(built)
+    ids = graph.node_ids("paper")
+    assert ids is not None
+    assert sorted(ids.tolist()) == [-5, 10, 20, 30]
+    assert graph.schema.nodes["paper"].ids == "sparse"
+    assert graph.schema.nodes["author"].ids in ("identity", "dense")
+    lists = {}
+    for part in range(2):
+        arrays = graph.topology(WRITES, part)
+        low = graph.bounds("paper")[part]
+        for local in range(len(arrays["indptr"]) - 1):
+            span = slice(arrays["indptr"][local], arrays["indptr"][local + 1])
+            authors = graph.node_ids("author")
+            neighbors = arrays["indices"][span] if authors is None else authors[arrays["indices"][span]]
+            columns = graph.edge_column(WRITES, "edge_attr", part)[span]
+            lists[int(ids[low + local])] = (
+                neighbors.tolist(),
+                arrays["edge_ids"][span].tolist(),
+                arrays["weight"][span].tolist(),
+                columns.tolist(),
+            )
+    assert lists == {
+        10: ([0, 0, 1], [0, 4, 1], [1.0, 0.0, 2.0], [0.0, 4.0, 1.0]),
+        20: ([1], [2], [3.0], [2.0]),
+        -5: ([2], [3], [4.0], [3.0]),
+        30: ([], [], [], []),
+    }
+
+
+def test_a_split_comes_by_ascending_node_id_whatever_the_partitions(built: Path) -> None:
+    graph = Graph.open(built)
+    ids = graph.node_ids("paper")
+    assert ids is not None
+    assert ids[graph.split("paper", "train")].tolist() == [20, 30]
+    assert ids[graph.split("paper", "test")].tolist() == [10]
+    assert ids[graph.all_positions("paper")].tolist() == [-5, 10, 20, 30]
+
+
+def test_unknown_ids_are_listed_up_to_ten(built: Path) -> None:
+    graph = Graph.open(built)
+    with pytest.raises(ValueError, match=r"12 unknown node ids of type 'paper': 100, .*109, \.\.\."):
+        graph.positions("paper", np.arange(100, 112))
+    with pytest.raises(ValueError, match=r"1 unknown node ids of type 'author': 3$"):
+        graph.positions("author", np.array([0, 3]))
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda graph: graph.split("paper", "val"), "no split 'val'; known: 'test', 'train'"),
+        (lambda graph: graph.split("author", "train"), "no split 'train'; known: none"),
+        (lambda graph: graph.node_column("paper", "y", 0), "no column 'y'; known: 'x'"),
+        (lambda graph: graph.edge_column(WRITES, "x", 0), "no column 'x'; known: 'edge_attr'"),
+        (lambda graph: graph.topology(("a", "b", "c"), 0), "unknown edge type"),
+        (lambda graph: graph.bounds("venue"), "unknown node type 'venue'; known: 'author', 'paper'"),
+        (lambda graph: graph.topology(WRITES, 2), "not among the opened partitions"),
+    ],
+)
+def test_a_question_without_an_answer_is_a_value_error(
+    built: Path, ask: Callable[[Graph], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask(Graph.open(built))
+
+
+def test_some_partitions_open_alone(copy: Path) -> None:
+    shutil.rmtree(copy / "part-00001")
+    graph = Graph.open(copy, parts=[0])
+    assert len(graph.topology(WRITES, 0)["indptr"]) == graph.bounds("paper")[1] + 1
+    graph.verify()
+    with pytest.raises(ValueError, match="not among the opened partitions"):
+        graph.topology(WRITES, 1)
+    with pytest.raises(ValueError, match="no partition 2 in a graph of 2"):
+        Graph.open(copy, parts=[2])
+
+
+def test_a_graph_in_memory_opens_by_reference() -> None:
+    folder = MemoryFolder()
+    build_graph(_tables(), folder)
+    graph = Graph.open(folder)
+    again = Graph.from_reference(json.loads(json.dumps(graph.reference)))
+    again.verify()
+    assert again.schema == graph.schema
+    assert set(graph.pass_fds) == set(folder.fds().values())
+
+
+def test_verify_reports_its_progress(built: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    graph = Graph.open(built)
+    graph.verify(lambda done, total: seen.append((done, total)))
+    data = sum(file.stat().st_size for file in built.rglob("*.safetensors"))
+    assert seen[-1] == (data, data)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_every_file_opens_with_the_safetensors_package(built: Path) -> None:
+    for file in built.rglob("*.safetensors"):
+        assert safetensors.numpy.load_file(file)
+    papers = [
+        safetensors.numpy.load_file(built / f"part-0000{part}/nodes/paper.safetensors") for part in (0, 1)
+    ]
+    assert sum(len(arrays["x"]) for arrays in papers) == 4
+
+
+def test_a_path_without_a_graph(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no graph at"):
+        Graph.open(tmp_path / "nothing")
+    with pytest.raises(FormatError, match=r"is not a graph: it has no graph\.json"):
+        Graph.open(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FormatError, match="is not a graph"):
+        Graph.open(tmp_path / "file")
+
+
+TOPOLOGY = "part-00000/topology/author+writes+paper.safetensors"
+IDS = "ids/paper.safetensors"
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], None], *, signed: bool = True) -> None:
+    """Change ``graph.json``, with a checksum that fits when ``signed``."""
+    document = json.loads((path / "graph.json").read_text())
+    change(document)
+    if signed:
+        document.pop("checksum", None)
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        document["checksum"] = zlib.crc32(text.encode())
+    (path / "graph.json").write_text(json.dumps(document))
+
+
+def _flip(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+def _rewrite(path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the arrays of a file, with checksums that fit: what only a check of meaning can find."""
+    from gigl_loader.graph.document import write_document
+    from gigl_loader.graph.folder import DiskFolder
+
+    arrays = {key: array.copy() for key, array in safetensors.numpy.load_file(path / name).items()}
+    change(arrays)
+    (path / name).unlink()
+    record = write_document(DiskFolder(path), name, arrays)
+    _edit(path, lambda document: document["files"].__setitem__(name, record.to_json()))
+
+
+def _set(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document.__setitem__(name, value)
+
+
+def _put(array: str, place: int, value: int) -> Callable[[dict[str, Any]], None]:
+    return lambda arrays: arrays[array].__setitem__(place, value)
+
+
+OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no manifest": (lambda path: (path / "graph.json").unlink(), "is not a graph"),
+    "half a manifest": (
+        lambda path: (path / "graph.json").write_text((path / "graph.json").read_text()[:200]),
+        "not JSON",
+    ),
+    "an empty manifest": (lambda path: (path / "graph.json").write_text(""), "not JSON"),
+    "a manifest that is a list": (lambda path: (path / "graph.json").write_text("[]"), "not an object"),
+    "another format": (lambda path: _edit(path, _set("format", "other")), "not that of a graph"),
+    "a newer version": (
+        lambda path: _edit(path, _set("version", 2)),
+        "format version 2, this library reads 1",
+    ),
+    "a changed manifest": (
+        lambda path: _edit(
+            path, lambda document: document["schema"]["nodes"][0].update(count=4), signed=False
+        ),
+        "do not match their checksum",
+    ),
+    "no checksum": (
+        lambda path: _edit(path, lambda document: document.pop("checksum"), signed=False),
+        "do not match their checksum",
+    ),
+    "no schema": (lambda path: _edit(path, lambda document: document.pop("schema")), "'schema'"),
+    "bad schema": (lambda path: _edit(path, _set("schema", {"edge_dir": 3})), "bad graph schema"),
+    "files that are no records": (lambda path: _edit(path, _set("files", {"a": 1})), "bad file record"),
+    "a file without a record": (
+        lambda path: _edit(path, lambda document: document["files"].pop(TOPOLOGY)),
+        r"missing from graph\.json",
+    ),
+    "a missing file": (lambda path: (path / TOPOLOGY).unlink(), "missing from"),
+    "a missing partition": (lambda path: shutil.rmtree(path / "part-00001"), "missing from"),
+    "missing ids": (lambda path: (path / IDS).unlink(), "missing from"),
+    "a file cut off": (
+        lambda path: (path / TOPOLOGY).write_bytes((path / TOPOLOGY).read_bytes()[:-1]),
+        r"bytes, graph\.json says",
+    ),
+    "an empty file": (lambda path: (path / TOPOLOGY).write_bytes(b""), r"0 bytes, graph\.json says"),
+    "a longer file": (
+        lambda path: (path / TOPOLOGY).write_bytes((path / TOPOLOGY).read_bytes() + b"x"),
+        r"bytes, graph\.json says",
+    ),
+    "a changed header length": (lambda path: _flip(path / TOPOLOGY, 1), "header"),
+    "a changed header": (lambda path: _flip(path / TOPOLOGY, 12), TOPOLOGY.replace("+", r"\+")),
+    "changed space in a header": (lambda path: _space(path / TOPOLOGY), "does not match its checksum"),
+    "an unknown array": (
+        lambda path: _rewrite(path, TOPOLOGY, _set("more", np.zeros(1))),
+        "'more' is not in the schema",
+    ),
+    "a missing array": (
+        lambda path: _rewrite(path, TOPOLOGY, lambda arrays: arrays.pop("weight")),
+        "'weight' is missing",
+    ),
+    "no indices": (
+        lambda path: _rewrite(path, TOPOLOGY, lambda arrays: arrays.pop("indices")),
+        "no 1-D array 'indices'",
+    ),
+    "another dtype": (
+        lambda path: _rewrite(
+            path, TOPOLOGY, lambda arrays: arrays.update(weight=arrays["weight"].astype("f8"))
+        ),
+        "'weight' is F64",
+    ),
+    "too short an indptr": (
+        lambda path: _rewrite(path, TOPOLOGY, lambda arrays: arrays.update(indptr=arrays["indptr"][:-1])),
+        "'indptr' is I64",
+    ),
+    "an indptr that ends elsewhere": (
+        lambda path: _rewrite(path, TOPOLOGY, _put("indptr", -1, 99)),
+        "indptr runs from 0 to 99",
+    ),
+    "an indptr that begins elsewhere": (
+        lambda path: _rewrite(path, TOPOLOGY, _put("indptr", 0, -1)),
+        "indptr runs from -1",
+    ),
+    "edges that are not there": (
+        lambda path: _edit(path, lambda document: document["schema"]["edges"][0].update(count=6)),
+        "5 edges stored, the schema says 6",
+    ),
+    "too short a directory": (
+        lambda path: _rewrite(path, IDS, lambda arrays: arrays.update(ids=arrays["ids"][:-1])),
+        r"'ids' is I64 \[3\]",
+    ),
+    "half a directory": (
+        lambda path: _rewrite(path, IDS, lambda arrays: arrays.pop("positions")),
+        "cannot hold sparse ids",
+    ),
+    "another split": (
+        lambda path: _rewrite(
+            path, "part-00000/splits/paper.safetensors", _set("val", np.zeros(0, np.int64))
+        ),
+        r"splits \['test', 'train', 'val'\]",
+    ),
+    "a split of another dtype": (
+        lambda path: _rewrite(
+            path, "part-00000/splits/paper.safetensors", _set("test", np.zeros(0, np.int32))
+        ),
+        r"'test' is I32",
+    ),
+    "too few rows of a column": (
+        lambda path: _rewrite(
+            path, "part-00001/nodes/paper.safetensors", lambda arrays: arrays.update(x=arrays["x"][1:])
+        ),
+        "'x' is F32",
+    ),
+}
+
+
+def _space(file: Path) -> None:
+    """Change a byte that means nothing: the padding of the header."""
+    data = file.read_bytes()
+    changed = bytearray(data)
+    place = int.from_bytes(data[:8], "little") + 7
+    assert changed[place] == ord(" ")
+    changed[place] = ord("\t")
+    file.write_bytes(changed)
+
+
+@pytest.mark.parametrize("damage", OPENING)
+def test_a_damaged_graph_does_not_open(copy: Path, damage: str) -> None:
+    harm, message = OPENING[damage]
+    harm(copy)
+    with pytest.raises(FormatError, match=message):
+        Graph.open(copy)
+
+
+VERIFYING: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a changed byte in a column": (
+        lambda path: _flip(path / "part-00001/nodes/paper.safetensors", -1),
+        r"part-00001/nodes/paper\.safetensors: the bytes of 'x' do not match",
+    ),
+    "a changed byte in the topology": (
+        lambda path: _flip(path / TOPOLOGY, -1),
+        "do not match their checksum",
+    ),
+    "a changed id": (lambda path: _flip(path / IDS, -1), "do not match their checksum"),
+    "an indptr that falls": (
+        lambda path: _rewrite(path, _busy(path), _put("indptr", 1, 10**6)),
+        "'indptr' falls at row 2",
+    ),
+    "an index out of range": (
+        lambda path: _rewrite(path, _busy(path), _put("indices", 0, 3)),
+        r"'indices' is 3 at row 0, outside \[0, 3\)",
+    ),
+    "a negative index": (lambda path: _rewrite(path, _busy(path), _put("indices", 0, -1)), "'indices' is -1"),
+    "ids that are not found again": (
+        lambda path: _rewrite(path, IDS, lambda arrays: arrays.update(ids=arrays["ids"][::-1].copy())),
+        "is not found again",
+    ),
+    "ids that do not ascend": (
+        lambda path: _rewrite(path, IDS, lambda arrays: arrays["sorted_ids"].fill(4)),
+        "ids in ascending order",
+    ),
+    "a position out of range": (
+        lambda path: _rewrite(path, IDS, _put("positions", 0, 4)),
+        r"'positions' is 4 at row 0, outside \[0, 4\)",
+    ),
+    "a split outside its part": (
+        lambda path: _rewrite(
+            path, "part-00000/splits/paper.safetensors", _set("test", np.array([-1], np.int64))
+        ),
+        "'test' is -1 at row 0",
+    ),
+}
+
+
+def _busy(path: Path) -> str:
+    """Return the topology file that has at least two lists and an edge."""
+    for part in (0, 1):
+        name = f"part-0000{part}/topology/author+writes+paper.safetensors"
+        arrays = safetensors.numpy.load_file(path / name)
+        if len(arrays["indptr"]) > 2 and len(arrays["indices"]):
+            return name
+    raise AssertionError("no part has two lists")
+
+
+@pytest.mark.parametrize("damage", VERIFYING)
+def test_verify_finds_what_opening_does_not_read(copy: Path, damage: str) -> None:
+    harm, message = VERIFYING[damage]
+    harm(copy)
+    with pytest.raises(FormatError, match=message):
+        Graph.open(copy).verify()
+
+
+def test_every_changed_byte_is_found(copy: Path) -> None:
+    random = np.random.default_rng(0)
+    for file in sorted(file for file in copy.rglob("*") if file.is_file()):
+        data = file.read_bytes()
+        for place in random.integers(0, len(data), 12).tolist():
+            changed = bytearray(data)
+            changed[place] ^= 1 << int(random.integers(8))
+            file.write_bytes(changed)
+            if file.name == "graph.json" and _same_json(data, bytes(changed)):
+                continue
+            with pytest.raises(FormatError):
+                Graph.open(copy).verify()
+        file.write_bytes(data)
+    Graph.open(copy).verify()
+
+
+def _same_json(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def test_a_homogeneous_graph_without_edges_opens() -> None:
+    folder = MemoryFolder()
+    build_graph(GraphTables(edges={}, nodes={"node": NodeTable(count=3)}), folder, num_partitions=2)
+    graph = Graph.open(folder)
+    assert graph.schema.homogeneous
+    assert graph.schema.edges == {}
+    assert graph.bounds("node").tolist() == [0, 1, 3]
+    empty = ArrayTable("edges", {"src": np.empty(0, np.int64), "dst": np.empty(0, np.int64)})
+    folder = MemoryFolder()
+    build_graph(GraphTables(edges={HOMOGENEOUS_EDGE: empty}), folder)
+    assert Graph.open(folder).topology(HOMOGENEOUS_EDGE, 0)["indptr"].tolist() == [0]
