@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,13 @@ pytestmark = [
 
 def run(*command: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=100, cwd=cwd
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that wait for each other on a busy machine
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
