@@ -1,0 +1,57 @@
+"""Adjacency lists are grouped by target and sorted by (neighbour's id, edge id)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigl_loader import native
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(-5, 5), st.integers(0, 9)), max_size=60))
+def test_lists_equal_a_sort(edges: list[tuple[int, int, int]]) -> None:
+    table = np.array(edges, np.int64).reshape(-1, 3)
+    targets, neighbors, ids = (np.ascontiguousarray(column) for column in table.T)
+    indptr, order = np.empty(8, np.int64), np.empty(len(edges), np.int64)
+    native.build_adjacency(targets, neighbors, ids, indptr, order)
+    assert [edges[i] for i in order] == sorted(edges)
+    assert np.diff(indptr).tolist() == np.bincount(targets, minlength=7).tolist()
+    assert indptr[0] == 0
+
+
+@pytest.mark.parametrize("target", [-1, 3])
+def test_a_target_outside_its_range_is_refused(target: int) -> None:
+    one = np.zeros(2, np.int64)
+    with pytest.raises(ValueError, match=r"edge 1 has a target outside \[0, 3\)"):
+        native.build_adjacency(np.array([0, target]), one, one, np.empty(4, np.int64), np.empty(2, np.int64))
+
+
+def test_lists_keep_the_arrays_that_they_read() -> None:
+    adjacency = native.Adjacency(
+        np.array([0, 2]), [np.array([0, 1, 2])], [np.array([1, 0], np.int32)], [np.array([0, 1], np.int32)]
+    )
+    assert adjacency.num_edges == 2
+
+
+@pytest.mark.parametrize(
+    ("bounds", "indptr", "indices", "ids", "error", "rule"),
+    [
+        ([0, 3], [0, 1, 2], np.int32, np.int32, ValueError, "one entry more than its part"),
+        ([0, 2], [0, 1, 2], np.int16, np.int32, TypeError, "indices must be int32 or int64"),
+        ([0, 2], [0, 1, 2], np.int32, np.float64, TypeError, "edge_ids must be int32 or int64"),
+        ([1, 3], [0, 1, 2], np.int32, np.int32, ValueError, "start at 0"),
+    ],
+)
+def test_an_adjacency_refuses_what_does_not_fit(
+    *,
+    bounds: list[int],
+    indptr: list[int],
+    indices: type[np.generic],
+    ids: type[np.generic],
+    error: type[Exception],
+    rule: str,
+) -> None:
+    with pytest.raises(error, match=rule):
+        native.Adjacency(np.array(bounds), [np.array(indptr)], [np.zeros(2, indices)], [np.zeros(2, ids)])

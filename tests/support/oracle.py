@@ -1,0 +1,153 @@
+"""Sampling in plain Python, from the written rules alone: slow, obvious, and right.
+
+It knows nothing of positions, partitions or kernels. Graphs are dicts of edge lists between node
+ids; draws are computed from their addresses as docs/randomness.md says.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+EdgeType = tuple[str, str, str]
+Edge = tuple[int, int, int]  # source id, destination id, edge id
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def philox(key: int, low: int, high: int) -> tuple[int, int]:
+    for _ in range(10):
+        product = low * 0xD2B74407B1CE6E93
+        low, high = (product >> 64) ^ key ^ high, product & _MASK
+        key = (key + _GOLDEN) & _MASK
+    return low, high
+
+
+def mix(x: int) -> int:
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def epoch_key(run_seed: int, epoch: int) -> int:
+    return mix(mix(run_seed + _GOLDEN) + epoch + _GOLDEN)
+
+
+def batch_key(run_seed: int, epoch: int, seeds: Sequence[int]) -> int:
+    fold = 0
+    for seed in seeds:
+        fold = mix(fold + _GOLDEN + (seed & _MASK))
+    return mix(epoch_key(run_seed, epoch) + fold)
+
+
+def permutation(run_seed: int, epoch: int, length: int) -> list[int]:
+    key = epoch_key(run_seed, epoch)
+    return sorted(range(length), key=lambda i: (philox(key, i, 0xFF << 56)[0], i))
+
+
+def address(edge_type: EdgeType) -> int:
+    return zlib.crc32("+".join(quote(part, safe="") for part in edge_type).encode()) & 0xFFFFFF
+
+
+def draw(key: int, hop: int, edge_type: int, node: int, *, j: int, below: int) -> int:
+    """Draw number j for a node: an integer in [0, below)."""
+    words = philox(key, node & _MASK, j // 2 | edge_type << 32 | hop << 56)
+    return (words[j % 2] * below) >> 64
+
+
+def pick(
+    key: int, hop: int, edge_type: int, node: int, *, degree: int, fanout: int, replace: bool
+) -> list[int]:
+    """Places in a sorted adjacency list of ``degree`` that a fanout takes."""
+    if fanout < 0:
+        return list(range(degree))
+    if replace:
+        return [draw(key, hop, edge_type, node, j=j, below=degree) for j in range(fanout if degree else 0)]
+    if degree <= fanout:
+        return list(range(degree))
+    picks: list[int] = []
+    for j in range(fanout):
+        bound = degree - fanout + j
+        drawn = draw(key, hop, edge_type, node, j=j, below=bound + 1)
+        picks.append(bound if drawn in picks else drawn)
+    return picks
+
+
+@dataclass
+class OracleBatch:
+    """Nodes by type in first-seen order; edges by type as (neighbour, target) local pairs with ids."""
+
+    nodes: dict[str, list[int]]
+    nodes_per_hop: dict[str, list[int]]
+    rows: dict[EdgeType, list[int]] = field(default_factory=dict)
+    targets: dict[EdgeType, list[int]] = field(default_factory=dict)
+    edge_ids: dict[EdgeType, list[int]] = field(default_factory=dict)
+    edges_per_hop: dict[EdgeType, list[int]] = field(default_factory=dict)
+
+
+def sample(
+    edges: Mapping[EdgeType, Sequence[Edge]],
+    node_types: Sequence[str],
+    *,
+    fanouts: Mapping[EdgeType, Sequence[int]],
+    seed_type: str,
+    seeds: Sequence[int],
+    key: int,
+    edge_dir: str = "in",
+    replace: bool = False,
+) -> OracleBatch:
+    """Sample around ``seeds`` (node ids). Edge types are visited in sorted order."""
+    lists = {edge_type: _adjacency(edges[edge_type], edge_dir) for edge_type in sorted(edges)}
+    batch = OracleBatch({t: [] for t in node_types}, {t: [] for t in node_types})
+    for edge_type in lists:
+        batch.rows[edge_type], batch.targets[edge_type] = [], []
+        batch.edge_ids[edge_type], batch.edges_per_hop[edge_type] = [], []
+    local: dict[str, dict[int, int]] = {t: {} for t in node_types}
+    done = dict.fromkeys(node_types, 0)
+
+    def add(node_type: str, node: int) -> int:
+        if node not in local[node_type]:
+            local[node_type][node] = len(batch.nodes[node_type])
+            batch.nodes[node_type].append(node)
+        return local[node_type][node]
+
+    for seed in seeds:
+        add(seed_type, seed)
+    num_hops = len(next(iter(fanouts.values()), ()))
+    for hop in range(num_hops + 1):
+        frontier = {t: range(done[t], len(batch.nodes[t])) for t in node_types}
+        for node_type in node_types:
+            batch.nodes_per_hop[node_type].append(len(frontier[node_type]))
+            done[node_type] = len(batch.nodes[node_type])
+        if hop == num_hops:
+            return batch
+        for edge_type, adjacency in lists.items():
+            source, _, destination = edge_type
+            target_type, neighbor_type = (destination, source) if edge_dir == "in" else (source, destination)
+            before = len(batch.rows[edge_type])
+            for target in frontier[target_type]:
+                node = batch.nodes[target_type][target]
+                neighbors = adjacency.get(node, [])
+                fanout = fanouts[edge_type][hop]
+                for place in pick(
+                    key, hop, address(edge_type), node, degree=len(neighbors), fanout=fanout, replace=replace
+                ):
+                    neighbor, edge_id = neighbors[place]
+                    batch.rows[edge_type].append(add(neighbor_type, neighbor))
+                    batch.targets[edge_type].append(target)
+                    batch.edge_ids[edge_type].append(edge_id)
+            batch.edges_per_hop[edge_type].append(len(batch.rows[edge_type]) - before)
+    raise AssertionError("unreachable")
+
+
+def _adjacency(edges: Sequence[Edge], edge_dir: str) -> dict[int, list[tuple[int, int]]]:
+    """Neighbours of each node: (neighbour's id, edge id), in ascending order."""
+    lists: dict[int, list[tuple[int, int]]] = {}
+    for source, destination, edge_id in edges:
+        target, neighbor = (destination, source) if edge_dir == "in" else (source, destination)
+        lists.setdefault(target, []).append((neighbor, edge_id))
+    return {node: sorted(neighbors) for node, neighbors in lists.items()}
