@@ -25,7 +25,7 @@ INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
 .PHONY: demo test lint types unit bench sanitize fuzz torch-versions format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/gigl-loader demo $(DEMO)
+	@$(BIN)/gigl-loader demo $(DEMO)
 
 test: lint types unit
 
@@ -47,16 +47,19 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(INPUTS) | $(BIN)/python
-	$(BIN)/python $(CONSTRAINED) -e '.[demo]'
-	touch $@
+	@echo "installing into $(VENV): compiles, downloads torch, takes minutes the first time"
+	@$(BIN)/python $(CONSTRAINED) -e '.[demo]'
+	@touch $@
 
 # The test extras include all others, so this install serves `make demo` as well.
 $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
-	$(BIN)/python $(CONSTRAINED) -e '.[test]'
-	touch $(VENV)/.installed $@
+	@echo "installing into $(VENV): compiles, downloads torch, takes minutes the first time"
+	@$(BIN)/python $(CONSTRAINED) -e '.[test]'
+	@touch $(VENV)/.installed $@
 
 # --- sanitizers -------------------------------------------------------------------------------------
 
@@ -64,7 +67,7 @@ $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
 # interpreter is not: libasan must be loaded first, and libstdc++ with it, or it misses __cxa_throw.
 SANITIZE_VENV ?= .venv-sanitize
 SANITIZE_BIN := $(SANITIZE_VENV)/bin
-NATIVE_TEST_NEEDS := numpy pytest pytest-timeout hypothesis
+NATIVE_TEST_NEEDS := numpy pytest pytest-timeout hypothesis psutil
 LIBRARY = $$(realpath "$$($(or $(CXX),g++) -print-file-name=$(1))")
 
 sanitize: $(SANITIZE_VENV)/.installed
@@ -77,7 +80,7 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 	$(SANITIZE_BIN)/python $(PIP_INSTALL) $(NATIVE_TEST_NEEDS)
 	$(SANITIZE_BIN)/python $(PIP_INSTALL) --no-deps -e . \
 	  -C build-dir=build/sanitize -C cmake.define.GIGL_SANITIZE=ON -C install.strip=false
-	touch $@
+	@touch $@
 
 # --- fuzzing ----------------------------------------------------------------------------------------
 
@@ -89,7 +92,7 @@ fuzz: $(VENV)/.installed-fuzz
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	$(BIN)/python $(PIP_INSTALL) atheris
-	touch $@
+	@touch $@
 
 # --- one wheel, every torch -------------------------------------------------------------------------
 
@@ -104,13 +107,13 @@ torch-versions: $(addprefix torch-,$(TORCH_VERSIONS))
 $(WHEELS)/.built: $(INPUTS) $(shell find gigl_loader servers clients -name '*.py') | $(BIN)/python
 	rm -rf $(WHEELS) && mkdir -p $(WHEELS)
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w $(WHEELS) .
-	touch $@
+	@touch $@
 
 .venv-torch-%/.ready:
 	[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -c 'import torch' 2>/dev/null || $(@D)/bin/python $(PIP_INSTALL) torch==$*
 	$(@D)/bin/python $(PIP_INSTALL) $(NATIVE_TEST_NEEDS)
-	touch $@
+	@touch $@
 
 torch-%: $(WHEELS)/.built .venv-torch-%/.ready
 	.venv-torch-$*/bin/python $(PIP_INSTALL) --no-deps --force-reinstall $(WHEELS)/*.whl
