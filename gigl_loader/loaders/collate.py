@@ -137,7 +137,9 @@ class Collator:
     def _seed_attributes(self, tensors: FrameTensors, distinct: int) -> dict[str, Any]:
         places = tensors.tensor("input_id")
         if self._places is not None:
-            places = self._places[places.cpu()].to(places.device)
+            # Looked up in the frame: asking the device would make the host wait for it.
+            indices = torch.from_numpy(tensors.frame.array("input_id"))
+            places = self._places[indices].to(places.device, non_blocking=True)
         return {"batch_size": distinct, "input_id": places, "batch": tensors.tensor("seeds")}
 
 

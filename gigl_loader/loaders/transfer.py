@@ -14,6 +14,7 @@ import torch
 
 from gigl_loader import native
 from gigl_loader.graph.schema import type_name
+from gigl_loader.loaders.memory import ReusedMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +41,10 @@ _DTYPES = {
 }
 
 
+_SMALL_BYTES = 1 << 18
+"""Smaller arrays come warm out of the heap; larger ones are often mapped afresh."""
+
+
 class FrameTensors(Protocol):
     """The arrays of one frame as tensors on the target device."""
 
@@ -63,8 +68,9 @@ class FrameTensors(Protocol):
 class HostTensors(FrameTensors):
     """Tensors that alias the frame, and keep its memory from being used again."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, memory: ReusedMemory) -> None:
         self.frame = frame
+        self._memory = memory
 
     def tensor(self, name: str) -> Tensor:
         array = self.frame.array(name)
@@ -74,9 +80,12 @@ class HostTensors(FrameTensors):
 
     def edge_index(self, edge_type: EdgeType) -> Tensor:
         rows, colptr = (self.frame.array(name) for name in _edge_arrays(edge_type))
-        out = torch.empty((2, len(rows)), dtype=torch.int64)
-        native.expand_edges(rows, colptr, out.numpy())
-        return out
+        # Small ones are not worth a slot of their own; a graph may have many types.
+        nbytes = 2 * len(rows) * np.dtype(np.int64).itemsize
+        memory = np.empty(nbytes, np.uint8) if nbytes < _SMALL_BYTES else self._memory.lend(nbytes)
+        out = memory.view(np.int64).reshape(2, len(rows))
+        native.expand_edges(rows, colptr, out)
+        return torch.from_numpy(out)
 
 
 class PackedTensors(FrameTensors):
@@ -107,8 +116,11 @@ class Transfer(Protocol):
 class HostTransfer:
     """The device is the CPU: nothing is copied."""
 
+    def __init__(self) -> None:
+        self._memory = ReusedMemory()
+
     def load(self, frame: Frame) -> FrameTensors:
-        return HostTensors(frame)
+        return HostTensors(frame, self._memory)
 
 
 class SynchronousTransfer:

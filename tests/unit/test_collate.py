@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.loaders.collate import Collator, check_column_names, reversed_edge_types
+from gigl_loader.loaders.memory import ReusedMemory
 from gigl_loader.loaders.transfer import HostTensors, PackedTensors
 from gigl_loader.options import EdgeType, SamplingPlan
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
@@ -90,7 +91,9 @@ def _homogeneous() -> tuple[Collator, Frame]:
 
 def _tensors(frame: Frame, kind: str) -> HostTensors | PackedTensors:
     return (
-        HostTensors(frame) if kind == "host" else PackedTensors(frame, torch.from_numpy(frame.buffer).clone())
+        HostTensors(frame, ReusedMemory())
+        if kind == "host"
+        else PackedTensors(frame, torch.from_numpy(frame.buffer).clone())
     )
 
 
@@ -120,7 +123,7 @@ def test_a_homogeneous_frame_becomes_data_with_every_attribute(kind: str) -> Non
 
 def test_tensors_of_the_host_alias_the_frame() -> None:
     collate, frame = _homogeneous()
-    batch = collate(HostTensors(frame))
+    batch = collate(HostTensors(frame, ReusedMemory()))
     frame.array("node/node/x")[:] = 9
     assert batch.x.eq(9).all()
     assert batch.n_id.data_ptr() == batch.node.data_ptr()
@@ -132,7 +135,7 @@ def test_places_stand_in_for_the_index_of_a_seed() -> None:
         nodes={NODE: _node_schema(9)}, edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={})}
     )
     collate = Collator(schema, _plan(schema, NODE, with_edge=False), places=torch.tensor([100, 200, 300]))
-    batch = collate(HostTensors(frame))
+    batch = collate(HostTensors(frame, ReusedMemory()))
     assert batch.input_id.tolist() == [300, 100, 200]
     assert "e_id" not in batch
     assert "x" not in batch
@@ -144,7 +147,7 @@ def test_a_graph_without_edge_types_has_an_empty_edge_index_and_hops_as_asked() 
         {"seeds": np.array([3]), "input_id": np.array([0]), "node/node/n_id": np.array([3])},
         {"epoch": 0, "batch": 0, "num_sampled_nodes": {"node": [1]}, "num_sampled_edges": {}},
     )
-    batch = Collator(schema, _plan(schema, NODE), num_hops=2)(HostTensors(frame))
+    batch = Collator(schema, _plan(schema, NODE), num_hops=2)(HostTensors(frame, ReusedMemory()))
     assert batch.edge_index.shape == (2, 0)
     assert batch.edge_index.dtype == torch.int64
     assert batch.num_sampled_nodes == [1, 0, 0]
@@ -225,7 +228,7 @@ def test_a_heterogeneous_frame_becomes_hetero_data(kind: str) -> None:
 
 def test_out_edges_come_under_the_reversed_type() -> None:
     collate, frame = _hetero("out")
-    batch = collate(HostTensors(frame))
+    batch = collate(HostTensors(frame, ReusedMemory()))
     assert set(batch.edge_types) == {("item", "rev_has bought", "user"), ("item", "rev_sells", "shop")}
     assert set(batch.num_sampled_edges) == set(batch.edge_types)
 
