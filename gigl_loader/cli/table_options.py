@@ -46,16 +46,19 @@ class _Scoped:
             raise ValueError(f"{option} {value}: write {option} [TYPE:]NAME=VALUE")
         self.by_type[key] = _with(found, kind, left, right)
 
-    def of(self, key: _Key, columns: Iterable[str]) -> ColumnOptions:
+    def of(self, key: _Key, table: Table, role: Role) -> ColumnOptions:
         """Return the options for one table: its own, and the general ones that apply to its columns."""
-        names = list(columns)
+        names = list(table.columns)
         shared = self.by_type.get(None, ColumnOptions())
         own = self.by_type.get(key, ColumnOptions())
-        rename = {old: new for old, new in shared.rename.items() if old in names} | dict(own.rename)
-        stack = {new: p for new, p in shared.stack.items() if _matches(p, names)} | dict(own.stack)
-        known = {*names, *rename.values(), *stack, "x", "y"}
-        dtypes = {name: dtype for name, dtype in shared.dtypes.items() if name in known} | dict(own.dtypes)
-        return ColumnOptions(rename=rename, stack=stack, drop=(*shared.drop, *own.drop), dtypes=dtypes)
+        options = ColumnOptions(
+            rename={old: new for old, new in shared.rename.items() if old in names} | dict(own.rename),
+            stack={new: p for new, p in shared.stack.items() if _matches(p, names)} | dict(own.stack),
+            drop=(*shared.drop, *own.drop),
+        )
+        final = name_columns(table, role=role, options=options).columns
+        dtypes = {name: dtype for name, dtype in shared.dtypes.items() if name in final}
+        return replace(options, dtypes=dtypes | dict(own.dtypes))
 
     def require_used(self, keys: Iterable[_Key], columns: Iterable[str]) -> None:
         """Raise ``ValueError`` for an option that applies to nothing."""
@@ -64,7 +67,7 @@ class _Scoped:
             if key is not None and key not in known:
                 raise ValueError(f"no table of type {_said(key)}; given: {', '.join(map(_said, known))}")
         shared = self.by_type.get(None, ColumnOptions())
-        for pattern in (*shared.rename, *shared.stack.values(), *shared.drop):
+        for pattern in (*shared.rename, *shared.stack.values(), *shared.drop, *shared.dtypes):
             if not _matches(pattern, names):
                 raise ValueError(
                     f"no table has a column {pattern!r}; columns: {', '.join(sorted(set(names)))}"
@@ -107,8 +110,9 @@ def open_tables(options: TableOptions) -> GraphTables:
 
 def _open(key: _Key, specs: Sequence[str], role: Role, scoped: _Scoped, seen: list[str]) -> Table:
     table = open_files(specs, role=role, options=_all_options(scoped, key))
-    seen += table.columns
-    return name_columns(table, role=role, options=scoped.of(key, table.columns))
+    named = name_columns(table, role=role, options=scoped.of(key, table, role))
+    seen += [*table.columns, *named.columns]
+    return named
 
 
 def _all_options(scoped: _Scoped, key: _Key) -> ColumnOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.table import Kind
+from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["is_ragged", "kind_of", "to_numpy"]
 
@@ -68,11 +70,9 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
         if pa.types.is_dictionary(array.type):
             array = array.cast(pa.string())
         return np.array(array.fill_null("").to_pylist(), dtype=np.str_)
-    return (
-        np.ascontiguousarray(_values(array, where).reshape(len(array), *kind.shape))
-        if len(array)
-        else (np.empty((0, *kind.shape), dtype=_dtype(array.type)))
-    )
+    if len(array) == 0:
+        return np.empty((0, *kind.shape), dtype=STORAGE_DTYPES[kind.dtype])
+    return np.ascontiguousarray(_values(array, kind.shape, where).reshape(len(array), *kind.shape))
 
 
 def _is_text(dtype: Any) -> bool:
@@ -81,32 +81,15 @@ def _is_text(dtype: Any) -> bool:
     return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
 
 
-def _dtype(dtype: Any) -> Any:
-    if isinstance(dtype, pa.BaseExtensionType):
-        return _dtype(dtype.storage_type)
-    if is_ragged(dtype) or pa.types.is_fixed_size_list(dtype):
-        return _dtype(dtype.value_type)
-    if dtype in _NUMBERS:
-        return dtype.to_pandas_dtype()
-    return np.int32 if pa.types.is_date32(dtype) else np.int64
-
-
-def _values(array: Any, where: Where) -> Array:
-    """Return all numbers of an array, row after row."""
+def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
+    """Return all numbers of an array with rows of that shape, row after row."""
     if isinstance(array.type, pa.BaseExtensionType):
-        array = array.storage
-    if is_ragged(array.type):
+        return _values(array.storage, (math.prod(shape),) if shape else (), where)
+    if is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         _refuse_missing(array, where)
-        lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero(lengths != lengths[0])
-        if len(wrong):
-            raise FormatError(
-                f"{where(int(wrong[0]))}: {lengths[wrong[0]]} values, {lengths[0]} in other rows"
-            )
-        return _inner(array, int(lengths[0]), where)
-    if pa.types.is_fixed_size_list(array.type):
-        _refuse_missing(array, where)
-        return _inner(array, array.type.list_size, where)
+        if is_ragged(array.type):
+            _refuse_ragged(array, shape[0], where)
+        return _values(array.flatten(), shape[1:], lambda row: where(row // max(shape[0], 1)))
     if not pa.types.is_floating(array.type):
         _refuse_missing(array, where)
     if array.type not in _NUMBERS:
@@ -114,13 +97,11 @@ def _values(array: Any, where: Where) -> Array:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def _inner(array: Any, width: int, where: Where) -> Array:
-    values = array.flatten()
-    return (
-        _values(values, lambda row: where(row // max(width, 1)))
-        if len(values)
-        else np.empty(0, dtype=_dtype(array.type))
-    )
+def _refuse_ragged(array: Any, width: int, where: Where) -> None:
+    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != width)
+    if len(wrong):
+        raise FormatError(f"{where(int(wrong[0]))}: {lengths[wrong[0]]} values, {width} in the first row")
 
 
 def _refuse_missing(array: Any, where: Where) -> None:

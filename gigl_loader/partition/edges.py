@@ -159,10 +159,9 @@ class _EdgeBuild:
             advance(len(rows["target"]))
 
     def _converted(self, chunk: Mapping[str, Array], row: int) -> dict[str, Array]:
-        rows = {
-            "target": self._positions(self._target, chunk, row),
-            "neighbor": self._positions(self._neighbor, chunk, row),
-        }
+        ends = {end.column: end for end in (self._target, self._neighbor)}
+        found = {column: self._positions(ends[column], chunk, row) for column in ("src", "dst")}
+        rows = {"target": found[self._target.column], "neighbor": found[self._neighbor.column]}
         size = len(rows["target"])
         if "id" in chunk:
             rows["edge_id"] = as_ids(self._table, "id", chunk["id"], row)

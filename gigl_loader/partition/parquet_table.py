@@ -59,13 +59,7 @@ class ParquetTable:
             raise FormatError(f"{self.name}: cannot be read: {error}") from None
 
     def _column(self, batch: Any, name: str, first_row: int) -> Array:
-        kind = self.columns[name]
-        rows = to_numpy(batch.column(name), kind, lambda row: self.where(name, first_row + row))
-        if not isinstance(kind, str) and rows.shape[1:] != kind.shape:
-            raise FormatError(
-                f"{self.where(name, first_row)}: {rows.shape[1]} values, {kind.shape[0]} before"
-            )
-        return rows
+        return to_numpy(batch.column(name), self.columns[name], lambda row: self.where(name, first_row + row))
 
     def _width(self, file: Any, field: Any) -> int:
         """Return the length of the lists in a column: that of the first row."""

@@ -46,6 +46,8 @@ def tables_from_pyg(
         if attr is not None and not any(role in table.columns for table in edges.values()):
             raise ValueError(f"no edge type has the attribute {attr!r} to use as {role}")
     nodes = {key: _node_table(key, store, edges) for key, store in node_stores.items()}
+    for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
+        nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
     return GraphTables(edges=edges, nodes=nodes)
 
 

@@ -75,7 +75,7 @@ class ArrayTable:
     ) -> None:
         """``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16."""
         self.name = name
-        self._arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        self._arrays = {key: np.asarray(array) for key, array in arrays.items()}
         self.columns: dict[str, Kind] = {
             key: _kind_of(name, key, array) for key, array in self._arrays.items()
         }

@@ -1,0 +1,224 @@
+"""``gigl-loader partition`` and ``inspect``: from files to a graph, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from gigl_loader.cli import build_app
+from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph
+
+_COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()"]
+
+
+def _run(*arguments: Any, code: int = 0) -> str:
+    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    if code:
+        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+        return result.stderr.strip()
+    return result.stdout
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "papers.csv").write_text(
+        "id,title,year,label,split,f_0,f_1\n10,a,2000,1,train,0.5,1\n7,b,2001,0,,1,2\n-3,c,2002,1,test,3,4.5\n"
+    )
+    table = pa.table({"author_id": [1, 2, 1], "dst": [10, 7, -3], "w": [0.25, 3.0, 4.0], "time": [5, 6, 7]})
+    pq.write_table(table, tmp_path / "writes.parquet")
+    np.save(tmp_path / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
+    np.save(tmp_path / "src.npy", np.array([0, 1, 2]))
+    np.save(tmp_path / "dst.npy", np.array([1, 2, 0]))
+    np.save(tmp_path / "feat.npy", np.eye(3, dtype=np.float32))
+    np.save(tmp_path / "label.npy", np.arange(3))
+    np.save(tmp_path / "train.npy", np.array([2, 0]))
+    return tmp_path
+
+
+def test_a_homogeneous_graph_from_npy_files(files: Path) -> None:
+    graph_path = files / "graph"
+    _run(
+        *("partition", graph_path, "--edges", files / "edge_index.npy"),
+        *(
+            "--nodes",
+            f"{files / 'feat.npy'},{files / 'label.npy'}",
+            "--split",
+            f"train={files / 'train.npy'}",
+        ),
+    )
+    graph = Graph.open(graph_path)
+    assert graph.schema.homogeneous
+    assert graph.topology(HOMOGENEOUS_EDGE, 0)["indices"].tolist() == [2, 0, 1]
+    assert set(graph.schema.nodes["node"].columns) == {"x", "y"}
+    assert graph.split("node", "train").tolist() == [0, 2]
+
+
+def test_a_heterogeneous_graph_from_csv_and_parquet(files: Path) -> None:
+    printed = _run(
+        *("partition", files / "graph", "--json", "-p", 2, "--assigner", "hash", "--edge-dir", "out"),
+        *("--nodes", f"paper={files / 'papers.csv'}", "--nodes", "author=3"),
+        *("--edges", f"author,writes,paper={files / 'writes.parquet'}"),
+        *("--rename", "author_id=src", "--rename", "author,writes,paper:w=weight"),
+        *("--drop", "paper:title", "--stack", "x=f_*", "--dtype", "x=float16", "--memory-limit", "1GB"),
+    )
+    document = json.loads(printed)
+    assert document["path"] == str(files / "graph")
+    schema = Graph.open(files / "graph").schema
+    assert document["schema"] == schema.to_json()
+    papers, writes = schema.nodes["paper"], schema.edges["author", "writes", "paper"]
+    assert {name: column.dtype for name, column in papers.columns.items()} == {
+        "x": "F16",
+        "y": "I64",
+        "year": "I64",
+    }
+    assert papers.splits == {"train": 1, "test": 1}
+    assert (schema.edge_dir, schema.num_partitions, papers.ids) == ("out", 2, "sparse")
+    assert (writes.weight, writes.time, writes.columns) == (True, True, {})
+    assert schema.nodes["author"].count == 3
+
+
+def test_ids_may_be_implied_by_edges(files: Path) -> None:
+    _run("partition", files / "graph", "--edges", f"{files / 'src.npy'},{files / 'dst.npy'}")
+    assert Graph.open(files / "graph").schema.nodes["node"].count == 3
+
+
+def test_inspect_shows_and_verifies(files: Path) -> None:
+    graph_path = files / "graph"
+    _run("partition", graph_path, "--edges", files / "edge_index.npy", "--nodes", files / "feat.npy")
+    shown = _run("inspect", graph_path, "--verify")
+    for word in ("homogeneous", "every byte verified", "node,to,node", "x F32[3]", "identity"):
+        assert word in shown
+    document = json.loads(_run("inspect", graph_path, "--json"))
+    assert (document["verified"], document["files"]) == (False, 2)
+    assert document["schema"] == Graph.open(graph_path).schema.to_json()
+    data = bytearray((graph_path / "part-00000/nodes/node.safetensors").read_bytes())
+    data[-1] ^= 1
+    (graph_path / "part-00000/nodes/node.safetensors").write_bytes(data)
+    _run("inspect", graph_path)
+    assert "do not match their checksum" in _run("inspect", graph_path, "--verify", code=2)
+
+
+def test_inspect_refuses_what_is_no_graph(tmp_path: Path) -> None:
+    assert "no graph at" in _run("inspect", tmp_path / "nothing", code=2)
+    assert "is not a graph" in _run("inspect", tmp_path, code=2)
+
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "no table": ([], "at least one table"),
+    "missing file": (["--edges", "{}/none.csv"], "no such file or directory: "),
+    "no type": (["--edges", "a,b={}/src.npy"], "'a,b' is no type"),
+    "node type for edges": (["--edges", "paper={}/src.npy"], "SOURCE,RELATION,DESTINATION=FILES"),
+    "edge type for nodes": (["--nodes", "a,r,b={}/feat.npy"], "write --nodes [TYPE=FILES]"),
+    "typed and untyped": (
+        ["--nodes", "{}/feat.npy", "--nodes", "a={}/feat.npy"],
+        "every table names its type, or there is only one type",
+    ),
+    "no column src": (["--edges", "{}/dst.npy,{}/label.npy"], "no column 'src'"),
+    "text column": (
+        ["--nodes", "{}/papers.csv"],
+        "papers.csv, column 'title': holds text, not numbers: drop it",
+    ),
+    "rename of nothing": (["--nodes", "{}/feat.npy", "--rename", "a=b"], "no table has a column 'a'"),
+    "stack of nothing": (["--nodes", "{}/feat.npy", "--stack", "x=f_*"], "no table has a column 'f_*'"),
+    "drop of nothing": (
+        ["--nodes", "{}/feat.npy", "--drop", "z"],
+        "no table has a column 'z'; columns: feat, x",
+    ),
+    "option of no type": (
+        ["--nodes", "{}/feat.npy", "--drop", "paper:z"],
+        "no table of type paper; given: node",
+    ),
+    "option without a value": (
+        ["--nodes", "{}/feat.npy", "--rename", "a"],
+        "write --rename [TYPE:]NAME=VALUE",
+    ),
+    "split without a file": (["--nodes", "3", "--split", "train"], "write --split [TYPE:]NAME=FILE"),
+    "unknown dtype": (["--nodes", "{}/feat.npy", "--dtype", "x=f33"], "unknown dtype 'f33'"),
+    "dtype of nothing": (["--nodes", "{}/feat.npy", "--dtype", "z=float16"], "no table has a column 'z'"),
+    "unknown assigner": (
+        ["--nodes", "3", "--assigner", "best"],
+        "unknown assigner 'best'; known: range, hash",
+    ),
+    "no size": (["--nodes", "3", "--memory-limit", "much"], "'much' is no size; write for example 2GB"),
+    "too little memory": (
+        ["--nodes", "3", "--memory-limit", "20MB"],
+        "is too small: the program itself takes",
+    ),
+    "unknown node": (
+        ["--edges", "{}/edge_index.npy", "--nodes", "2"],
+        "edge_index.npy, column 'src', row 2: unknown node id 2 of type 'node'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(files: Path, case: str) -> None:
+    arguments, message = MISTAKES[case]
+    before = sorted(files.iterdir())
+    error = _run(
+        "partition", files / "graph", *(argument.replace("{}", str(files)) for argument in arguments), code=2
+    )
+    assert message in error
+    assert sorted(files.iterdir()) == before
+
+
+def test_an_existing_graph_is_not_replaced_unasked(files: Path) -> None:
+    arguments = ("partition", files / "graph", "--nodes", "3")
+    _run(*arguments)
+    assert "exists" in _run(*arguments, code=2)
+    _run("partition", files / "graph", "--nodes", "4", "--overwrite")
+    assert Graph.open(files / "graph").schema.nodes["node"].count == 4
+
+
+def test_more_rows_come_from_more_files(files: Path) -> None:
+    tables = open_tables(
+        TableOptions(
+            edges=[f"a,r,a={files / 'edge_index.npy'}", f"a,r,a={files / 'src.npy'},{files / 'dst.npy'}"]
+        )
+    )
+    assert tables.edges["a", "r", "a"].num_rows == 6
+
+
+def test_a_path_with_an_equals_sign_is_a_path(files: Path) -> None:
+    folder = files / "date=2024"
+    folder.mkdir()
+    np.save(folder / "edges.npy", np.array([[0], [1]]))
+    assert open_tables(TableOptions(edges=[f"{folder}/edges.npy"])).homogeneous
+
+
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(tmp_path: Path, kind: signal.Signals) -> None:
+    random = np.random.default_rng(0)
+    for name in ("src", "dst"):
+        np.save(tmp_path / f"{name}.npy", random.integers(0, 10**6, 4 * 10**6))
+    before = sorted(tmp_path.iterdir())
+    command = [
+        *(*_COMMAND, "partition", str(tmp_path / "graph"), "--memory-limit", "150MB"),
+        *("--edges", f"{tmp_path}/src.npy,{tmp_path}/dst.npy", "--nodes", "1000000"),
+    ]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        while not any(path.name.startswith(".graph") and any(path.iterdir()) for path in tmp_path.iterdir()):
+            assert child.poll() is None, "the build ended before it could be interrupted"
+        os.kill(child.pid, kind)
+        _, errors = child.communicate(timeout=30)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 128 + kind
+    assert b"Traceback" not in errors
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,146 @@
+"""Tables of PyG objects hold what the objects hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph import HOMOGENEOUS_EDGE, Column, Graph, MemoryFolder
+from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.pyg_graphs import heterogeneous, homogeneous
+
+
+def _built(data: Any, **options: Any) -> Graph:
+    folder = MemoryFolder()
+    build_graph(tables_from_pyg(data, **options), folder)
+    graph = Graph.open(folder)
+    graph.verify()
+    return graph
+
+
+def _edges(graph: Graph, edge_type: tuple[str, str, str]) -> list[tuple[int, int, int]]:
+    """Return (edge id, source, destination) of a graph of one partition, by edge id."""
+    arrays = graph.topology(edge_type, 0)
+    targets = np.repeat(np.arange(len(arrays["indptr"]) - 1), np.diff(arrays["indptr"]))
+    rows = zip(arrays["edge_ids"].tolist(), arrays["indices"].tolist(), targets.tolist(), strict=True)
+    return sorted(rows)
+
+
+def test_a_homogeneous_graph_keeps_everything() -> None:
+    data = homogeneous()
+    graph = _built(data)
+    assert graph.schema.homogeneous
+    assert graph.schema.nodes["node"].columns == {"x": Column("F32", (6,)), "y": Column("I64")}
+    np.testing.assert_array_equal(graph.node_column("node", "x", 0), data.x)
+    np.testing.assert_array_equal(graph.node_column("node", "y", 0), data.y)
+    for split in ("train", "val", "test"):
+        np.testing.assert_array_equal(graph.split("node", split), data[f"{split}_mask"].nonzero()[:, 0])
+    expected = [(number, *ends) for number, ends in enumerate(data.edge_index.t().tolist())]
+    assert _edges(graph, HOMOGENEOUS_EDGE) == expected
+    ids = graph.topology(HOMOGENEOUS_EDGE, 0)["edge_ids"]
+    attributes = graph.edge_column(HOMOGENEOUS_EDGE, "edge_attr", 0)
+    np.testing.assert_array_equal(attributes, data.edge_attr.numpy()[ids])
+
+
+def test_a_heterogeneous_graph_keeps_everything() -> None:
+    data = heterogeneous()
+    graph = _built(data)
+    assert not graph.schema.homogeneous
+    assert set(graph.schema.nodes) == set(data.node_types)
+    assert set(graph.schema.edges) == set(data.edge_types)
+    for node_type in data.node_types:
+        assert graph.schema.nodes[node_type].count == data[node_type].num_nodes
+    for edge_type in data.edge_types:
+        ends = data[edge_type].edge_index.t().tolist()
+        assert _edges(graph, edge_type) == [(number, *pair) for number, pair in enumerate(ends)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "uint8", "bool", "int16"])
+def test_columns_keep_their_dtype(dtype: str) -> None:
+    values = torch.tensor([[0, 1], [1, 0]]).to(getattr(torch, dtype))
+    graph = _built(Data(x=values, edge_index=torch.tensor([[0], [1]])))
+    stored = graph.node_column("node", "x", 0)
+    if dtype == "bfloat16":
+        assert graph.schema.nodes["node"].columns["x"].dtype == "BF16"
+        restored = torch.from_numpy(stored.view(np.int16).copy()).view(torch.bfloat16)
+    else:
+        restored = torch.from_numpy(stored.copy())
+    assert torch.equal(restored, values)
+
+
+def test_attributes_of_nodes_and_edges_are_told_apart() -> None:
+    data = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))  # as many edges as nodes
+    data.edge_kind = torch.arange(3)
+    data.flavour = torch.arange(3)
+    data.whole = torch.ones(5)
+    data.title = "a graph"
+    data.number = 3
+    graph = _built(data)
+    assert set(graph.schema.nodes["node"].columns) == {"x", "flavour"}
+    assert set(graph.schema.edges[HOMOGENEOUS_EDGE].columns) == {"edge_kind"}
+
+
+def test_the_number_of_nodes_comes_from_what_there_is() -> None:
+    index = torch.tensor([[0, 1], [1, 3]])
+
+    def count(**fields: Any) -> int:
+        return _built(Data(edge_index=index, **fields)).schema.nodes["node"].count
+
+    assert count(num_nodes=9) == 9
+    assert count(x=torch.ones(7, 2)) == 7
+    assert count(train_mask=torch.ones(6, dtype=torch.bool)) == 6
+    assert count(y=torch.arange(5)) == 5
+    assert count(y=torch.tensor([1])) == 4  # one label of the whole graph
+    assert count() == 4
+    assert _built(Data(x=torch.ones(2, 2))).schema.edges == {}
+
+
+def test_a_node_type_that_only_edges_mention_counts_them() -> None:
+    data = HeteroData()
+    data["a"].x = torch.ones(2, 1)
+    data["a", "r", "b"].edge_index = torch.tensor([[0, 1], [4, 2]])
+    assert _built(data).schema.nodes["b"].count == 5
+
+
+def test_weights_and_times_are_named_by_their_attributes() -> None:
+    data = homogeneous(20, 50)
+    data.edge_weight = torch.rand(50)
+    data.edge_time = torch.arange(50)
+    graph = _built(data, weight_attr="edge_weight", time_attr="edge_time")
+    arrays = graph.topology(HOMOGENEOUS_EDGE, 0)
+    np.testing.assert_array_equal(arrays["weight"], data.edge_weight.numpy()[arrays["edge_ids"]])
+    np.testing.assert_array_equal(arrays["time"], arrays["edge_ids"])
+    assert "edge_weight" in graph.schema.edges[HOMOGENEOUS_EDGE].columns
+    with pytest.raises(ValueError, match="no edge type has the attribute 'age' to use as time"):
+        tables_from_pyg(data, time_attr="age")
+
+
+def test_columns_named_like_a_role_keep_clear_of_it() -> None:
+    data = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]))
+    data.id = torch.tensor([7, 8])
+    data.edge_src = torch.tensor([7, 8])
+    graph = _built(data)
+    assert set(graph.schema.nodes["node"].columns) == {"x", "node_id"}
+    assert graph.schema.nodes["node"].ids == "identity"
+
+
+def test_what_cannot_be_taken_is_refused() -> None:
+    with pytest.raises(FormatError, match=r"edge_index is float32 \[2, 1\]"):
+        tables_from_pyg(Data(edge_index=torch.ones(2, 1)))
+    with pytest.raises(FormatError, match=r"x: a sparse tensor"):
+        tables_from_pyg(Data(x=torch.eye(2).to_sparse(), edge_index=torch.tensor([[0], [1]])))
+    with pytest.raises(FormatError, match="column 'dst', row 0: unknown node id 5"):
+        _built(Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [5]])))
+
+
+def test_tensors_that_require_gradients_or_are_not_contiguous_are_fine() -> None:
+    values = torch.rand(4, 3, requires_grad=True)
+    index = torch.tensor([[0, 1], [1, 2], [2, 3]]).t()
+    graph = _built(Data(x=values, edge_index=index))
+    np.testing.assert_array_equal(graph.node_column("node", "x", 0), values.detach())
+    assert _edges(graph, HOMOGENEOUS_EDGE) == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
