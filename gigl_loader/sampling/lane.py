@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Death", "Delivery", "Lane", "Tally"]
 
+_LOGGER = logging.getLogger(__name__)
+_MOST_MAPS = 32
 _NOBODY = -1
 
 
@@ -78,6 +82,7 @@ class Lane:
         self._free_boxes = list(range(setting.ring.boxes))
         self._undelivered = 0
         self._finished_slots: set[int] = set()
+        self._maps: set[int] = set()
         self._ring_fd = create_memory(f"gigl-ring-{setting.worker}", setting.ring.nbytes)
         try:
             self._ring = Ring(self._ring_fd, setting.ring)
@@ -136,7 +141,7 @@ class Lane:
         self.tally.batches += 1
         self.tally.bytes += delivery.nbytes
         if delivery.apart is not None:
-            return delivery.apart
+            return self._lend_apart(delivery.apart)
         self._finished_slots.remove(delivery.slot)
         if slots.lent < self._spare_slots:
             return slots.lend(delivery.slot, delivery.nbytes)
@@ -221,7 +226,7 @@ class Lane:
         if answer.outcome == Outcome.SKIPPED and ask.generation != self._generation:
             return None
         if answer.outcome == Outcome.OVERSIZE and len(fds) == 1:
-            self.tally.oversize += 1
+            self._count_oversize(answer.nbytes)
             self._undelivered += 1
             return Delivery(self, ask.batch, 0, map_memory(fds[0], answer.nbytes), answer.nbytes)
         slots, slot = self._ring.slots, answer.slot
@@ -231,6 +236,26 @@ class Lane:
         self._undelivered += 1
         self._finished_slots.add(slot)
         return Delivery(self, ask.batch, slot, None, answer.nbytes)
+
+    def _lend_apart(self, memory: Bytes) -> Bytes:
+        # A mapping holds a file descriptor, of which a process may have only a thousand.
+        if len(self._maps) == _MOST_MAPS:
+            self.tally.copied_out += 1
+            return memory.copy()
+        self._maps.add(id(memory))
+        weakref.finalize(memory, self._maps.discard, id(memory)).atexit = False
+        return memory
+
+    def _count_oversize(self, nbytes: int) -> None:
+        self.tally.oversize += 1
+        if self.tally.oversize == 1:
+            _LOGGER.warning(
+                "a frame of %.1f MB fits no slot of worker %d, which hold %.1f MB: a larger channel_size "
+                "saves the cost of fresh memory",
+                nbytes / 1e6,
+                self.worker,
+                self._ring.slots.slot_bytes / 1e6,
+            )
 
     def _activity(self) -> str:
         run_state = self.companion.run_state

@@ -40,8 +40,9 @@ _CANNOT_START = {
     "forkserver": "it cannot start: forkserver imports the main module again, "
     "which needs `if __name__ == '__main__':` around what it runs",
 }
-_MIN_SPARE_SLOTS = 2
-_SPARE_SLOTS = 8
+_MIN_SPARE_SLOTS = 2  # Per worker, for the batch in use and the one before it.
+_SPARE_SLOTS = 8  # Over all workers: frames that the consumer may keep before they are copied.
+_MOST_IN_FLIGHT = 128  # Per worker. A socket's buffer holds some 270 messages.
 
 
 class WorkerSource:
@@ -120,7 +121,7 @@ class WorkerSource:
                 self._wait(began + timeout, timeout)
         finally:
             self._seconds_waiting += time.monotonic() - began
-        return self._deliver(self._ready.pop(batch))
+        return self._deliver(batch)
 
     def close(self) -> None:
         self._closed = True
@@ -150,11 +151,12 @@ class WorkerSource:
     def _start(self, plan: SamplingPlan, sampler: str) -> None:
         options = self._options
         spare_slots = max(_MIN_SPARE_SLOTS, _SPARE_SLOTS // options.num_workers)
+        in_flight = min(options.worker_concurrency, _MOST_IN_FLIGHT)
         ring = RingLayout.fit(
             options.channel_bytes // options.num_workers,
-            boxes=options.worker_concurrency,
+            boxes=in_flight,
             box_seeds=max(min(self._schedule.batch_size, len(self._schedule.seeds)), 1),
-            slots=options.worker_concurrency + spare_slots,
+            slots=in_flight + spare_slots,
         )
         for worker in range(options.num_workers):
             setting = WorkerSetting(
@@ -220,16 +222,15 @@ class WorkerSource:
                 batch, self._unasked = self._unasked, self._unasked + 1
             lane.ask(self._schedule.request(self._epoch, batch))
 
-    def _deliver(self, delivery: Delivery) -> Frame:
+    def _deliver(self, batch: int) -> Frame:
         self._remaining -= 1
-        self._position = delivery.batch + 1
+        self._position = batch + 1
+        delivery = self._ready.pop(batch)
         memory = delivery.lane.hand_out(delivery)
         self._hand_out()
         frame = Frame.parse(memory, edge_dir=self._graph.schema.edge_dir)
-        if (frame.epoch, frame.batch) != (self._epoch, delivery.batch):
-            raise FormatError(
-                f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {delivery.batch}"
-            )
+        if (frame.epoch, frame.batch) != (self._epoch, batch):
+            raise FormatError(f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {batch}")
         frame.raise_failure()
         return frame
 

@@ -29,7 +29,7 @@ KINDS = [SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(
 pytestmark = [
     pytest.mark.usefixtures("no_leftovers"),
     # Forking a process with threads (those of torch) is what somebody who asks for fork gets.
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning"),
 ]
 
 

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
     from gigl_loader.sampling.source import BatchSource
 
-pytestmark = pytest.mark.usefixtures("fork_server", "no_leftovers")
+pytestmark = [
+    pytest.mark.usefixtures("fork_server", "no_leftovers"),
+    # Some tests fork this process, which may have threads of torch.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning"),
+]
 
 TWO = SourceKind(2)
 
@@ -290,7 +294,6 @@ def test_a_child_that_outlives_the_source_does_not_keep_the_workers(tmp_path: An
 # --- start methods and options
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_other_start_methods_restart_and_end_alike(method: str, expected: list[bytes]) -> None:
     with closing(SourceKind(2, method).open(FaultPlan(what="kill", at_batch=3))) as source:

@@ -72,6 +72,7 @@ def test_lent_memory_outlives_the_pool() -> None:
     assert set(array.tolist()) == {7}
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_forked_child_gives_nothing_back() -> None:
     flags = np.zeros(1, np.uint8)
     pool = SlotPool(np.zeros(64, np.uint8), flags)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+
+from gigl_loader.channel.ring import RingLayout
+from gigl_loader.sampling.setting import Handover, WorkerSetting
+from tests.support.sources import PLAN
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+SETTING = WorkerSetting(
+    worker=1,
+    life=2,
+    trainer_pid=3,
+    sampler="somewhere:something",
+    plan=PLAN,
+    reference={"path": "/graphs/ünïcode"},
+    ring=RingLayout(boxes=1, box_seeds=2, slots=3, slot_bytes=4096),
+)
+
+
+def test_a_setting_survives_json() -> None:
+    assert WorkerSetting.from_json(SETTING.to_json().encode()) == SETTING
+
+
+@pytest.mark.parametrize("files", [0, 1, 200])
+def test_a_handover_arrives_with_its_files(files: int) -> None:
+    """Descriptors get other numbers on the way; the graph's keep their names."""
+    fds = {f"part/{number}": os.memfd_create(str(number), os.MFD_CLOEXEC) for number in range(files)}
+    for number, fd in enumerate(fds.values()):
+        os.pwrite(fd, str(number).encode(), 0)
+    reference = {"fds": fds, "more": 1}
+    sent = Handover(setting=replace(SETTING, reference=reference), ring_fd=0, trace_fd=1, stderr_fd=2)
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        sent.send(near)
+        received = Handover.receive(far)
+    found = received.setting.reference
+    assert received.setting == replace(SETTING, reference=found)
+    assert found["more"] == 1
+    assert list(found["fds"]) == list(fds)
+    for number, fd in enumerate(found["fds"].values()):
+        assert os.pread(fd, 10, 0) == str(number).encode()
+    for fd in (
+        *fds.values(),
+        *found["fds"].values(),
+        received.ring_fd,
+        received.trace_fd,
+        received.stderr_fd,
+    ):
+        os.close(fd)
+
+
+def test_a_trainer_that_is_gone_is_noticed() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.close()
+    with far, pytest.raises(EOFError):
+        Handover.receive(far)
