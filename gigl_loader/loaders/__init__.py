@@ -1,6 +1,7 @@
 """Loaders: from seeds to batches on the trainer's device."""
 
-from gigl_loader.loaders.base import BaseDistLoader, LoaderOptions
+from gigl_loader.loaders.arguments import LoaderOptions
+from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 

@@ -1,4 +1,5 @@
-"""Reading a loader's arguments: each function returns a checked value or says which rule is broken."""
+"""A loader's arguments: their names, and a function per kind that returns a checked value or says
+which rule is broken."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import TypedDict
 
 from gigl_loader.options import START_METHODS
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "LoaderOptions",
     "byte_count",
     "flag",
     "optional_callable",
@@ -28,6 +31,29 @@ __all__ = [
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The keyword arguments of every loader, for the ``**options`` of a subclass."""
+
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int | None
+    num_workers: int
+    worker_concurrency: int
+    channel_size: int | str
+    prefetch_size: int | None
+    device: torch.device | str | int | None
+    pin_memory_device: torch.device | str | int | None
+    non_blocking_transfers: bool
+    process_start_gap_seconds: float | None
+    multiprocessing_context: str
+    timeout: float
+    transform: Callable[[Any], Any] | None
+    in_order: bool
+    max_worker_restarts: int
+    name: str | None
 
 
 def whole_number(name: str, value: Any, *, minimum: int) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import logging
 import os
 import time
@@ -13,28 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
-import numpy as np
-from typing_extensions import Self, TypedDict
+from typing_extensions import Self
 
-from gigl_loader.errors import SamplingError, WorkerDied
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, read_state
+from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
 from gigl_loader.loaders.signature import full_signature
+from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import FrameTensors, transfer_to
 from gigl_loader.options import WorkerOptions
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import torch
 
     from gigl_loader.channel.frame import Frame
     from gigl_loader.options import NodeType, SamplingPlan
     from gigl_loader.sampling.source import BatchSource
 
-__all__ = ["BaseDistLoader", "Dataset", "LoaderOptions"]
+__all__ = ["BaseDistLoader", "Dataset"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,33 +38,9 @@ logger = logging.getLogger(__name__)
 class Dataset(NodeDirectory, Protocol):
     """What a loader asks of a dataset. Which kind it has, it neither knows nor asks."""
 
-    def node_ids(self, node_type: NodeType, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
     def open_source(
         self, plan: SamplingPlan, schedule: Schedule, options: WorkerOptions | None
     ) -> BatchSource: ...
-
-
-class LoaderOptions(TypedDict, total=False):
-    """The keyword arguments of every loader, for the ``**options`` of a subclass."""
-
-    batch_size: int
-    shuffle: bool
-    drop_last: bool
-    seed: int | None
-    num_workers: int
-    worker_concurrency: int
-    channel_size: int | str
-    prefetch_size: int | None
-    device: torch.device | str | int | None
-    pin_memory_device: torch.device | str | int | None
-    non_blocking_transfers: bool
-    process_start_gap_seconds: float | None
-    multiprocessing_context: str
-    timeout: float
-    transform: Callable[[Any], Any] | None
-    in_order: bool
-    max_worker_restarts: int
-    name: str | None
 
 
 class BaseDistLoader:
@@ -161,6 +133,11 @@ class BaseDistLoader:
         ``name``
             Of this loader, in messages.
         """
+        if not hasattr(dataset, "open_source"):
+            raise TypeError(
+                "dataset must be a DistDataset: pass DistDataset.open(path) or DistDataset.from_pyg(data), "
+                f"not a {type(dataset).__name__}"
+            )
         self.dataset = dataset
         self.topology = self.resolve_runtime()
         if prefetch_size is not None:
@@ -198,12 +175,9 @@ class BaseDistLoader:
         self._owner = os.getpid()
         self._current: Progress | None = None
         """Of the latest iterator."""
-        self._streaming: Progress | None = None
-        """What the source is delivering now."""
         self._resumed: Progress | None = None
         """Loaded, and not yet begun."""
-        self._to_come = 0
-        """Batches that the source has yet to deliver of what it is delivering."""
+        self._described: dict[str, Any] | None = None
         self._next_epoch = 0
         self._seeds = self.seed_nodes()
         self._open(arguments.run_seed(seed))
@@ -242,7 +216,7 @@ class BaseDistLoader:
         self._resumed = None
         self._next_epoch = progress.epoch + 1
         self._current = progress
-        self._stream(progress)
+        self._frames.turn_to(progress)
         return _EpochIterator(self, progress)
 
     def __next__(self) -> Any:
@@ -332,58 +306,37 @@ class BaseDistLoader:
             run_seed=run_seed,
         )
         self._source = self.dataset.open_source(self.plan, self._schedule, self._worker_options)
-        self._streaming = None
+        self._frames = FrameStream(self._source)
         self._close = weakref.finalize(self, _close_source, self._source, self._owner)
-
-    def _stream(self, progress: Progress) -> None:
-        self._source.start_epoch(progress.epoch, progress.first)
-        self._streaming = progress
-        self._to_come = len(self) - progress.first
 
     def _next(self, progress: Progress) -> Any:
         self._check_usable()
         if progress.ended:
             raise StopIteration
-        if self._streaming is not progress:
-            self._stream(progress)
         self._current = progress
-        frame = self._receive(progress)
-        if frame is None:
-            progress.ended = True
-            raise StopIteration
         try:
+            frame = self._receive(progress)
             batch = self._batch(frame)
         except Exception:
             raise
         except BaseException:
             # Interrupted: whoever goes on must not miss the batch that was in hand.
-            self._streaming = None
+            self._frames.lose_place()
             raise
         progress.give(frame.batch)
         self._delivered += 1
         return batch
 
-    def _receive(self, progress: Progress) -> Frame | None:
-        """Return the next frame that the user was not given yet; ``None`` at the end of the epoch."""
+    def _receive(self, progress: Progress) -> Frame:
         begin = time.perf_counter()
         try:
-            while self._to_come:
-                frame = self._source.receive(self._timeout)
-                self._to_come -= 1
-                if progress.lacks(frame.batch):
-                    return frame
-            return None
-        except (WorkerDied, TimeoutError):
-            raise
-        except SamplingError:
-            # The batch counts as received. It was not given: a state taken from now on wants it.
-            self._to_come -= 1
-            raise
-        except BaseException:
-            self._streaming = None
-            raise
+            frame = self._frames.receive(progress, self._timeout)
         finally:
             self._seconds["waiting"] += time.perf_counter() - begin
+        if frame is None:
+            progress.ended = True
+            raise StopIteration
+        return frame
 
     def _batch(self, frame: Frame) -> Any:
         times = [time.perf_counter()]
@@ -418,30 +371,16 @@ class BaseDistLoader:
         return name
 
     def _made_with(self) -> dict[str, Any]:
-        """Return all that a batch depends on but run seed and epoch, whatever the partitioning."""
-        schema = self.dataset.schema
-        plan = json.loads(self.plan.to_json())
-        del plan["run_seed"]
-        return {
-            **plan,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-            "edge_dir": schema.edge_dir,
-            "number of nodes": {kind: nodes.count for kind, nodes in schema.nodes.items()},
-            "number of edges": {"+".join(kind): edges.count for kind, edges in schema.edges.items()},
-            "number of seeds": len(self._seeds.positions),
-            "digest of seeds": self._seed_digest(),
-        }
-
-    def _seed_digest(self) -> str:
-        if not hasattr(self, "_digest"):
-            ids = self.dataset.node_ids(self._seeds.node_type, self._seeds.positions)
-            digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
-            if self._seeds.places is not None:
-                digest.update(np.ascontiguousarray(self._seeds.places, dtype="<i8").data)
-            self._digest = digest.hexdigest()
-        return self._digest
+        if self._described is None:
+            self._described = describe_run(
+                self.dataset,
+                self.plan,
+                self._seeds,
+                batch_size=self.batch_size,
+                shuffle=self.shuffle,
+                drop_last=self.drop_last,
+            )
+        return self._described
 
 
 class _EpochIterator(Iterator[Any]):

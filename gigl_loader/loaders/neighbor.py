@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import Unpack
 
-from gigl_loader.loaders.arguments import flag, whole_number
-from gigl_loader.loaders.base import BaseDistLoader, Dataset, LoaderOptions
+from gigl_loader.loaders.arguments import LoaderOptions, flag, whole_number
+from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator, check_column_names
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.options import EdgeType, NodeType, SamplingPlan
@@ -57,11 +57,7 @@ class DistNeighborLoader(BaseDistLoader):
         ``options``
             Those of :class:`BaseDistLoader`.
         """
-        check_column_names(dataset.schema)
-        self._num_neighbors = read_num_neighbors(dataset.schema, num_neighbors)
-        self._num_hops = len(
-            next(iter(num_neighbors.values()), ()) if isinstance(num_neighbors, Mapping) else num_neighbors
-        )
+        self._num_neighbors = num_neighbors
         self._input_nodes = input_nodes
         self._replace = flag("replace", replace)
         self._with_edge = None if with_edge is None else flag("with_edge", with_edge)
@@ -72,11 +68,13 @@ class DistNeighborLoader(BaseDistLoader):
 
     def sampling_plan(self, seed_type: NodeType, run_seed: int) -> SamplingPlan:
         schema = self.dataset.schema
-        edge_columns = {kind: tuple(schema.edges[kind].columns) for kind in self._num_neighbors}
+        check_column_names(schema)
+        num_neighbors = read_num_neighbors(schema, self._num_neighbors)
+        edge_columns = {kind: tuple(edges.columns) for kind, edges in schema.edges.items()}
         with_edge = any(edge_columns.values()) if self._with_edge is None else self._with_edge
         return SamplingPlan(
             seed_type=seed_type,
-            num_neighbors=self._num_neighbors,
+            num_neighbors=num_neighbors,
             run_seed=run_seed,
             replace=self._replace,
             with_edge=with_edge,
@@ -91,10 +89,12 @@ class DistNeighborLoader(BaseDistLoader):
     @cached_property
     def _collator(self) -> Collator:
         places = self._seeds.places
+        # The plan of a graph without edges has no hops, while the user may have asked for some.
+        asked = None if isinstance(self._num_neighbors, Mapping) else len(self._num_neighbors)
         return Collator(
             self.dataset.schema,
             self.plan,
-            num_hops=self._num_hops,
+            num_hops=asked,
             places=None if places is None else torch.from_numpy(places),
         )
 
@@ -116,7 +116,7 @@ def read_num_neighbors(
 
 
 def _fanouts(values: Any, what: str) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, str) or not hasattr(values, "__len__"):
         raise TypeError(f"{what} must be a list of whole numbers, one per hop, got {values!r}")
     fanouts = tuple(
         whole_number(f"{what} at hop {hop}", fanout, minimum=-1) for hop, fanout in enumerate(values)

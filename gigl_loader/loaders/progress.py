@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.graph.schema import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Progress", "check_same_run", "read_state"]
+    import numpy.typing as npt
+
+    from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
+    from gigl_loader.options import SamplingPlan
+
+    Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["Progress", "check_same_run", "describe_run", "read_state"]
 
 FORMAT = 1
 """Version of a loader's state. Raised when the meaning of a field changes."""
@@ -56,6 +69,34 @@ def read_state(state: Mapping[str, Any], *, num_batches: int) -> Progress:
     if not isinstance(ahead, list) or any(type(n) is not int or not first < n < num_batches for n in ahead):
         raise ValueError(f"ahead of the state must list batches in ({first}, {num_batches}), got {ahead!r}")
     return Progress(epoch=epoch, first=first, ahead=set(ahead))
+
+
+def describe_run(
+    nodes: NodeDirectory, plan: SamplingPlan, seeds: SeedNodes, **cut: int | bool
+) -> dict[str, Any]:
+    """Return, as plain values, all that batches depend on but run seed and epoch.
+
+    ``cut`` says how the seeds are cut into batches. Equal for every partitioning of a graph.
+    """
+    described: dict[str, Any] = json.loads(plan.to_json())
+    del described["run_seed"]
+    schema = nodes.schema
+    return {
+        **described,
+        **cut,
+        "edge_dir": schema.edge_dir,
+        "number of nodes": {kind: contents.count for kind, contents in schema.nodes.items()},
+        "number of edges": {type_name(kind): contents.count for kind, contents in schema.edges.items()},
+        "number of seeds": len(seeds.positions),
+        "digest of seeds": _digest(nodes.node_ids(seeds.node_type, seeds.positions), seeds.places),
+    }
+
+
+def _digest(ids: Int64Array, places: Int64Array | None) -> str:
+    digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
+    if places is not None:
+        digest.update(np.ascontiguousarray(places, dtype="<i8").data)
+    return digest.hexdigest()
 
 
 def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:

@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "sampling": VALUES | {"native", "graph", "channel"},
     "rpc": VALUES | {"channel.frame"},
     "dataset": VALUES | {"graph", "sampling"},
-    "loaders": VALUES | {"native", "graph", "sampling.source", "sampling.schedule", "channel.frame"},
+    "loaders": VALUES
+    | {"native", "graph", "sampling.source", "sampling.schedule", "channel.frame", "channel.slots"},
     "demo": EVERYTHING,
     "bench": EVERYTHING,
     "cli": EVERYTHING,

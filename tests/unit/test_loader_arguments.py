@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.base import LoaderOptions
+from gigl_loader.loaders.arguments import LoaderOptions
 from tests.support.pyg_graphs import heterogeneous, homogeneous
 
 
@@ -212,6 +212,12 @@ def test_several_ranks_are_refused(homo: DistDataset, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
     with pytest.raises(NotImplementedError, match="several ranks are not supported"):
         DistNeighborLoader(homo, [2], "train")
+
+
+@pytest.mark.parametrize("wrong", ["graph/", homogeneous(), None], ids=lambda value: type(value).__name__)
+def test_what_is_no_dataset_is_refused_with_what_to_do(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"pass DistDataset\.open\(path\) or .*, not a (str|Data|NoneType)$"):
+        DistNeighborLoader(wrong, [2])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""The frames of one source, for epochs that each keep their own place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import SamplingError, WorkerDied
+
+if TYPE_CHECKING:
+    from gigl_loader.channel.frame import Frame
+    from gigl_loader.loaders.progress import Progress
+    from gigl_loader.sampling.source import BatchSource
+
+__all__ = ["FrameStream"]
+
+
+class FrameStream:
+    """Turns a source to whichever epoch is asked for, at the place it has reached.
+
+    A source samples ahead in one epoch; turning to another drops what it has ahead.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+        self._progress: Progress | None = None
+        self._to_come = 0
+        """Batches that the source has yet to deliver of its epoch, as it was started."""
+
+    def turn_to(self, progress: Progress) -> None:
+        """Let the source sample ahead in this epoch, from the first batch that was not given."""
+        if self._progress is not progress:
+            self._source.start_epoch(progress.epoch, progress.first)
+            self._progress = progress
+            self._to_come = self._source.num_batches - progress.first
+
+    def lose_place(self) -> None:
+        """Whatever was received last may not have been given: start again where the epoch stands."""
+        self._progress = None
+
+    def receive(self, progress: Progress, timeout: float) -> Frame | None:
+        """Return the next frame of an epoch that the user was not given; ``None`` at its end.
+
+        ``SamplingError`` for a batch that failed: the next call goes on after it.
+        """
+        self.turn_to(progress)
+        try:
+            while self._to_come:
+                frame = self._source.receive(timeout)
+                self._to_come -= 1
+                if progress.lacks(frame.batch):
+                    return frame
+        except (WorkerDied, TimeoutError):
+            raise  # Nothing was consumed.
+        except SamplingError:
+            self._to_come -= 1
+            raise
+        except BaseException:
+            self.lose_place()
+            raise
+        return None
