@@ -130,7 +130,7 @@ class SynchronousTransfer:
         self._device = device
 
     def load(self, frame: Frame) -> FrameTensors:
-        return PackedTensors(frame, torch.from_numpy(frame.buffer).to(self._device, copy=True))
+        return PackedTensors(frame, _packed(frame).to(self._device, copy=True))
 
 
 class StreamTransfer:
@@ -158,16 +158,25 @@ class StreamTransfer:
 class _PinnedBuffer:
     def __init__(self) -> None:
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = _pinned(0)
 
     def stage(self, frame: Frame) -> Tensor:
         self.copied.synchronize()
         if len(self._memory) < frame.layout.nbytes:
             # Half as much again: frames of a run differ a little in size, and pinning memory is slow.
-            self._memory = torch.empty(frame.layout.nbytes * 3 // 2, dtype=torch.uint8, pin_memory=True)
+            self._memory = _pinned(frame.layout.nbytes * 3 // 2)
         staged = self._memory[: frame.layout.nbytes]
-        staged.copy_(torch.from_numpy(frame.buffer[: frame.layout.nbytes]))
+        staged.copy_(_packed(frame))
         return staged
+
+
+def _packed(frame: Frame) -> Tensor:
+    return torch.from_numpy(frame.buffer[: frame.layout.nbytes])
+
+
+def _pinned(nbytes: int) -> Tensor:
+    # The device is named: the user may have set another default, where nothing can be pinned.
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=nbytes > 0)
 
 
 def transfer_to(device: torch.device, *, non_blocking: bool) -> Transfer:

@@ -180,6 +180,20 @@ def test_all_kinds_of_input_give_the_same_seeds(dataset: DistDataset) -> None:
     assert sum(len(batch.batch) for batch in _loader(dataset, nodes=None, batch_size=50)) == 300
 
 
+def test_seeds_are_those_that_were_passed_whatever_becomes_of_the_tensor(dataset: DistDataset) -> None:
+    for nodes in (torch.arange(5), torch.arange(5).numpy(), torch.tensor([True] * 5 + [False] * 295)):
+        loader = _loader(dataset, nodes=nodes, batch_size=5)
+        nodes[:] = 7
+        assert next(loader).batch.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_default_device_changes_nothing(dataset: DistDataset) -> None:
+    expected = list(_loader(dataset, batch_size=50))
+    with torch.device("meta"):
+        batches = list(_loader(dataset, batch_size=50))
+    assert all(map(same_batch, batches, expected))
+
+
 def test_the_place_of_a_seed_given_by_a_mask_is_its_place_in_the_mask(dataset: DistDataset) -> None:
     mask = torch.zeros(300, dtype=torch.bool)
     mask[[4, 90, 200]] = True
