@@ -62,12 +62,14 @@ def partition(
 ) -> None:
     """Build a graph from tables.
 
-    FILES are .parquet, .csv or .tsv files (or a pattern, or a directory of them), .npy files with one
-    column each (a,b,... or a directory), or for edges one .npy of shape [2, E].
+    FILES are .parquet, .csv or .tsv (or a pattern, or a directory of them),
+    .npy files of one column each (a.npy,b.npy or a directory), or for edges
+    one .npy of shape [2, E].
 
-    Edge tables need the columns src and dst; id, weight and time have their meaning. Node tables may
-    have id (else the row number is the id) and split (train, val, test). label is stored as y. All
-    other columns are stored under their names.
+    Edge tables need the columns src and dst; id, weight and time have their
+    meaning. Node tables may have id (else the row number is the id) and split
+    (train, val, test). label is stored as y. All other columns are stored under
+    their names.
     """
     from gigl_loader.cli.table_options import TableOptions, open_tables
     from gigl_loader.partition import build_graph
@@ -93,7 +95,10 @@ def partition(
 
 
 def _working_memory(text: str) -> int:
-    """Return what a limit for the whole process leaves to work with."""
+    """Return what a limit for the whole process leaves to work with.
+
+    An eighth is kept back: readers decode, and allocators keep some of what is freed.
+    """
     from gigl_loader.partition.limits import parse_bytes, resident_bytes
 
     limit, taken = parse_bytes(text), resident_bytes()
@@ -102,7 +107,7 @@ def _working_memory(text: str) -> int:
             f"a memory limit of {text} is too small: the program itself takes {taken >> 20} MiB; "
             f"give at least {(taken + _LEAST_BYTES) >> 20}MiB"
         )
-    return limit - taken
+    return (limit - taken) * 7 // 8
 
 
 @contextmanager

@@ -137,9 +137,8 @@ class _EdgeBuild:
 
     def _bucket_width(self) -> int:
         """Targets per bucket, so that edges spread evenly would fill 3/4 of a leaf."""
-        buckets = -(-4 * self._table.num_rows // (3 * self._leaf_rows)) or 1
-        if 4 * self._table.num_rows <= 4 * self._leaf_rows:
-            buckets = 1
+        count = self._table.num_rows
+        buckets = 1 if count <= self._leaf_rows else -(-4 * count // (3 * self._leaf_rows))
         by_degrees = max(self._job.budget.total // 256, 1)
         return max(min(-(-self._target.nodes.count // buckets), by_degrees), 1)
 
@@ -157,6 +156,8 @@ class _EdgeBuild:
             scatter(spill, buckets, rows)
             row += len(rows["target"])
             advance(len(rows["target"]))
+        if row != self._table.num_rows:
+            raise FormatError(f"{self._table.name}: {row} rows, {self._table.num_rows} before: it changed")
 
     def _converted(self, chunk: Mapping[str, Array], row: int) -> dict[str, Array]:
         ends = {end.column: end for end in (self._target, self._neighbor)}
@@ -168,7 +169,7 @@ class _EdgeBuild:
             self._note_ids(rows["edge_id"])
         else:
             rows["edge_id"] = np.arange(row, row + size, dtype=self._kinds["edge_id"][0])
-            self._largest_id = max(self._largest_id, row + size)
+            self._largest_id = max(self._largest_id, row + size - 1)
         if "weight" in chunk:
             rows["weight"] = _weights(self._table, chunk["weight"], row)
         if "time" in chunk:

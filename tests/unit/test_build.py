@@ -439,3 +439,11 @@ def test_edge_ids_beyond_32_bits_are_kept() -> None:
         ids = Graph.open(folder).topology(HOMOGENEOUS_EDGE, 0)["edge_ids"]
         assert sorted(ids.tolist()) == sorted([0, edge_id])
         assert ids.dtype == (np.int32 if -(2**31) <= edge_id < 2**31 else np.int64)
+
+
+def test_a_table_that_changes_while_it_is_read_is_refused() -> None:
+    table = _table(src=[0, 1], dst=[1, 0])
+    tables = GraphTables(edges={HOMOGENEOUS_EDGE: table}, nodes={"node": NodeTable(count=2)})
+    table.num_rows = 3
+    with pytest.raises(FormatError, match=r"the\.table: 2 rows, 3 before: it changed"):
+        build_graph(tables, MemoryFolder())
