@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,7 +72,7 @@ def _show(path: Path, graph: Graph, *, verified: bool) -> None:
 def _node_table(graph: Graph) -> Table:
     from rich.table import Table
 
-    table = Table("nodes", "count", "per part", "ids", "columns", "splits")
+    table = Table(_typed("nodes", graph.schema.nodes), "count", "per part", "ids", "columns", "splits")
     for node_type, nodes in graph.schema.nodes.items():
         sizes = [high - low for low, high in zip(nodes.bounds[:-1], nodes.bounds[1:], strict=True)]
         splits = ", ".join(f"{name} {size:,}" for name, size in nodes.splits.items())
@@ -85,7 +85,15 @@ def _node_table(graph: Graph) -> Table:
 def _edge_table(graph: Graph) -> Table:
     from rich.table import Table
 
-    table = Table("edges", "count", "per part", "mean degree", "columns", "weight", "time")
+    table = Table(
+        _typed("edges", map(",".join, graph.schema.edges)),
+        "count",
+        "per part",
+        "mean degree",
+        "columns",
+        "weight",
+        "time",
+    )
     for edge_type, edges in graph.schema.edges.items():
         sizes = [
             len(graph.topology(edge_type, part)["indices"]) for part in range(graph.schema.num_partitions)
@@ -101,6 +109,13 @@ def _edge_table(graph: Graph) -> Table:
             "yes" if edges.time else "",
         )
     return table
+
+
+def _typed(title: str, names: Iterable[str]) -> Any:
+    """Return a column that shows the names of types whole: they are what one types elsewhere."""
+    from rich.table import Column as Shown
+
+    return Shown(title, overflow="fold", min_width=min(max(map(len, names), default=0), 40))
 
 
 def _spread(sizes: list[int]) -> str:
