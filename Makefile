@@ -67,7 +67,7 @@ $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
 # interpreter is not: libasan must be loaded first, and libstdc++ with it, or it misses __cxa_throw.
 SANITIZE_VENV ?= .venv-sanitize
 SANITIZE_BIN := $(SANITIZE_VENV)/bin
-NATIVE_TEST_NEEDS := numpy pytest pytest-timeout hypothesis psutil
+NATIVE_TEST_NEEDS := numpy scipy pytest pytest-timeout hypothesis psutil
 LIBRARY = $$(realpath "$$($(or $(CXX),g++) -print-file-name=$(1))")
 
 sanitize: $(SANITIZE_VENV)/.installed
@@ -96,10 +96,13 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 # --- one wheel, every torch -------------------------------------------------------------------------
 
-# The wheel is built once. It must name no torch library among those it needs, and its native tests must
-# pass beside each version of torch. Tests run from a copy, so that they meet the wheel and not the sources.
-# An environment that exists is used as it is: to avoid a large download, make .venv-torch-X by hand.
+# The wheel is built once. It must name no torch library among those it needs (tests/unit/test_packaging.py
+# reads that), and the native tests and those of the loader must pass beside each version of torch. Tests
+# run from a copy, so that they meet the wheel and not the sources. An environment that exists is used as
+# it is: to avoid a large download, make .venv-torch-X with a torch of your choice beforehand.
 TORCH_VERSIONS ?= 2.4.1 2.13.0
+TORCH_TESTS ?= tests/native tests/contract tests/unit/test_packaging.py tests/unit/test_neighbor_loader.py \
+  tests/integration/test_equality.py tests/integration/test_models.py
 WHEELS := build/wheels
 
 torch-versions: $(addprefix torch-,$(TORCH_VERSIONS))
@@ -109,18 +112,19 @@ $(WHEELS)/.built: $(INPUTS) $(shell find gigl_loader servers clients -name '*.py
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w $(WHEELS) .
 	@touch $@
 
+.SECONDARY: $(TORCH_VERSIONS:%=.venv-torch-%/.ready)
 .venv-torch-%/.ready:
 	[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -c 'import torch' 2>/dev/null || $(@D)/bin/python $(PIP_INSTALL) torch==$*
-	$(@D)/bin/python $(PIP_INSTALL) $(NATIVE_TEST_NEEDS)
 	@touch $@
 
 torch-%: $(WHEELS)/.built .venv-torch-%/.ready
+	.venv-torch-$*/bin/python $(PIP_INSTALL) $(WHEELS)/*.whl $(NATIVE_TEST_NEEDS) safetensors
 	.venv-torch-$*/bin/python $(PIP_INSTALL) --no-deps --force-reinstall $(WHEELS)/*.whl
 	rm -rf build/torch-$* && mkdir -p build/torch-$* && cp -r tests pyproject.toml build/torch-$*
 	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -c \
 	  'import torch, gigl_loader.native._core as core; print("torch", torch.__version__, "with", core.__file__)'
-	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -m pytest -q tests/native -p no:cacheprovider
+	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -m pytest -q -p no:cacheprovider $(TORCH_TESTS)
 
 clean:
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
