@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <utility>
 
 namespace gigl {
 
@@ -23,6 +24,17 @@ class Buffer {
   }
   void Push(T value) { *Extend(1) = value; }
   void Clear() { size_ = 0; }
+
+  // Keeps the first `count` elements.
+  void Truncate(size_t count) { size_ = count; }
+
+  // Asks for the memory where the next `count` elements will go. Stores leave the core in order, so
+  // that one which has to wait for its cache line holds up all others.
+  void PrefetchEnd(size_t count) const {
+    const char* at = reinterpret_cast<const char*>(data_.get() + size_);
+    const char* end = reinterpret_cast<const char*>(data_.get() + std::min(size_ + count, capacity_));
+    for (; at < end; at += 64) __builtin_prefetch(at, 1, 3);
+  }
 
   size_t size() const { return size_; }
   T operator[](size_t i) const { return data_[i]; }

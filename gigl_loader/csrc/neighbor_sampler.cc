@@ -98,10 +98,18 @@ class Expansion {
       block_[count] = Locate(nodes[at++]);
       num_edges += block_[count++].taken;
     }
+    PrefetchOutputs(num_edges);
     Draw(count, num_edges);
     Read(num_edges);
     Relabel(num_edges);
     return at;
+  }
+
+  void PrefetchOutputs(int64_t num_edges) {
+    edges_.rows.PrefetchEnd(2 * num_edges);
+    edges_.colptr.PrefetchEnd(2 * kBlockTargets);
+    if (options_.with_edge_ids) edges_.edge_ids.PrefetchEnd(2 * num_edges);
+    if (options_.with_slots) edges_.slots.PrefetchEnd(2 * num_edges);
   }
 
   // The targets of the next block, unless a block of many edges stops short of them.
@@ -120,7 +128,9 @@ class Expansion {
     const int64_t list = position - part->first_target;
     const int64_t first = part->indptr[list];
     const int64_t degree = part->indptr[list + 1] - first;
-    if (first < 0 || degree < 0 || first + degree > part->num_edges) ThrowDamaged("indptr does not rise to the number of edges");
+    if (first < 0 || degree < 0 || first + degree > part->num_edges) {
+      ThrowDamaged("indptr does not rise to the number of edges");
+    }
     const int64_t taken = Picker::Count(degree, fanout_, options_.replace);
     const int64_t total = edges_.colptr[edges_.colptr.size() - 1] + taken;
     edges_.colptr.Push(total);
@@ -136,16 +146,16 @@ class Expansion {
     for (int64_t t = 0; t < num_targets; ++t) {
       const Target& target = block_[t];
       const DrawAddress address{key_, static_cast<uint64_t>(target.node_id), place_};
-      picker_.Pick(address, target.first, target.degree, fanout_, options_.replace, pick);
       const Index* indices = static_cast<const Index*>(target.part->indices);
       const EdgeId* ids = static_cast<const EdgeId*>(target.part->edge_ids);
-      for (int64_t j = 0; j < target.taken; ++j) {
-        __builtin_prefetch(indices + pick[j], 0, 1);
-        if (options_.with_edge_ids) __builtin_prefetch(ids + pick[j], 0, 1);
-        owner[j] = target.part;
-      }
-      pick += target.taken;
-      owner += target.taken;
+      const bool with_ids = options_.with_edge_ids;
+      picker_.Pick(address, target.degree, fanout_, options_.replace, [&](int64_t drawn) {
+        const int64_t slot = target.first + drawn;
+        __builtin_prefetch(indices + slot, 0, 1);
+        if (with_ids) __builtin_prefetch(ids + slot, 0, 1);
+        *owner++ = target.part;
+        *pick++ = slot;
+      });
     }
   }
 
@@ -162,7 +172,9 @@ class Expansion {
     if (!inside) ThrowDamaged("a neighbour lies outside its node type");
     if (options_.with_edge_ids) {
       int64_t* out = edges_.edge_ids.Extend(num_edges);
-      for (int64_t e = 0; e < num_edges; ++e) out[e] = static_cast<const EdgeId*>(owners_[e]->edge_ids)[picks_[e]];
+      for (int64_t e = 0; e < num_edges; ++e) {
+        out[e] = static_cast<const EdgeId*>(owners_[e]->edge_ids)[picks_[e]];
+      }
     }
     if (options_.with_slots) {
       int64_t* out = edges_.slots.Extend(num_edges);
@@ -171,8 +183,7 @@ class Expansion {
   }
 
   void Relabel(int64_t num_edges) {
-    int32_t* rows = edges_.rows.Extend(num_edges);
-    for (int64_t e = 0; e < num_edges; ++e) rows[e] = table_.Insert(found_[e]);
+    table_.InsertAll({found_.data(), static_cast<size_t>(num_edges)}, edges_.rows.Extend(num_edges));
   }
 
   const NodeState& targets_;
@@ -218,8 +229,9 @@ struct NeighborSampler::State {
         throw std::out_of_range("seed position " + std::to_string(seed) + " of a type with " +
                                 std::to_string(seed_node.plan.count) + " nodes");
       }
-      std::visit([seed](auto& table) { table.Insert(seed); }, seed_node.table);
     }
+    std::vector<int32_t> locals(seeds.size());
+    std::visit([&](auto& table) { table.InsertAll(seeds, locals.data()); }, seed_node.table);
     EndHop();
   }
 
@@ -260,7 +272,9 @@ NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vect
                                  SamplerOptions options)
     : state_(std::make_unique<State>()) {
   state_->options = options;
-  for (const NodeTypePlan& plan : node_types) state_->nodes.push_back({.plan = plan, .table = MakeTable(plan.count), .per_hop = {}});
+  for (const NodeTypePlan& plan : node_types) {
+    state_->nodes.push_back({.plan = plan, .table = MakeTable(plan.count), .per_hop = {}});
+  }
   for (EdgeTypePlan& plan : edge_types) {
     state_->num_hops = static_cast<int>(plan.fanouts.size());
     EdgeState edge;

@@ -1,8 +1,11 @@
 // Which nodes of one type a batch holds, and the local index of each.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -20,22 +23,34 @@ class NodeTable {
  public:
   NodeTable() : entries_(kMinCapacity, kEmpty) {}
 
-  // Where a lookup of `position` will begin; fetch it ahead of Insert.
+  // Where a lookup of `position` will begin; fetch it ahead of InsertAll.
   void Prefetch(int64_t position) const { __builtin_prefetch(&entries_[Bucket(static_cast<Key>(position))], 1, 3); }
 
-  // Returns the local index of `position`, giving it the next one if it is new.
-  int32_t Insert(int64_t position) {
-    const Key key = static_cast<Key>(position);
-    size_t at = Bucket(key);
-    while (entries_[at].local >= 0) {
-      if (entries_[at].key == key) return entries_[at].local;
-      at = (at + 1) & mask_;
+  // Writes the local index of each position; new ones get the next indices.
+  //
+  // Whether a node is new is a coin toss, so both outcomes take the same path: a mispredicted branch
+  // would cost more than the stores that it saves.
+  void InsertAll(std::span<const int64_t> positions, int32_t* locals) {
+    while ((nodes_.size() + positions.size()) * 2 > entries_.size()) Grow();
+    size_t size = nodes_.size();
+    int64_t* const nodes = nodes_.Extend(positions.size()) - size;
+    Entry* const entries = entries_.data();
+    for (size_t i = 0; i < positions.size(); ++i) {
+      const Key key = static_cast<Key>(positions[i]);
+      size_t at = Bucket(key);
+      Entry entry = entries[at];
+      while (entry.local >= 0 && entry.key != key) {
+        at = (at + 1) & mask_;
+        entry = entries[at];
+      }
+      const bool is_new = entry.local < 0;
+      locals[i] = is_new ? static_cast<int32_t>(size) : entry.local;
+      entries[at] = {key, locals[i]};
+      nodes[size] = positions[i];
+      size += is_new;
     }
-    const int32_t local = static_cast<int32_t>(nodes_.size());
-    entries_[at] = {key, local};
-    nodes_.Push(position);
-    if (nodes_.size() * 2 > entries_.size()) Grow();
-    return local;
+    nodes_.Truncate(size);
+    nodes_.PrefetchEnd(2 * positions.size());
   }
 
   std::span<const int64_t> nodes() const { return nodes_.view(); }

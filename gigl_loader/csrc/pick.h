@@ -18,73 +18,82 @@ class Picker {
     return degree < fanout ? degree : fanout;
   }
 
-  // Writes first + i for every drawn index i below `degree`.
+  // Calls emit(i) for every drawn index i below `degree`.
   //
   // Without replacement this is Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987): draw j is
   // below degree - fanout + j + 1, and where it repeats an earlier pick the bound itself is taken.
-  void Pick(const DrawAddress& address, int64_t first, int64_t degree, int32_t fanout, bool replace, int64_t* out) {
+  //
+  // Each index is emitted as soon as it is known and not read again from memory: the stores of the
+  // relabelling stage miss the caches, and a load that waits for a store behind them is slow.
+  template <typename Emit>
+  void Pick(const DrawAddress& address, int64_t degree, int32_t fanout, bool replace, Emit emit) {
     const bool all = fanout < 0 || (!replace && degree <= fanout);
     if (all) {
-      for (int64_t i = 0; i < degree; ++i) out[i] = first + i;
-    } else if (degree > 0) {
-      if (replace) {
-        Draw(address, fanout, [degree](int64_t) { return degree; }, out);
+      for (int64_t i = 0; i < degree; ++i) emit(i);
+    } else if (degree == 0) {
+      return;
+    } else if (replace) {
+      Draw(address, fanout, [degree](int64_t) { return degree; }, [&](int64_t, int64_t drawn) { emit(drawn); });
+    } else {
+      const int64_t lowest = degree - fanout + 1;
+      const auto bound = [lowest](int64_t j) { return lowest + j; };
+      if (degree <= 64) {
+        uint64_t seen = 0;
+        Draw(address, fanout, bound, [&](int64_t j, int64_t drawn) {
+          const bool repeated = (seen >> drawn) & 1;
+          const int64_t pick = repeated ? lowest + j - 1 : drawn;
+          seen |= uint64_t{1} << pick;
+          emit(pick);
+        });
       } else {
-        const int64_t lowest = degree - fanout + 1;
-        Draw(address, fanout, [lowest](int64_t j) { return lowest + j; }, out);
-        fanout <= kScan ? ResolveByScan(out, fanout, lowest) : ResolveByTable(out, fanout, lowest);
+        Begin(fanout);
+        Draw(address, fanout, bound, [&](int64_t j, int64_t drawn) {
+          const int64_t pick = Add(drawn) ? drawn : lowest + j - 1;
+          if (pick != drawn) Add(pick);
+          emit(pick);
+        });
       }
-      for (int64_t j = 0; j < fanout; ++j) out[j] += first;
     }
   }
 
  private:
-  // Up to this many picks, comparing with all earlier ones beats a table.
-  static constexpr int64_t kScan = 48;
-
-  template <typename Bound>
-  static void Draw(const DrawAddress& address, int64_t count, Bound bound, int64_t* out) {
-    int64_t j = 0;
-    for (; j + 1 < count; j += 2) {
+  template <typename Bound, typename Take>
+  static void Draw(const DrawAddress& address, int64_t count, Bound bound, Take take) {
+    for (int64_t j = 0; j + 1 < count; j += 2) {
       const Words words = address.Block(static_cast<uint64_t>(j) / 2);
-      out[j] = static_cast<int64_t>(Below(words.first, bound(j)));
-      out[j + 1] = static_cast<int64_t>(Below(words.second, bound(j + 1)));
+      take(j, static_cast<int64_t>(Below(words.first, bound(j))));
+      take(j + 1, static_cast<int64_t>(Below(words.second, bound(j + 1))));
     }
-    if (j < count) out[j] = static_cast<int64_t>(Below(address.Block(static_cast<uint64_t>(j) / 2).first, bound(j)));
-  }
-
-  static void ResolveByScan(int64_t* picks, int64_t count, int64_t lowest) {
-    for (int64_t j = 1; j < count; ++j) {
-      bool repeated = false;
-      for (int64_t i = 0; i < j; ++i) repeated |= picks[i] == picks[j];
-      if (repeated) picks[j] = lowest + j - 1;
+    if (count % 2 == 1) {
+      const Words words = address.Block(static_cast<uint64_t>(count) / 2);
+      take(count - 1, static_cast<int64_t>(Below(words.first, bound(count - 1))));
     }
   }
 
-  void ResolveByTable(int64_t* picks, int64_t count, int64_t lowest) {
+  // A set of picks: an open-addressing table, emptied by a new stamp.
+  void Begin(int64_t count) {
     size_t capacity = 64;
-    while (capacity < 2 * static_cast<size_t>(count)) capacity *= 2;
-    table_.assign(capacity, -1);
-    for (int64_t j = 0; j < count; ++j) {
-      if (!AddToTable(picks[j])) {
-        picks[j] = lowest + j - 1;
-        AddToTable(picks[j]);
-      }
-    }
+    while (capacity < 4 * static_cast<size_t>(count)) capacity *= 2;
+    if (capacity > table_.size()) table_.assign(capacity, {0, -1});
+    ++stamp_;
   }
 
-  bool AddToTable(int64_t pick) {
+  bool Add(int64_t pick) {
     const size_t mask = table_.size() - 1;
-    size_t at = Mix(static_cast<uint64_t>(pick)) & mask;
-    while (table_[at] >= 0) {
-      if (table_[at] == pick) return false;
-      at = (at + 1) & mask;
+    size_t at = (static_cast<uint64_t>(pick) * 0x9E3779B97F4A7C15u) >> 32 & mask;
+    for (; table_[at].stamp == stamp_; at = (at + 1) & mask) {
+      if (table_[at].pick == pick) return false;
     }
-    table_[at] = pick;
+    table_[at] = {stamp_, pick};
     return true;
   }
 
-  std::vector<int64_t> table_;
+  struct Entry {
+    int64_t stamp;
+    int64_t pick;
+  };
+  std::vector<Entry> table_;
+  int64_t stamp_ = 0;
 };
 
 }  // namespace gigl

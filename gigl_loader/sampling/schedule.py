@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,12 +50,6 @@ class Schedule:
         if self.drop_last:
             return len(self.seeds) // self.batch_size
         return -(-len(self.seeds) // self.batch_size)
-
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the input and of how it is cut, for telling two inputs apart."""
-        text = f"{self.batch_size} {self.shuffle} {self.drop_last} {self.run_seed} "
-        return hashlib.sha256(text.encode() + np.ascontiguousarray(self.seeds).tobytes()).hexdigest()
 
     def request(self, epoch: int, batch: int) -> Request:
         """Return batch ``batch`` of ``epoch``. ``ValueError`` unless ``0 <= batch < num_batches``."""
