@@ -1,0 +1,66 @@
+"""Print what ``gigl-loader bench --json`` measured as tables for docs/benchmarks.md.
+
+python benchmarks/to_markdown.py bench.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TABLES = (
+    {
+        "seeds_per_s": ("seeds/s", "{:,.0f}"),
+        "edges_per_s": ("edges/s", "{:,.0f}"),
+        "nodes_per_batch": ("nodes/batch", "{:,.0f}"),
+        "edges_per_batch": ("edges/batch", "{:,.0f}"),
+        "cpu_s_per_kseed": ("CPU s per 1,000 seeds", "{:.4f}"),
+        "first_batch_s": ("first batch, s", "{:.2f}"),
+        "later_first_batch_s": ("first batch of later epochs, s", "{:.3f}"),
+    },
+    {"gb_per_s": ("GB/s", "{:.2f}")},
+    {
+        "peak_pss_gb": ("peak PSS, GB", "{:.2f}"),
+        "peak_anonymous_gb": ("anonymous, GB", "{:.2f}"),
+        "worker_private_mb": ("a worker's own, MB", "{:.1f}"),
+        "worker_adds_mb": ("beyond a bare interpreter, MB", "{:.1f}"),
+    },
+)
+
+
+def markdown(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of all tables. Figures are medians, with the lowest and highest round."""
+    for columns in TABLES:
+        yield "| | " + " | ".join(heading for heading, _ in columns.values()) + " |"
+        yield "|---|" + "---:|" * len(columns)
+        for name, metrics in document["subjects"].items():
+            cells = [cell(metrics.get(metric), form) for metric, (_, form) in columns.items()]
+            if any(cells):
+                yield f"| {name} | " + " | ".join(cells) + " |"
+        yield ""
+    yield "| ratio | |"
+    yield "|---|---:|"
+    for title, value in document["ratios"].items():
+        yield f"| {title} | {value:.2f} |"
+    yield ""
+    machine = document["machine"]
+    busiest = max(document["others_busy_cores"].values(), default=0.0)
+    yield (
+        f"{machine['cpu']}, {machine['cpus']} cores, kernel {machine['kernel']}, Python {machine['python']}, "
+        f"torch {machine['torch']}; other processes used at most {busiest:.2f} cores during any case."
+    )
+
+
+def cell(figure: dict[str, Any] | None, form: str) -> str:
+    if figure is None:
+        return ""
+    median, rounds = form.format(figure["median"]), figure["rounds"]
+    spread = f" ({form.format(min(rounds))} to {form.format(max(rounds))})" if len(rounds) > 1 else ""
+    return median + (spread if min(rounds) != max(rounds) else "")
+
+
+if __name__ == "__main__":
+    print("\n".join(markdown(json.loads(Path(sys.argv[1]).read_text()))))
