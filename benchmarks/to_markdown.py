@@ -47,10 +47,9 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
         yield f"| {title} | {value:.2f} |"
     yield ""
     machine = document["machine"]
-    busiest = max(document["others_busy_cores"].values(), default=0.0)
     yield (
         f"{machine['cpu']}, {machine['cpus']} cores, kernel {machine['kernel']}, Python {machine['python']}, "
-        f"torch {machine['torch']}; other processes used at most {busiest:.2f} cores during any case."
+        f"torch {machine['torch']}; other processes used {document['others_busy_cores']['all']:.2f} cores."
     )
 
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.bench.rounds import Case, Figures
+from gigl_loader.bench.rounds import Case, Figures, workers_in_words
 from gigl_loader.bench.workload import Workload
 
-__all__ = ["peer_case", "set_up_peer"]
+__all__ = ["peer_case", "peer_memory_case", "set_up_peer"]
 
 _SETUP_LIMIT_S = 3600
 _RUN_LIMIT_S = 900
@@ -43,8 +43,7 @@ def peer_case(
     script: Path, folder: Path, workload: Workload, mode: str, *, num_workers: int, repeats: int = 2
 ) -> Case:
     """Run one mode of the peer, seeded, and return what it measured under the names that it prints."""
-    environment = dict(os.environ, NB=str(workload.batches), NW=str(num_workers), SEED="1", REPS=str(repeats))
-    environment["LIMIT"] = str(_RUN_LIMIT_S - 60)
+    environment = _environment(workload, num_workers, repeats)
 
     def case() -> dict[str, Figures]:
         output = _run([str(script), str(folder), mode], environment, _RUN_LIMIT_S)
@@ -54,6 +53,31 @@ def peer_case(
         return results
 
     return case
+
+
+def peer_memory_case(script: Path, folder: Path, workload: Workload, *, num_workers: int) -> Case:
+    """Run the peer's loader for an epoch while its script watches the memory of its process tree."""
+    environment = _environment(workload, num_workers, 1) | {"METER": "1"}
+
+    def case() -> dict[str, Figures]:
+        records = map(
+            _record, _run([str(script), str(folder), "colocated"], environment, _RUN_LIMIT_S).splitlines()
+        )
+        peaks = [record["meter"]["peak_pss_GB"] for record in records if "meter" in record]
+        return {f"memory, peer {workers_in_words(num_workers)}": {"peak_pss_gb": peak} for peak in peaks}
+
+    return case
+
+
+def _environment(workload: Workload, num_workers: int, repeats: int) -> dict[str, str]:
+    settings = {
+        "NB": workload.batches,
+        "NW": num_workers,
+        "SEED": 1,
+        "REPS": repeats,
+        "LIMIT": _RUN_LIMIT_S - 60,
+    }
+    return dict(os.environ) | {name: str(value) for name, value in settings.items()}
 
 
 def _run(command: list[str], environment: Mapping[str, str], limit_s: int) -> str:

@@ -102,7 +102,10 @@ def to_json(measured: Measured, workload: Workload) -> dict[str, Any]:
             for name, subject in measured.subjects.items()
         },
         "ratios": ratios(measured),
-        "others_busy_cores": {case: measured.others_busy(case) for case in measured.loads},
+        "others_busy_cores": {
+            "all": measured.others_busy(),
+            **{case: measured.others_busy(case) for case in measured.loads},
+        },
     }
 
 

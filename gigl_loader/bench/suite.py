@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from gigl_loader.bench.loading import loader_case
 from gigl_loader.bench.memory import memory_case
-from gigl_loader.bench.peer import peer_case, set_up_peer
+from gigl_loader.bench.peer import peer_case, peer_memory_case, set_up_peer
 from gigl_loader.bench.rounds import Case, Measured, run_rounds, workers_in_words
 from gigl_loader.bench.sampling import gather_case, sampler_case
 from gigl_loader.bench.workload import Workload, prepare
@@ -77,7 +77,11 @@ def _weighed(suite: Suite, graph: Path) -> list[Case]:
     if not suite.memory:
         return []
     seeds = suite.folder / "train.npy"
-    return [memory_case(graph, seeds, suite.workload, num_workers=count) for count in suite.workers]
+    cases = [memory_case(graph, seeds, suite.workload, num_workers=count) for count in suite.workers]
+    if suite.peer_script is not None:
+        script = suite.peer_script.absolute()
+        cases.append(peer_memory_case(script, suite.folder, suite.workload, num_workers=2))
+    return cases
 
 
 @contextmanager

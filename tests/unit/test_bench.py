@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gigl_loader.bench.meter import CpuMeter, memory_of, process_tree
-from gigl_loader.bench.peer import peer_case
+from gigl_loader.bench.peer import peer_case, peer_memory_case
 from gigl_loader.bench.report import ratios, save_plot
 from gigl_loader.bench.rounds import Measured, run_rounds
 from gigl_loader.bench.workload import QUICK, Workload, prepare
@@ -25,6 +25,7 @@ PEER = """#!/bin/sh
 [ "$1" = setup ] && exit 0
 echo "a line that is no result"
 echo '{"tag": "glt_sampler_t1_seed1", "edges_s": 10.0, "seeds_s": 2.0, "something": "else"}'
+[ -z "$METER" ] || echo '{"meter": {"peak_pss_GB": 4.5}}'
 """
 
 
@@ -102,6 +103,11 @@ def test_the_meter_sees_this_process() -> None:
 def test_a_peer_is_read_by_what_it_prints(tmp_path: Path) -> None:
     case = peer_case(script(tmp_path, PEER), tmp_path, TINY, "sampler", num_workers=2)
     assert case() == {"glt_sampler_t1_seed1": {"edges_per_s": 10.0, "seeds_per_s": 2.0}}
+
+
+def test_the_memory_of_a_peer_is_what_its_script_saw(tmp_path: Path) -> None:
+    case = peer_memory_case(script(tmp_path, PEER), tmp_path, TINY, num_workers=2)
+    assert case() == {"memory, peer 2 workers": {"peak_pss_gb": 4.5}}
 
 
 def test_a_peer_that_fails_is_named(tmp_path: Path) -> None:
