@@ -99,7 +99,7 @@ def _generate(inputs: Path, options: argparse.Namespace, bars: Progress) -> None
         return generator.random((rows, dim), dtype=np.float32)
 
     for name in ("src", "dst"):
-        _write_npy(inputs / f"{name}.npy", options.edges, lambda rows: ids(rows), bars)
+        _write_npy(inputs / f"{name}.npy", options.edges, ids, bars)
     _write_npy(inputs / "x.npy", options.nodes, lambda rows: features(rows, options.dim), bars)
     if options.edge_dim:
         _write_npy(
@@ -153,7 +153,7 @@ def _build(inputs: Path, graph: Path, options: argparse.Namespace, bars: Progres
 
 
 def _watch(child: subprocess.Popen[bytes], limit: int, show: Any) -> dict[str, Any]:
-    """Sample the process tree until it ends. The kernel's own high-water mark misses nothing."""
+    """Sample the process tree until it ends."""
     peak_pss = peak_rss = 0
     while True:
         pid, status, usage = os.wait4(child.pid, os.WNOHANG)
@@ -166,23 +166,32 @@ def _watch(child: subprocess.Popen[bytes], limit: int, show: Any) -> dict[str, A
         time.sleep(_SAMPLE_SECONDS)
     return {
         "peak_pss_bytes": peak_pss,
-        "peak_rss_bytes": max(peak_rss, usage.ru_maxrss << 10),
+        "peak_rss_bytes": peak_rss,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "exit_code": child.returncode,
     }
 
 
 def _tree_memory(pid: int) -> tuple[int, int]:
-    """Return PSS and RSS of a process and its descendants."""
+    """Return the PSS now and the RSS at its highest of a process and its descendants.
+
+    The high-water mark is the kernel's, so no peak between two samples is missed. It is not that of
+    ``getrusage``, which begins with the memory of the process that forked the child.
+    """
     pss = rss = 0
     try:
         parent = psutil.Process(pid)
         for process in [parent, *parent.children(recursive=True)]:
-            memory = process.memory_full_info()
-            pss, rss = pss + memory.pss, rss + memory.rss
-    except psutil.Error:
+            pss += process.memory_full_info().pss
+            rss += _high_water(process.pid)
+    except (psutil.Error, OSError):
         pass
     return pss, rss
+
+
+def _high_water(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _table(measured: dict[str, Any]) -> Table:
