@@ -17,6 +17,10 @@ _UNITS = {"": 1, "b": 1} | {
     for base, names in ((1000, (letter, f"{letter}b")), (1024, (f"{letter}ib",)))
     for name in names
 }
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 _EDGE_BYTES = 96
 """A leaf of the edge sort holds per edge: 12 to 24 bytes of spilled arrays, three int64 keys, the
 order, and the 24 bytes of the native sort."""
@@ -67,9 +71,10 @@ class Budget:
 def available_memory() -> int:
     """Return the bytes that this process may still use: of the machine, and of its container."""
     found = [_meminfo("MemAvailable")]
-    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    if limit is not None and used is not None:
-        found.append(limit - used)
+    for limit_file, used_file in _CGROUPS:
+        limit, used = _number(limit_file), _number(used_file)
+        if limit is not None and used is not None:
+            found.append(limit - used)
     known = [value for value in found if value is not None and value > 0]
     return min(known, default=4 << 30)
 
