@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gigl_loader import __version__
-from gigl_loader.cli.errors import DEBUG_VARIABLE, reported
+from gigl_loader.cli.errors import DEBUG_VARIABLE, importing, reported
 
 __all__ = ["build_app", "main"]
 
@@ -50,4 +50,6 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit."""
-    build_app()()
+    with importing():
+        app = build_app()
+    app()

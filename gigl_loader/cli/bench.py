@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from gigl_loader.cli.errors import importing
+
 __all__ = ["bench"]
 
 
@@ -35,11 +37,12 @@ def bench(
     """Measure the sampler, the gather and the loader beside the machine's limits and, if asked, a peer."""
     worker_counts = _numbers(workers)
 
-    from rich.console import Console
+    with importing():
+        from rich.console import Console
 
-    from gigl_loader.bench.report import save_plot, show, to_json
-    from gigl_loader.bench.suite import Suite, run_suite
-    from gigl_loader.bench.workload import FULL, QUICK
+        from gigl_loader.bench.report import save_plot, show, to_json
+        from gigl_loader.bench.suite import Suite, run_suite
+        from gigl_loader.bench.workload import FULL, QUICK
 
     workload = QUICK if quick else FULL
     console = Console()

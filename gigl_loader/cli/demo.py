@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gigl_loader.cli.errors import importing
+
 if TYPE_CHECKING:
     from gigl_loader.demo.choices import Choices
 
@@ -40,7 +42,9 @@ def demo(
     lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of splits, model and sampling.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.  [default: cuda if any]")] = None,
-    partitions: Annotated[int, typer.Option(min=1, help="Parts to cut the graph in.")] = 2,
+    num_partitions: Annotated[
+        int, typer.Option("--num-partitions", "-p", min=1, help="Parts to cut the graph in.")
+    ] = 2,
     workdir: Annotated[Path | None, typer.Option(help="Keep the graph in this directory.")] = None,
     nodes: Annotated[int, typer.Option(help="Of the synthetic graph.")] = 100_000,
     edges: Annotated[int, typer.Option(help="Of the synthetic graph, before reverse edges.")] = 1_500_000,
@@ -55,7 +59,7 @@ def demo(
         num_workers=_num_workers(mode, num_workers),
         seed=seed,
         device=device,
-        num_partitions=partitions,
+        num_partitions=num_partitions,
         synthetic=SyntheticSize(nodes=nodes, edges=edges, dim=dim),
         epochs=epochs,
         batch_size=batch_size,
@@ -63,8 +67,11 @@ def demo(
         hidden=hidden,
         lr=lr,
     )
+    run = _to_json if json else _to_console
+    with importing():
+        import gigl_loader.demo.job  # noqa: F401
     with _folder(workdir) as folder:
-        (_to_json if json else _to_console)(choices, folder)
+        run(choices, folder)
 
 
 def _to_console(choices: Choices, folder: Path) -> None:

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
 
 from gigl_loader.errors import FormatError, GiglError
 
-__all__ = ["DEBUG_VARIABLE", "exit_code", "one_line", "reported"]
+__all__ = ["DEBUG_VARIABLE", "exit_code", "importing", "one_line", "reported"]
 
 DEBUG_VARIABLE = "GIGL_DEBUG"
 
@@ -65,3 +68,20 @@ def reported(command: _Command) -> _Command:
             raise typer.Exit(exit_code(error)) from error
 
     return run  # type: ignore[return-value]
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, as it ends any program that knows nothing of it.
+
+    For heavy imports, while there is nothing to clean up yet: an exception in the middle of one may be
+    swallowed by who tries several ways to import something, and leave a module half there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,20 @@ def test_an_interrupt_exits_quietly_with_130(capsys: pytest.CaptureFixture[str])
         command()
     assert caught.value.exit_code == 130
     assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_while_importing_ends_the_process_at_once() -> None:
+    code = (
+        "import os, signal\n"
+        "from gigl_loader.cli.errors import importing\n"
+        "with importing():\n"
+        "    try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except BaseException: print('swallowed')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_an_unknown_option_is_the_users_mistake() -> None:
