@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gigl_loader.cli.errors import importing
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -26,7 +28,8 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Show the types, sizes and columns of a graph, and check that it is whole."""
-    from gigl_loader.graph import Graph
+    with importing():
+        from gigl_loader.graph import Graph
 
     opened = Graph.open(graph)
     if verify:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gigl_loader.cli.errors import importing
+
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
     from gigl_loader.partition.job import Progress
@@ -71,8 +73,9 @@ def partition(
     (train, val, test). label is stored as y. All other columns are stored under
     their names.
     """
-    from gigl_loader.cli.table_options import TableOptions, open_tables
-    from gigl_loader.partition import build_graph
+    with importing():
+        from gigl_loader.cli.table_options import TableOptions, open_tables
+        from gigl_loader.partition import build_graph
 
     started = time.monotonic()
     tables = open_tables(
