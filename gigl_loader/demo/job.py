@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from gigl_loader.demo.training import EpochReport, Loader, evaluate, train
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.partition.job import Progress
 
 __all__ = ["Outcome", "Screen", "run_demo"]
 
@@ -27,7 +28,7 @@ __all__ = ["Outcome", "Screen", "run_demo"]
 class Screen(Protocol):
     """Who shows how the job goes."""
 
-    def building(self, title: str) -> None: ...
+    def building(self, title: str) -> AbstractContextManager[Progress | None]: ...
     def built(self, schema: GraphSchema, seconds: float) -> None: ...
     def training(self, recipe: Recipe, choices: Choices) -> None: ...
     def watch(self, what: str, loader: Loader) -> Iterator[Any]: ...
@@ -64,8 +65,8 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
         choices.dataset, seed=choices.seed, cache=folder / "download", synthetic=choices.synthetic
     )
     recipe = choices.recipe(demonstration.recipe)
-    screen.building(demonstration.title)
-    schema, build_seconds = _build(demonstration, folder / "graph", choices.num_partitions)
+    with screen.building(demonstration.title) as progress:
+        schema, build_seconds = _build(demonstration, folder / "graph", choices.num_partitions, progress)
     screen.built(schema, build_seconds)
     screen.training(recipe, choices)
     with ExitStack() as stack:
@@ -111,9 +112,12 @@ def _threads_beside(num_workers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _build(demonstration: Demonstration, folder: Path, num_partitions: int) -> tuple[GraphSchema, float]:
+def _build(
+    demonstration: Demonstration, folder: Path, num_partitions: int, progress: Progress | None
+) -> tuple[GraphSchema, float]:
     start = time.perf_counter()
-    schema = build_graph(tables_from_pyg(demonstration.data), folder, num_partitions=num_partitions)
+    tables = tables_from_pyg(demonstration.data)
+    schema = build_graph(tables, folder, num_partitions=num_partitions, progress=progress)
     return schema, time.perf_counter() - start
 
 

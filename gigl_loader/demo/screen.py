@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gigl_loader.demo.choices import Choices, Recipe
 from gigl_loader.demo.job import Outcome
 from gigl_loader.demo.training import EpochReport, Loader
 from gigl_loader.graph.schema import GraphSchema
+from gigl_loader.partition.job import Progress as BuildProgress
 
 __all__ = ["ConsoleScreen", "SilentScreen"]
 
@@ -20,7 +22,10 @@ __all__ = ["ConsoleScreen", "SilentScreen"]
 class SilentScreen:
     """Shows nothing."""
 
-    def building(self, title: str) -> None: ...
+    def building(self, title: str) -> AbstractContextManager[None]:
+        del title
+        return nullcontext()
+
     def built(self, schema: GraphSchema, seconds: float) -> None: ...
     def training(self, recipe: Recipe, choices: Choices) -> None: ...
     def epoch(self, report: EpochReport) -> None: ...
@@ -36,8 +41,18 @@ class ConsoleScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def building(self, title: str) -> None:
+    @contextmanager
+    def building(self, title: str) -> Iterator[BuildProgress]:
         self._line(f"[bold]{title}[/bold]")
+        with self._bars() as bars:
+            tasks: dict[str, TaskID] = {}
+
+            def show(step: str, done: int, total: int) -> None:
+                if step not in tasks:
+                    tasks[step] = bars.add_task(step)
+                bars.update(tasks[step], completed=done, total=total)
+
+            yield show
 
     def built(self, schema: GraphSchema, seconds: float) -> None:
         nodes = sum(nodes.count for nodes in schema.nodes.values())
@@ -77,11 +92,13 @@ class ConsoleScreen:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def watch(self, what: str, loader: Loader) -> Iterator[Any]:
+        with self._bars() as bars:
+            yield from bars.track(loader, total=len(loader), description=what)
+
+    def _bars(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(
-            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
-        ) as progress:
-            yield from progress.track(loader, total=len(loader), description=what)
+        terminal = self._console.is_terminal
+        return Progress(*columns, console=self._console, transient=True, disable=not terminal)
 
     def outcome(self, outcome: Outcome) -> None:
         """Print where the time went, all epochs together, and the test accuracy."""
