@@ -68,7 +68,7 @@ class SamplingPlan:
     def from_json(cls, text: str) -> SamplingPlan:
         """Undo ``to_json``."""
         document: dict[str, Any] = json.loads(text)
-        by_edge_type = {
+        by_edge_type: dict[str, Any] = {
             field: {tuple(key): tuple(value) for key, value in document.pop(field)}
             for field in ("num_neighbors", "edge_columns")
         }

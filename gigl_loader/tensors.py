@@ -52,7 +52,7 @@ MAX_HEADER_BYTES = 16 << 20
 """A header beyond this is refused. 16 MiB holds about 100,000 arrays."""
 
 _ALIGNMENT = 64
-_NAMES = {dtype: name for name, dtype in reversed(STORAGE_DTYPES.items()) if name != "BF16"}
+_NAMES = {dtype: name for name, dtype in reversed(list(STORAGE_DTYPES.items())) if name != "BF16"}
 _HEADER_LENGTH = struct.Struct("<Q")
 
 
@@ -166,7 +166,7 @@ def _alignment(nbytes: int) -> int:
 def _header_size(buffer: npt.NDArray[np.uint8], what: str) -> int:
     if len(buffer) < 8:
         raise FormatError(f"{what}: {len(buffer)} bytes cannot hold the 8-byte header length")
-    (length,) = _HEADER_LENGTH.unpack_from(buffer)
+    (length,) = _HEADER_LENGTH.unpack_from(buffer.data)
     if length > min(len(buffer) - 8, MAX_HEADER_BYTES):
         raise FormatError(f"{what}: a header of {length} bytes in a document of {len(buffer)}")
     return int(length) + 8
