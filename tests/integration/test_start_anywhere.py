@@ -82,6 +82,7 @@ def test_a_trainer_with_a_closed_standard_stream(tmp_path: Path, stream: str) ->
     """As daemons have. Descriptors 0 to 2 then become files of ours, which must not confuse workers."""
     program = f"import os; os.close({stream})\n{PROGRAM}open('done', 'w').close()"
     command = f"try:\n {program.replace(chr(10), chr(10) + ' ')}\nexcept OSError: pass"
-    run("-c", command, cwd=tmp_path)
+    # Unbuffered, so that printing fails where it is done and not when the interpreter ends.
+    run("-c", command, cwd=tmp_path, PYTHONUNBUFFERED="1")
     if stream != "1":
         assert (tmp_path / "done").exists()
