@@ -134,8 +134,9 @@ def _verify_adjacency(document: Document, neighbors: int) -> None:
 
 def _verify_ascending(array: Array, what: str, *, strictly: bool) -> None:
     for start in range(0, len(array), _ROWS):
-        steps = np.diff(array[start : start + _ROWS + 1])
-        wrong = np.flatnonzero(steps <= 0 if strictly else steps < 0)
+        rows = array[start : start + _ROWS + 1]
+        # Compared, not subtracted: ids may be further apart than int64 can say.
+        wrong = np.flatnonzero(rows[1:] <= rows[:-1] if strictly else rows[1:] < rows[:-1])
         if len(wrong):
             raise FormatError(f"{what} falls at row {start + int(wrong[0]) + 1}")
 

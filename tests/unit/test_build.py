@@ -447,3 +447,13 @@ def test_a_table_that_changes_while_it_is_read_is_refused() -> None:
     table.num_rows = 3
     with pytest.raises(FormatError, match=r"the\.table: 2 rows, 3 before: it changed"):
         build_graph(tables, MemoryFolder())
+
+
+def test_ids_further_apart_than_int64_can_say_are_in_order() -> None:
+    folder = MemoryFolder()
+    ids = np.array([0, -(2**63), 2**63 - 1])
+    nodes = {"a": NodeTable(ArrayTable("nodes", {"id": ids}))}
+    build_graph(GraphTables({}, nodes), folder)
+    graph = Graph.open(folder)
+    graph.verify()
+    assert graph.positions("a", ids).tolist() == [1, 0, 2]
