@@ -33,6 +33,9 @@ struct AdjacencyView {
     }
     return nullptr;
   }
+
+  // The part, where there is only one; else nullptr.
+  const AdjacencyPart* Sole() const { return parts.size() == 1 ? parts.data() : nullptr; }
 };
 
 // Groups edges by target and sorts each group by (neighbour's node id, edge id).

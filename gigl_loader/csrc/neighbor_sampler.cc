@@ -16,7 +16,7 @@ namespace {
 
 // Edges worked on together. Each stage fetches what the next one will read, so a block must be long
 // enough to hide a memory access (some 100 ns) and short enough to stay in the first-level cache.
-constexpr int64_t kBlockEdges = 192;
+constexpr int64_t kBlockEdges = 96;
 constexpr int64_t kBlockTargets = 64;
 
 using AnyNodeTable = std::variant<NodeTable<uint32_t>, NodeTable<uint64_t>>;
@@ -76,7 +76,7 @@ class Expansion {
   Expansion(const NodeState& targets, const NodeState& neighbors, Table& table, EdgeState& edges,
             const SamplerOptions& options, Picker& picker, uint64_t key, int hop)
       : targets_(targets), num_neighbors_(neighbors.plan.count), table_(table), edges_(edges), options_(options),
-        picker_(picker), key_(key), fanout_(edges.plan.fanouts[hop]),
+        picker_(picker), sole_(edges.plan.adjacency->Sole()), key_(key), fanout_(edges.plan.fanouts[hop]),
         place_(uint64_t{edges.plan.address} << 32 | static_cast<uint64_t>(hop) << 56) {}
 
   void Run() {
@@ -153,7 +153,7 @@ class Expansion {
         const int64_t slot = target.first + drawn;
         __builtin_prefetch(indices + slot, 0, 1);
         if (with_ids) __builtin_prefetch(ids + slot, 0, 1);
-        *owner++ = target.part;
+        if (sole_ == nullptr) *owner++ = target.part;
         *pick++ = slot;
       });
     }
@@ -162,24 +162,20 @@ class Expansion {
   // Reads neighbours and edge ids, and fetches the neighbours' places in the table.
   void Read(int64_t num_edges) {
     found_.resize(picks_.size());
+    int64_t* ids = options_.with_edge_ids ? edges_.edge_ids.Extend(num_edges) : nullptr;
+    int64_t* slots = options_.with_slots ? edges_.slots.Extend(num_edges) : nullptr;
     bool inside = true;
     for (int64_t e = 0; e < num_edges; ++e) {
-      const int64_t neighbor = static_cast<const Index*>(owners_[e]->indices)[picks_[e]];
+      const AdjacencyPart& part = sole_ != nullptr ? *sole_ : *owners_[e];
+      const int64_t slot = picks_[e];
+      const int64_t neighbor = static_cast<const Index*>(part.indices)[slot];
+      if (ids != nullptr) ids[e] = static_cast<const EdgeId*>(part.edge_ids)[slot];
+      if (slots != nullptr) slots[e] = part.first_slot + slot;
       inside &= neighbor >= 0 && neighbor < num_neighbors_;
       found_[e] = neighbor;
       table_.Prefetch(neighbor);
     }
     if (!inside) ThrowDamaged("a neighbour lies outside its node type");
-    if (options_.with_edge_ids) {
-      int64_t* out = edges_.edge_ids.Extend(num_edges);
-      for (int64_t e = 0; e < num_edges; ++e) {
-        out[e] = static_cast<const EdgeId*>(owners_[e]->edge_ids)[picks_[e]];
-      }
-    }
-    if (options_.with_slots) {
-      int64_t* out = edges_.slots.Extend(num_edges);
-      for (int64_t e = 0; e < num_edges; ++e) out[e] = owners_[e]->first_slot + picks_[e];
-    }
   }
 
   void Relabel(int64_t num_edges) {
@@ -192,6 +188,7 @@ class Expansion {
   EdgeState& edges_;
   const SamplerOptions& options_;
   Picker& picker_;
+  const AdjacencyPart* const sole_;  // the only part: then owners_ is not kept
   const uint64_t key_;
   const int32_t fanout_;
   const uint64_t place_;
