@@ -165,7 +165,7 @@ _OURS = ("sampler", "gather", "loader")
 
 
 def save_plot(measured: Measured, path: Path) -> None:
-    """Draw seeds per second of the loaders and bytes per second of the gathers. Needs matplotlib."""
+    """Draw the speeds of samplers, gathers and loaders side by side. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -174,18 +174,21 @@ def save_plot(measured: Measured, path: Path) -> None:
     loaders = [name for name in subjects if "loader" in name or "colocated" in name]
     samplers = [name for name in subjects if "sampler" in name]
     gathers = [name for name in subjects if "gb_per_s" in subjects[name].samples]
-    _bars(left, measured, samplers, "edges_per_s", "sampler, edges per second")
-    _bars(middle, measured, gathers, "gb_per_s", "feature rows, GB per second")
-    _bars(right, measured, loaders, "seeds_per_s", "loader, seeds per second")
+    _bars(left, measured, samplers, ("edges_per_s", 1e6), "sampler, million edges per second")
+    _bars(middle, measured, gathers, ("gb_per_s", 1.0), "feature rows, GB per second")
+    _bars(right, measured, loaders, ("seeds_per_s", 1e3), "loader, thousand seeds per second")
     figure.savefig(path, dpi=120)
 
 
-def _bars(axes: Any, measured: Measured, names: Iterable[str], metric: str, title: str) -> None:
+def _bars(
+    axes: Any, measured: Measured, names: Iterable[str], metric_and_unit: tuple[str, float], title: str
+) -> None:
+    metric, unit = metric_and_unit
     shown = list(names)
-    values = [measured.median(name, metric) or 0.0 for name in shown]
+    values = [(measured.median(name, metric) or 0.0) / unit for name in shown]
     colours = ["tab:blue" if name.startswith(_OURS) else "tab:gray" for name in shown]
     bars = axes.barh(shown, values, height=0.6, color=colours)
-    axes.bar_label(bars, [f"{value:,.4g}" for value in values], padding=3, fontsize=8)
+    axes.bar_label(bars, [f"{value:,.1f}" for value in values], padding=3, fontsize=8)
     axes.set_xlim(0, 1.25 * max(values, default=0.0) or 1.0)
     axes.set_xticks([])
     axes.invert_yaxis()
