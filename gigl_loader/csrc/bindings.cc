@@ -166,6 +166,7 @@ class BoundSampler {
     std::vector<EdgeTypePlan> edges;
     for (size_t e = 0; e < count; ++e) {
       keep_.push_back(nb::borrow<nb::object>(adjacencies[e]));
+      if (!nb::isinstance<Adjacency>(keep_.back())) throw nb::type_error("adjacencies must be of class Adjacency");
       const Adjacency& adjacency = nb::cast<const Adjacency&>(keep_.back());
       RequireType(target_types[e], nodes.size());
       RequireType(neighbor_types[e], nodes.size());
@@ -254,19 +255,19 @@ NB_MODULE(_core, m) {
   m.def("permutation", &BindPermutation, "run_seed"_a, "epoch"_a, "out"_a.noconvert());
   m.def("build_adjacency", &BindBuildAdjacency, "targets"_a.noconvert(), "neighbor_ids"_a.noconvert(),
         "edge_ids"_a.noconvert(), "indptr"_a.noconvert(), "order"_a.noconvert());
-  m.def("gather", &BindGather, "parts"_a, "bounds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert());
+  m.def("gather", &BindGather, "parts"_a.noconvert(), "bounds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert());
   m.def("expand_edges", &BindExpandEdges, "rows"_a.noconvert(), "colptr"_a.noconvert(), "out"_a.noconvert());
 
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>>(),
-           "bounds"_a, "indptr"_a, "indices"_a, "edge_ids"_a)
+           "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert())
       .def_prop_ro("num_edges", &Adjacency::num_edges);
 
   nb::class_<BoundSampler>(m, "NeighborSampler")
       .def(nb::init<nb::sequence, const std::vector<int>&, const std::vector<int>&, const std::vector<uint32_t>&,
                     const std::vector<std::vector<int32_t>>&, std::vector<std::optional<Array<const int64_t>>>,
                     const std::vector<int64_t>&, bool, bool, bool>(),
-           nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "fanouts"_a, "node_ids"_a,
+           nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "fanouts"_a, "node_ids"_a.noconvert(),
            "num_nodes"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a)
       .def("sample", &BoundSampler::Sample, "seed_type"_a, "seeds"_a.noconvert(), "key"_a)
       .def("nodes_per_hop", &BoundSampler::NodesPerHop, "node_type"_a)

@@ -127,10 +127,12 @@ class Expansion {
     if (part == nullptr) ThrowDamaged("a target lies outside all partitions");
     const int64_t list = position - part->first_target;
     const int64_t first = part->indptr[list];
-    const int64_t degree = part->indptr[list + 1] - first;
-    if (first < 0 || degree < 0 || first + degree > part->num_edges) {
+    const int64_t last = part->indptr[list + 1];
+    // Before anything is computed from them: the distance of damaged bounds may overflow.
+    if (first < 0 || last < first || last > part->num_edges) {
       ThrowDamaged("indptr does not rise to the number of edges");
     }
+    const int64_t degree = last - first;
     const int64_t taken = Picker::Count(degree, fanout_, options_.replace);
     const int64_t total = edges_.colptr[edges_.colptr.size() - 1] + taken;
     edges_.colptr.Push(total);
@@ -276,6 +278,7 @@ NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vect
     state_->num_hops = static_cast<int>(plan.fanouts.size());
     EdgeState edge;
     edge.plan = std::move(plan);
+    edge.Clear();  // no batch yet: an empty one
     state_->edges.push_back(std::move(edge));
   }
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,6 +35,12 @@ def test_lists_keep_the_arrays_that_they_read() -> None:
         np.array([0, 2]), [np.array([0, 1, 2])], [np.array([1, 0], np.int32)], [np.array([0, 1], np.int32)]
     )
     assert adjacency.num_edges == 2
+
+
+@pytest.mark.parametrize("indptr", [np.array([0.0, 1.5, 2.9]), np.array([0, 1, 2], np.int32)])
+def test_an_adjacency_converts_nothing(indptr: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(TypeError):
+        native.Adjacency(np.array([0, 2]), [indptr], [np.zeros(2, np.int32)], [np.zeros(2, np.int32)])
 
 
 @pytest.mark.parametrize(

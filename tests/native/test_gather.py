@@ -81,6 +81,12 @@ def test_gather_refuses_what_does_not_fit(
         native.gather(arrays, np.array(bounds), np.zeros(2, np.int64), np.zeros(out, np.uint8))
 
 
+@pytest.mark.parametrize("column", [np.full((2, 4), 1.5), np.zeros((2, 8), np.uint8)[:, ::2]])
+def test_gather_converts_nothing(column: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(TypeError):
+        native.gather([column], np.array([0, 2]), np.array([1]), np.zeros((1, 4), np.uint8))
+
+
 def test_read_only_rows_are_read_and_a_read_only_output_is_refused() -> None:
     column = np.arange(8, dtype=np.uint8).reshape(2, 4)
     column.flags.writeable = False

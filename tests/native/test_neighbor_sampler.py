@@ -241,6 +241,8 @@ def test_a_seed_outside_its_type_is_refused() -> None:
         ([0, 1, 5], [0, 1], "indptr does not rise"),
         ([0, -1, 2], [0, 1], "indptr does not rise"),
         ([0, 2, 1], [0, 1], "indptr does not rise"),
+        ([0, 1, -(2**63)], [0, 1], "indptr does not rise"),
+        ([0, 1, 2**63 - 1], [0, 1], "indptr does not rise"),
         ([0, 1, 2], [0, 7], "neighbour lies outside"),
         ([0, 1, 2], [-1, 0], "neighbour lies outside"),
     ],
@@ -265,3 +267,57 @@ def test_a_damaged_adjacency_is_refused_and_does_not_crash(
     )
     with pytest.raises(RuntimeError, match=rule):
         sampler.sample(0, np.array([0, 1], np.int64), 0)
+
+
+def test_a_batch_after_a_refused_one_is_right() -> None:
+    """The damage is met after hundreds of nodes, by a sampler whose table has grown by then."""
+    edges = [(i + 1, i, i) for i in range(3000)]
+    sampler, _ = _homogeneous(edges, 3001, [-1])
+    indptr, indices = np.minimum(np.arange(3002), 3000), np.arange(1, 3001, dtype=np.int32)
+    indices[2999] = 9999
+    damaged = native.Adjacency(np.array([0, 3001]), [indptr], [indices], [np.arange(3000, dtype=np.int32)])
+    again = native.NeighborSampler(
+        adjacencies=[damaged],
+        target_types=[0],
+        neighbor_types=[0],
+        addresses=[0],
+        fanouts=[[-1]],
+        node_ids=[None],
+        num_nodes=[3001],
+        replace=False,
+        with_edge_ids=True,
+        with_slots=True,
+    )
+    for seeds in ([5, 3], list(range(0, 2000, 3)), [1]):
+        with pytest.raises(RuntimeError, match="neighbour lies outside"):
+            again.sample(0, np.array([*range(0, 2900, 2), 2999]), 0)
+        for each in (sampler, again):
+            each.sample(0, np.array(seeds), 0)
+        assert again.nodes_per_hop(0) == sampler.nodes_per_hop(0)
+        nodes = [np.empty(sum(each.nodes_per_hop(0)), np.int64) for each in (sampler, again)]
+        sampler.write_positions(0, nodes[0])
+        again.write_positions(0, nodes[1])
+        assert nodes[0].tolist() == nodes[1].tolist()
+
+
+def test_before_the_first_batch_there_is_an_empty_one() -> None:
+    sampler, _ = _homogeneous([(0, 1, 0)], 3, [1])
+    colptr = np.empty(1, np.int64)
+    sampler.write_colptr(0, colptr)
+    assert (sampler.num_targets(0), colptr.tolist()) == (0, [0])
+
+
+def test_what_is_no_adjacency_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be of class Adjacency"):
+        native.NeighborSampler(
+            adjacencies=[None],  # type: ignore[list-item]
+            target_types=[0],
+            neighbor_types=[0],
+            addresses=[0],
+            fanouts=[[1]],
+            node_ids=[None],
+            num_nodes=[1],
+            replace=False,
+            with_edge_ids=True,
+            with_slots=True,
+        )
