@@ -316,7 +316,10 @@ class BaseDistLoader:
         self._current = progress
         try:
             frame = self._receive(progress)
-            batch = self._batch(frame)
+            try:
+                batch = self._batch(frame)
+            except StopIteration as error:  # It would pass for the end of the epoch.
+                raise RuntimeError(f"{self.name}: StopIteration while a batch was made") from error
         except Exception:
             raise
         except BaseException:

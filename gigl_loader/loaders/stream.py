@@ -29,6 +29,7 @@ class FrameStream:
     def turn_to(self, progress: Progress) -> None:
         """Let the source sample ahead in this epoch, from the first batch that was not given."""
         if self._progress is not progress:
+            self._progress = None  # If this is interrupted, the source is in nobody's epoch.
             self._source.start_epoch(progress.epoch, progress.first)
             self._progress = progress
             self._to_come = self._source.num_batches - progress.first

@@ -208,6 +208,34 @@ def test_an_interrupted_batch_is_not_lost(num_workers: int) -> None:
         assert _same(seen + list(iterator), EPOCHS[0])
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_interrupted_start_of_an_epoch_does_not_disturb_another(num_workers: int) -> None:
+    with _loader(num_workers=num_workers) as loader:
+        iterator = iter(loader)
+        seen = list(islice(iterator, 4))
+        source: Any = loader._source
+        start = source.start_epoch
+
+        def interrupted(epoch: int, first_batch: int = 0) -> None:
+            source.start_epoch = start
+            start(epoch, first_batch)
+            raise KeyboardInterrupt
+
+        source.start_epoch = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        assert _same(seen + list(iterator), EPOCHS[0])
+
+
+def test_a_transform_that_raises_stop_iteration_does_not_end_the_epoch() -> None:
+    def transform(batch: Data) -> Data:
+        nothing: list[Data] = []
+        return next(iter(nothing))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(_loader(transform=transform))
+
+
 def test_a_transform_that_raises_is_the_users_error_and_the_next_batch_follows() -> None:
     def transform(batch: Data) -> Data:
         if same_batch(batch, EPOCHS[0][1]):
