@@ -6,6 +6,8 @@ Payload never travels here: it lies in the ring, or in a memory file passed alon
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 from array import array
@@ -86,7 +88,8 @@ def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:
 def receive(link: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next message and the file descriptors that came with it. Empty: the other side is gone.
 
-    ``BlockingIOError`` when nothing has come and ``link`` does not block.
+    ``BlockingIOError`` when nothing has come and ``link`` does not block. ``OSError`` (``EMFILE``) when
+    this process may not open the descriptors.
     """
     try:
         return _receive_once(link)
@@ -97,13 +100,17 @@ def receive(link: socket.socket) -> tuple[bytes, list[int]]:
 
 def _receive_once(link: socket.socket) -> tuple[bytes, list[int]]:
     # Not socket.recv_fds, which leaves the flags out: the descriptors would reach child processes.
-    data, ancillary, _, _ = link.recvmsg(
+    data, ancillary, flags, _ = link.recvmsg(
         _LARGEST, socket.CMSG_LEN(_FDS_PER_MESSAGE * _FD.itemsize), socket.MSG_CMSG_CLOEXEC
     )
     fds: list[int] = []
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds += array("i", payload[: len(payload) // _FD.itemsize * _FD.itemsize])
+    if flags & socket.MSG_CTRUNC:  # What did not fit is lost: waiting for it would be endless.
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, "too many open files to receive more: raise the limit (ulimit -n)")
     return data, fds
 
 

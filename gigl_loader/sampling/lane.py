@@ -146,9 +146,10 @@ class Lane:
         if slots.lent < self._spare_slots:
             return slots.lend(delivery.slot, delivery.nbytes)
         self.tally.copied_out += 1
-        copy = slots.buffer(delivery.slot)[: delivery.nbytes].copy()
-        slots.give(delivery.slot)
-        return copy
+        try:
+            return slots.buffer(delivery.slot)[: delivery.nbytes].copy()
+        finally:
+            slots.give(delivery.slot)
 
     def drop(self, delivery: Delivery) -> None:
         """Give up a frame that was not handed out."""

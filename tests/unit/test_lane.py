@@ -134,6 +134,28 @@ def test_few_frames_are_lent_and_the_others_copied(lane: Lane) -> None:
     assert lane.tally.copied_out == 4
 
 
+def test_a_copy_that_fails_leaves_its_slot_free(lane: Lane) -> None:
+    class NoMemory:
+        def __getitem__(self, key: slice) -> NoMemory:
+            return self
+
+        def copy(self) -> None:
+            raise MemoryError
+
+    slots: Any = lane._ring.slots
+    kept = []
+    for batch in range(3):
+        lane.ask(request(batch))
+        played(lane).work()
+        (delivery,) = lane.answers()
+        if batch < 2:
+            kept.append(lane.hand_out(delivery))
+    slots.buffer = lambda slot: NoMemory()
+    with pytest.raises(MemoryError):
+        lane.hand_out(delivery)
+    assert slots.take() == 2
+
+
 def test_answers_of_an_epoch_that_was_left_only_free_what_they_held(lane: Lane) -> None:
     lane.ask(request(0))
     lane.ask(request(1))

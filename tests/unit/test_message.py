@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -86,3 +87,19 @@ def test_descriptors_from_nobody(pair: tuple[socket.socket, socket.socket]) -> N
     near.close()
     with pytest.raises(EOFError, match="trainer is gone"):
         receive_fds(far)
+
+
+def test_descriptors_beyond_the_limit_are_an_error_and_no_endless_wait(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = pair
+    send_fds(near, [0] * 20)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 10, hard))
+    try:
+        with pytest.raises(OSError, match="ulimit -n"):
+            receive_fds(far)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
