@@ -52,6 +52,8 @@ MAX_HEADER_BYTES = 16 << 20
 """A header beyond this is refused. 16 MiB holds about 100,000 arrays."""
 
 _ALIGNMENT = 64
+_MAX_DIMENSIONS = 32  # NumPy 1 has no more.
+_MAX_ELEMENTS = 2**59  # Sizes of 0 aside, as NumPy counts: their bytes must fit 63 bits.
 _NAMES = {dtype: name for name, dtype in reversed(list(STORAGE_DTYPES.items())) if name != "BF16"}
 _HEADER_LENGTH = struct.Struct("<Q")
 
@@ -210,6 +212,8 @@ def _entry(name: str, entry: object, what: str) -> tuple[ArraySpec, int, int]:
         raise FormatError(
             f"{what}: {name!r} needs {spec.nbytes} bytes, data_offsets hold {span[1] - span[0]}"
         )
+    if len(shape) > _MAX_DIMENSIONS or math.prod(filter(None, shape)) > _MAX_ELEMENTS:
+        raise FormatError(f"{what}: {name!r} has shape {str(shape)[:100]}, which no array can have")
     return spec, span[0], span[1]
 
 

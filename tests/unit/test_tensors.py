@@ -168,6 +168,14 @@ REFUSALS = {
     "offsets that fall": (_raw(_entry(data_offsets=[8, 0]), bytes(8)), r"not \[begin, end\]"),
     "offsets of the wrong length": (_raw(_entry(data_offsets=[0, 7]), bytes(8)), "needs 8 bytes"),
     "a product of sizes that overflows": (_raw(_entry(shape=[2**62, 4, 2**62]), bytes(8)), "needs"),
+    "an empty array of enormous sizes": (
+        _raw(_entry(shape=[2**62, 4, 0], data_offsets=[0, 0])),
+        "no array can have",
+    ),
+    "more dimensions than arrays have": (
+        _raw(_entry(shape=[1] * 33, data_offsets=[0, 4]), bytes(4)),
+        "no array can have",
+    ),
     "a gap": (_raw(_entry(data_offsets=[1, 9]), bytes(9)), "starts at 1"),
     "an overlap": (
         _raw({**_entry(), "b": {"dtype": "I32", "shape": [2], "data_offsets": [4, 12]}}, bytes(12)),
