@@ -224,10 +224,6 @@ class Sampled:
         self._sampler.write_arrays(layout, buffer)
 
 
-def _specs(columns: Iterable[_StoredColumn], rows: int) -> dict[str, ArraySpec]:
-    return {stored.frame_name: stored.column.spec(rows) for stored in columns}
-
-
 def _gather_all(columns: Iterable[_StoredColumn], rows: Int64Array, layout: Layout, buffer: Bytes) -> None:
     for stored in columns:
         stored.gather(rows, layout.view(buffer, stored.frame_name))
