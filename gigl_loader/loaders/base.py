@@ -174,7 +174,7 @@ class BaseDistLoader:
         self._delivered = 0
         self._owner = os.getpid()
         self._current: Progress | None = None
-        """Of the latest iterator."""
+        """Of the latest iterator; ``None`` also when a state was loaded since."""
         self._resumed: Progress | None = None
         """Loaded, and not yet begun."""
         self._described: dict[str, Any] | None = None
@@ -238,7 +238,7 @@ class BaseDistLoader:
         return {"format": FORMAT, "run_seed": self.seed, **progress.state(), "made_with": self._made_with()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next ``iter()`` go on where ``state`` was taken.
+        """Let the next ``iter()``, or ``next(loader)``, go on where ``state`` was taken.
 
         ``ValueError`` says what differs when the state is of other inputs or options. A random run
         seed gives way to the state's; a seed that was asked for must be the same.
@@ -253,7 +253,7 @@ class BaseDistLoader:
                 )
             self._close()
             self._open(state["run_seed"])
-        self._resumed = progress
+        self._resumed, self._current = progress, None
         self._next_epoch = progress.epoch + 1
 
     def stats(self) -> dict[str, Any]:

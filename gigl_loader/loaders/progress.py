@@ -62,8 +62,8 @@ class Progress:
 def read_state(state: Mapping[str, Any], *, num_batches: int) -> Progress:
     """Return the progress that ``state`` holds. ``ValueError`` names the field that cannot be."""
     epoch, first, ahead = (state[name] for name in ("epoch", "batches", "ahead"))
-    if type(epoch) is not int or epoch < 0:
-        raise ValueError(f"epoch of the state must be a whole number from 0, got {epoch!r}")
+    if type(epoch) is not int or not 0 <= epoch < 2**63:
+        raise ValueError(f"epoch of the state must lie in [0, 2**63), got {epoch!r}")
     if type(first) is not int or not 0 <= first <= num_batches:
         raise ValueError(f"batches of the state must lie in [0, {num_batches}], got {first!r}")
     if not isinstance(ahead, list) or any(type(n) is not int or not first < n < num_batches for n in ahead):

@@ -129,6 +129,17 @@ def test_going_back_in_the_same_loader() -> None:
     assert _same(list(loader), EPOCHS[0][6:])
 
 
+def test_next_of_a_loader_goes_on_at_the_loaded_state() -> None:
+    loader = _loader()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    list(islice(iterator, 3))
+    loader.load_state_dict(state)
+    assert same_batch(next(loader), EPOCHS[0][1])
+    assert loader.state_dict()["batches"] == 2
+
+
 def test_a_state_follows_the_iterator_used_last() -> None:
     loader = _loader()
     first, second = iter(loader), iter(loader)
@@ -199,8 +210,9 @@ def test_a_mask_is_another_input_than_its_ids() -> None:
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"format": 99}, "a state of format 99; this version reads 1"),
-    ({"epoch": -1}, "epoch of the state must be a whole number from 0, got -1"),
-    ({"epoch": 1.0}, r"epoch of the state must be a whole number from 0, got 1\.0"),
+    ({"epoch": -1}, r"epoch of the state must lie in \[0, 2\*\*63\), got -1"),
+    ({"epoch": 2**63}, r"epoch of the state must lie in \[0, 2\*\*63\), got 9223372036854775808"),
+    ({"epoch": 1.0}, r"epoch of the state must lie in \[0, 2\*\*63\), got 1\.0"),
     ({"batches": 11}, r"batches of the state must lie in \[0, 10\], got 11"),
     ({"batches": True}, "batches of the state must lie"),
     ({"ahead": [0]}, r"ahead of the state must list batches in \(0, 10\), got \[0\]"),
