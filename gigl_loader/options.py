@@ -83,11 +83,9 @@ class WorkerOptions:
     num_workers: int = 1
     """Sampling processes. One saturates about one core."""
     worker_concurrency: int = 4
-    """Batches in flight per worker. At least 2: one is sampled while one waits to be used."""
+    """Batches in flight per worker. From 2 on, one is sampled while one waits to be used."""
     channel_bytes: int = 4 << 30
     """Address space for batches in flight, over all workers. Memory is committed only when touched."""
-    timeout: float = 300.0
-    """Seconds that any wait may take."""
     in_order: bool = True
     """Deliver batches in their order. False delivers each when it is ready."""
     max_worker_restarts: int = 2
@@ -102,8 +100,6 @@ class WorkerOptions:
             raise ValueError(f"worker_concurrency must be at least 1, got {self.worker_concurrency}")
         if self.channel_bytes < self.num_workers << 20:
             raise ValueError(f"channel_size must be at least 1 MiB a worker, got {self.channel_bytes} bytes")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be positive, got {self.timeout}")
         if self.max_worker_restarts < 0:
             raise ValueError(f"max_worker_restarts must not be negative, got {self.max_worker_restarts}")
         if self.start_method not in START_METHODS:

@@ -157,7 +157,6 @@ class BaseDistLoader:
             num_workers=max(self.num_workers, 1),
             worker_concurrency=arguments.whole_number("worker_concurrency", worker_concurrency, minimum=1),
             channel_bytes=arguments.byte_count("channel_size", channel_size),
-            timeout=self._timeout,
             in_order=arguments.flag("in_order", in_order),
             max_worker_restarts=arguments.whole_number("max_worker_restarts", max_worker_restarts, minimum=0),
             start_method=arguments.start_method(multiprocessing_context, num_workers=self.num_workers),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import Column, EdgeType, edge_type_address, type_name
+from gigl_loader.graph.schema import Column, EdgeType, NodeType, edge_type_address, type_name
 from gigl_loader.native import Adjacency, NeighborSampler, batch_key, gather
 from gigl_loader.tensors import ArraySpec, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import SamplingPlan
@@ -159,37 +160,28 @@ class Sampler:
             [topology["edge_ids"].astype(dtype, copy=False) for topology in topologies],
         )
 
-    def _stored_node_columns(self, node_type: str) -> list[_StoredColumn]:
+    def _stored_node_columns(self, node_type: NodeType) -> list[_StoredColumn]:
         columns = self._graph.schema.nodes[node_type].columns
+        prefix, bounds = f"node/{type_name(node_type)}", self._graph.bounds(node_type)
         return [
-            _StoredColumn(
-                f"node/{type_name(node_type)}/{type_name(name)}",
-                columns[name],
-                [
-                    _as_rows(self._graph.node_column(node_type, name, part), columns[name].row_bytes)
-                    for part in self._parts
-                ],
-                self._graph.bounds(node_type),
-            )
+            self._stored(prefix, name, columns[name], bounds, partial(self._graph.node_column, node_type))
             for name in self._plan.node_columns.get(node_type, ())
         ]
 
     def _stored_edge_columns(self, edge_type: EdgeType) -> list[_StoredColumn]:
         columns = self._graph.schema.edges[edge_type].columns
         counts = [len(self._graph.topology(edge_type, part)["indices"]) for part in self._parts]
-        bounds = np.cumsum([0, *counts], dtype=np.int64)
+        prefix, bounds = f"edge/{type_name(edge_type)}", np.cumsum([0, *counts], dtype=np.int64)
         return [
-            _StoredColumn(
-                f"edge/{type_name(edge_type)}/{type_name(name)}",
-                columns[name],
-                [
-                    _as_rows(self._graph.edge_column(edge_type, name, part), columns[name].row_bytes)
-                    for part in self._parts
-                ],
-                bounds,
-            )
+            self._stored(prefix, name, columns[name], bounds, partial(self._graph.edge_column, edge_type))
             for name in self._plan.edge_columns.get(edge_type, ())
         ]
+
+    def _stored(
+        self, prefix: str, name: str, column: Column, bounds: Int64Array, read: Callable[[str, int], Array]
+    ) -> _StoredColumn:
+        parts = [_as_rows(read(name, part), column.row_bytes) for part in self._parts]
+        return _StoredColumn(f"{prefix}/{type_name(name)}", column, parts, bounds)
 
     @property
     def _parts(self) -> range:
@@ -213,14 +205,12 @@ class Sampled:
     def write(self, buffer: Bytes) -> None:
         """Write the frame to the start of ``buffer`` (uint8, at least ``layout.nbytes`` long).
 
-        The gather into ``buffer`` is the only copy of the columns. ``buffer`` may hold the seeds of
-        the request: they are read before they are overwritten.
+        The gather into ``buffer`` is the only copy of the columns.
         """
         layout = self.layout
-        seeds, input_ids = self._seed_ids.copy(), self._request.input_ids.copy()
         buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
-        layout.view(buffer, "seeds")[:] = seeds
-        layout.view(buffer, "input_id")[:] = input_ids
+        layout.view(buffer, "seeds")[:] = self._seed_ids
+        layout.view(buffer, "input_id")[:] = self._request.input_ids
         self._sampler.write_arrays(layout, buffer)
 
 
