@@ -52,7 +52,12 @@ class Trainer:
         """Send a signal. Return the seconds until trainer and workers were gone, and what was printed."""
         began = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(timeout=20)
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # Else a test that fails would leave a trainer that never ends.
+            self.process.wait()
+            raise
         assert wait_until(lambda: all(map(is_gone, self.pids[:WORKERS])), seconds=10)
         seconds = time.monotonic() - began
         return seconds, self.printed()
