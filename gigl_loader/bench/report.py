@@ -174,9 +174,9 @@ def save_plot(measured: Measured, path: Path) -> None:
     loaders = [name for name in subjects if "loader" in name or "colocated" in name]
     samplers = [name for name in subjects if "sampler" in name]
     gathers = [name for name in subjects if "gb_per_s" in subjects[name].samples]
-    _bars(left, measured, samplers, ("edges_per_s", 1e6), "sampler, million edges per second")
-    _bars(middle, measured, gathers, ("gb_per_s", 1.0), "feature rows, GB per second")
-    _bars(right, measured, loaders, ("seeds_per_s", 1e3), "loader, thousand seeds per second")
+    _bars(left, measured, samplers, ("edges_per_s", 1e6), "sampler: million edges/s")
+    _bars(middle, measured, gathers, ("gb_per_s", 1.0), "feature rows: GB/s")
+    _bars(right, measured, loaders, ("seeds_per_s", 1e3), "loader: thousand seeds/s")
     figure.savefig(path, dpi=120)
 
 
