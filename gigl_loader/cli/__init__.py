@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
 
 from gigl_loader import __version__
-from gigl_loader.cli.errors import DEBUG_VARIABLE, importing, reported
+from gigl_loader.cli.errors import DEBUG_VARIABLE, USAGE_ERROR, importing, one_line, reported
 
 __all__ = ["build_app", "main"]
 
@@ -52,4 +53,12 @@ def main() -> None:
     """Run the command line and exit."""
     with importing():
         app = build_app()
-    app()
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="gigl-loader", standalone_mode=False)
+    except USAGE_ERROR as error:
+        told = f"gigl-loader: {one_line(ValueError(error.format_message()))}"
+        print(told, f"({error.ctx.command_path} --help)" if error.ctx else "", file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:  # older versions of typer make this of Ctrl-C
+        sys.exit(130)
+    sys.exit(code)

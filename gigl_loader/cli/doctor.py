@@ -22,8 +22,9 @@ def doctor(
 
         print(dumps([finding.to_json() for finding in findings], indent=2))
     else:
-        from rich.console import Console
         from rich.table import Table
+
+        from gigl_loader.cli.console import table_console
 
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for _ in range(3):
@@ -33,6 +34,6 @@ def doctor(
             table.add_row(
                 f"[{colours[finding.verdict]}]{finding.verdict}[/]", finding.subject, finding.detail
             )
-        Console().print(table)
+        table_console().print(table)
     if any(finding.verdict == "failed" for finding in findings):
         raise typer.Exit(1)

@@ -25,9 +25,12 @@ import typer
 
 from gigl_loader.errors import FormatError, GiglError
 
-__all__ = ["DEBUG_VARIABLE", "exit_code", "importing", "one_line", "reported"]
+__all__ = ["DEBUG_VARIABLE", "USAGE_ERROR", "exit_code", "importing", "one_line", "reported"]
 
 DEBUG_VARIABLE = "GIGL_DEBUG"
+
+# Click's UsageError: a wrong command or option. Newer versions of typer hold a click of their own.
+USAGE_ERROR: Any = typer.BadParameter.__base__
 
 _MISTAKES = (ValueError, TypeError, FileNotFoundError, FileExistsError, NotADirectoryError, FormatError)
 _EXPECTED = (*_MISTAKES, GiglError, OSError, ImportError, MemoryError)

@@ -53,10 +53,10 @@ def _document(path: Path, graph: Graph, *, verified: bool) -> dict[str, Any]:
 
 
 def _show(path: Path, graph: Graph, *, verified: bool) -> None:
-    from rich.console import Console
+    from gigl_loader.cli.console import table_console
 
     schema = graph.schema
-    console = Console()
+    console = table_console()
     kind = "homogeneous" if schema.homogeneous else "heterogeneous"
     parts = f"{schema.num_partitions} part{'s' if schema.num_partitions > 1 else ''}"
     assigner = graph.manifest.build.get("assigner", "?")
@@ -88,28 +88,20 @@ def _node_table(graph: Graph) -> Table:
 def _edge_table(graph: Graph) -> Table:
     from rich.table import Table
 
-    table = Table(
-        _typed("edges", map(",".join, graph.schema.edges)),
-        "count",
-        "per part",
-        "mean degree",
-        "columns",
-        "weight",
-        "time",
-    )
+    names = map(",".join, graph.schema.edges)
+    table = Table(_typed("edges", names), "count", "per part", "mean degree", "columns")
     for edge_type, edges in graph.schema.edges.items():
         sizes = [
             len(graph.topology(edge_type, part)["indices"]) for part in range(graph.schema.num_partitions)
         ]
+        columns = [_columns(edges.columns), "weight" if edges.weight else "", "time" if edges.time else ""]
         targets = graph.schema.nodes[graph.schema.target_type(edge_type)].count
         table.add_row(
             ",".join(edge_type),
             f"{edges.count:,}",
             _spread(sizes),
             f"{edges.count / max(targets, 1):.2f}",
-            _columns(edges.columns),
-            "yes" if edges.weight else "",
-            "yes" if edges.time else "",
+            ", ".join(filter(None, columns)),
         )
     return table
 
@@ -118,7 +110,9 @@ def _typed(title: str, names: Iterable[str]) -> Any:
     """Return a column that shows the names of types whole: they are what one types elsewhere."""
     from rich.table import Column as Shown
 
-    return Shown(title, overflow="fold", min_width=min(max(map(len, names), default=0), 40))
+    longest = max(map(len, names), default=0)
+    # no_wrap, not min_width: rich would narrow this column in vain and cut off those on its right instead.
+    return Shown(title, overflow="fold", no_wrap=longest <= 40)
 
 
 def _spread(sizes: list[int]) -> str:

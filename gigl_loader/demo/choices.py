@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from errno import ENOENT
+from pathlib import Path
 
-__all__ = ["Choices", "Recipe", "SyntheticSize"]
+__all__ = ["Choices", "Recipe", "SyntheticSize", "dataset_kind"]
+
+
+def dataset_kind(name: str) -> tuple[str, str]:
+    """Return the kind of a data set and, of the kinds that hold several, which one (else nothing)."""
+    kind, _, argument = name.partition(":")
+    kinds = ("npz", "planetoid", "ogbn") if argument else ("digits", "debian", "synthetic")
+    if kind not in kinds:
+        raise ValueError(
+            f"unknown data set {name!r}: choose digits, debian, synthetic, "
+            "npz:PATH, planetoid:NAME or ogbn:NAME"
+        )
+    return kind, argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,13 @@ class Choices:
     fanout: tuple[int, ...] | None = None
     hidden: int | None = None
     lr: float | None = None
+
+    def __post_init__(self) -> None:
+        kind, argument = dataset_kind(self.dataset)
+        if kind == "npz" and not Path(argument).exists():
+            raise FileNotFoundError(ENOENT, "no such file", argument)
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ValueError(f"--lr must be finite and above 0, got {self.lr}")
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return the data set's recipe with what the user chose instead."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gigl_loader.demo.choices import Recipe, SyntheticSize
+from gigl_loader.demo.choices import Recipe, SyntheticSize, dataset_kind
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -38,24 +38,16 @@ def load_demonstration(
 
     Splits are drawn from ``seed`` where the set brings none. Downloads, where there are any, go to ``cache``.
     """
-    kind, _, argument = name.partition(":")
-    with_argument: dict[str, Callable[[], Demonstration]] = {
+    kind, argument = dataset_kind(name)
+    kinds: dict[str, Callable[[], Demonstration]] = {
         "npz": lambda: _npz(Path(argument), seed),
         "planetoid": lambda: _planetoid(argument, cache),
         "ogbn": lambda: _ogbn(argument, cache),
-    }
-    plain: dict[str, Callable[[], Demonstration]] = {
         "digits": lambda: _digits(seed),
         "debian": lambda: _debian(seed),
         "synthetic": lambda: _synthetic(synthetic or SyntheticSize(), seed),
     }
-    if argument and kind in with_argument:
-        return with_argument[kind]()
-    if not argument and kind in plain:
-        return plain[kind]()
-    raise ValueError(
-        f"unknown data set {name!r}: choose digits, debian, synthetic, npz:PATH, planetoid:NAME or ogbn:NAME"
-    )
+    return kinds[kind]()
 
 
 def _digits(seed: int) -> Demonstration:

@@ -18,6 +18,7 @@ from gigl_loader.demo.datasets import Demonstration, load_demonstration
 from gigl_loader.demo.model import HeteroSAGE, HomogeneousSAGE
 from gigl_loader.demo.training import EpochReport, Loader, evaluate, train
 from gigl_loader.graph.schema import GraphSchema
+from gigl_loader.loaders.arguments import target_device
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.partition.job import Progress
@@ -61,6 +62,8 @@ def run_demo(choices: Choices, folder: Path, screen: Screen) -> Outcome:
 
 
 def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
+    if choices.device is not None:
+        target_device(choices.device, None, local_rank=0)  # a wrong one is told before any work
     demonstration = load_demonstration(
         choices.dataset, seed=choices.seed, cache=folder / "download", synthetic=choices.synthetic
     )

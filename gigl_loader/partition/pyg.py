@@ -39,6 +39,8 @@ def tables_from_pyg(
     and ``time_attr`` name the edge attributes to sample by; they stay columns too. Other attributes
     (texts, settings, tensors of another length) are left out. Edge ids are places in ``edge_index``.
     """
+    if not hasattr(data, "stores"):
+        raise TypeError(f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}")
     node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
     roles = {"weight": weight_attr, "time": time_attr}
     edges = {key: _edge_table(key, store, roles) for key, store in edge_stores.items()}

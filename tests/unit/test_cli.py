@@ -146,6 +146,28 @@ def test_a_mistake_is_one_line_and_exit_code_2() -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["frobnicate"], "gigl-loader: No such command 'frobnicate'. (gigl-loader --help)"),
+        (["demo", "--epochs", "0"], "gigl-loader: Invalid value for '--epochs': "),
+        (["inspect"], "gigl-loader: Missing argument "),
+        (["inspect", "--nonsense"], "gigl-loader: No such option: --nonsense"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line_too(arguments: list[str], told: str) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(told)
+    assert result.stderr.count("\n") == 1
+
+
+def test_without_arguments_it_shows_its_help() -> None:
+    result = run()
+    assert result.returncode == 0
+    assert "Commands" in result.stdout
+
+
 def test_debug_shows_the_traceback() -> None:
     result = run("--debug", "demo", "--mode", "embedded", "--num-workers", "2")
     assert "Traceback" in result.stderr

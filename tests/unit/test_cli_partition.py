@@ -111,6 +111,22 @@ def test_inspect_shows_and_verifies(files: Path) -> None:
     assert "do not match their checksum" in _run("inspect", graph_path, "--verify", code=2)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_tables_of_inspect_are_never_cut_off(
+    files: Path, monkeypatch: pytest.MonkeyPatch, *, terminal: bool
+) -> None:
+    written = "author,has_written,paper"
+    edges = ("--edges", f"{written}={files / 'writes.parquet'}", "--rename", "author_id=src")
+    _run("partition", files / "graph", *edges, "--rename", "w=weight")
+    monkeypatch.setenv("COLUMNS", "80")
+    if terminal:
+        monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
+    shown = _run("inspect", files / "graph")
+    assert "weight, time" in shown
+    assert written in shown
+    assert all(line[-1] in "┓┃┩│┘" for line in shown.splitlines()[-10:])
+
+
 def test_inspect_refuses_what_is_no_graph(tmp_path: Path) -> None:
     assert "no graph at" in _run("inspect", tmp_path / "nothing", code=2)
     assert "is not a graph" in _run("inspect", tmp_path, code=2)

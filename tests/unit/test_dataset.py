@@ -129,3 +129,8 @@ def test_a_hetero_graph_without_edges_is_a_graph() -> None:
     dataset = DistDataset.from_pyg(data)
     assert dataset.node_types == ["a", "b"]
     assert dataset.edge_types == []
+
+
+def test_what_is_no_pyg_object_is_refused() -> None:
+    with pytest.raises(TypeError, match="Data or HeteroData of torch_geometric, got int"):
+        DistDataset.from_pyg(3)

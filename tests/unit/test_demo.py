@@ -209,10 +209,15 @@ def test_the_graph_stays_in_the_workdir_and_is_not_overwritten(tmp_path: Path) -
         ["--num-workers", "0"],
         ["--dataset", "synthetic", "--nodes", "1"],
         ["--device", "tpu"],
+        ["--dataset", "imagenet"],
+        ["--dataset", "digits:1"],
+        ["--dataset", "npz:/no/such/file.npz"],
+        ["--lr", "0"],
     ],
 )
 def test_a_bad_argument_is_refused_in_one_line(arguments: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["demo", *arguments])
     assert result.exit_code == 2
+    assert result.stdout == ""
     assert result.stderr.startswith("gigl-loader: ")
     assert result.stderr.count("\n") == 1
