@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,8 @@ def bench(
 ) -> None:
     """Measure the sampler, the gather and the loader beside the machine's limits and, if asked, a peer."""
     worker_counts = _numbers(workers)
+    if plot is not None and find_spec("matplotlib") is None:  # told before minutes of measuring, not after
+        raise ImportError("--plot needs matplotlib: pip install 'gigl-loader[bench]'")
 
     with importing():
         from rich.console import Console

@@ -146,3 +146,12 @@ def test_a_bad_argument_is_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["bench", "--quick", *arguments])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gigl_loader.cli.bench.find_spec", lambda _: None)
+    result = CliRunner().invoke(build_app(), ["bench", "--quick", "--plot", str(tmp_path / "plot.png")])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "gigl-loader: --plot needs matplotlib: pip install 'gigl-loader[bench]'\n"
