@@ -29,4 +29,4 @@ class SamplingError(GiglError):
 
 
 class WorkerDied(SamplingError):
-    """A sampling process ended (killed, crashed) more often than ``max_worker_restarts`` allows."""
+    """A sampling process cannot start, or died more often than ``max_worker_restarts`` allows."""
