@@ -131,7 +131,9 @@ def _cpu_name() -> str:
 def show(measured: Measured, console: Console) -> None:
     """Print medians and ratios, and whether something else kept the machine busy."""
     for title, columns in _TABLES:
-        console.print(_medians(measured, title, columns))
+        medians = _medians(measured, title, columns)
+        if medians.row_count:
+            console.print(medians)
     table = _table("ratios", ["times"])
     for name, value in ratios(measured).items():
         table.add_row(name, f"{value:.2f}")
