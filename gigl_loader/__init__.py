@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gigl_loader.errors import FormatError as FormatError
     from gigl_loader.errors import GiglError as GiglError
     from gigl_loader.errors import SamplingError as SamplingError
+    from gigl_loader.errors import StorageUnavailable as StorageUnavailable
     from gigl_loader.errors import WorkerDied as WorkerDied
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
@@ -22,6 +23,7 @@ _HOMES = {
     "FormatError": "gigl_loader.errors",
     "GiglError": "gigl_loader.errors",
     "SamplingError": "gigl_loader.errors",
+    "StorageUnavailable": "gigl_loader.errors",
     "WorkerDied": "gigl_loader.errors",
 }
 
@@ -33,6 +35,7 @@ __all__ = [
     "FormatError",
     "GiglError",
     "SamplingError",
+    "StorageUnavailable",
     "WorkerDied",
 ]
 

@@ -8,12 +8,13 @@
     └── GiglError
         ├── FormatError            bytes (a frame, a file, a table) that break a rule: mend or rebuild them
         └── SamplingError          one batch failed: go on with the next, or stop
-            └── WorkerDied         a sampling process ended and may not be restarted again
+            ├── WorkerDied         a sampling process ended and may not be restarted again
+            └── StorageUnavailable a host that holds a partition does not answer: ask again later
 """
 
 from __future__ import annotations
 
-__all__ = ["FormatError", "GiglError", "SamplingError", "WorkerDied"]
+__all__ = ["FormatError", "GiglError", "SamplingError", "StorageUnavailable", "WorkerDied"]
 
 
 class GiglError(Exception):
@@ -30,3 +31,11 @@ class SamplingError(GiglError):
 
 class WorkerDied(SamplingError):
     """A sampling process cannot start, or died more often than ``max_worker_restarts`` allows."""
+
+
+class StorageUnavailable(SamplingError):
+    """A host that holds a partition did not answer before the deadline.
+
+    The message names it, says for how long it was asked, and gives the last error. Nothing was
+    consumed: asking for the batch again is safe.
+    """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client": ROOT / "clients"}
 
-VALUES = frozenset({"errors", "options", "tensors", "topology"})
+VALUES = frozenset({"errors", "group", "options", "processes", "shared", "tensors", "topology"})
 EVERYTHING = frozenset({""})
 
 MAY_IMPORT = {
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "partition": VALUES | {"native", "graph"},
     "channel": VALUES | {"native"},
     "sampling": VALUES | {"native", "graph", "channel"},
-    "rpc": VALUES | {"channel.frame"},
+    "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
     "dataset": VALUES | {"graph", "sampling"},
     "loaders": VALUES
     | {"native", "graph", "sampling.source", "sampling.schedule", "channel.frame", "channel.slots"},

@@ -1,0 +1,79 @@
+"""The seam between a sampler and whoever holds the nodes that it asks about.
+
+One contract suite (``tests/contract``) runs against every implementation of ``NeighborStore``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.options import EdgeType, NodeType
+
+__all__ = ["NeighborAsk", "NeighborStore", "Neighbors", "RowAsk"]
+
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NeighborAsk:
+    """One hop of one edge type, for targets of one partition."""
+
+    edge_type: EdgeType
+    targets: Int64Array
+    """Positions [T]."""
+    key: int
+    """Of the batch: with hop, edge type and node id it addresses every draw."""
+    hop: int
+    fanout: int
+    """-1 takes all neighbours."""
+    replace: bool
+    with_edge_ids: bool
+    with_slots: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neighbors:
+    """What was drawn: the neighbours of target i are the next ``counts[i]`` entries."""
+
+    counts: npt.NDArray[np.int32]
+    """[T]."""
+    positions: npt.NDArray[Any]
+    """Of the neighbours [E], int32 or int64."""
+    edge_ids: npt.NDArray[Any] | None
+    """[E], int32 or int64, where they were asked for."""
+    slots: Int64Array | None
+    """[E], places of the edges in the partition's adjacency order, where they were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowAsk:
+    """Rows of columns of one partition."""
+
+    kind: NodeType | EdgeType
+    columns: tuple[str, ...]
+    rows: Int64Array
+    """Positions of nodes, or slots of edges within the partition [N]."""
+
+
+class NeighborStore(Protocol):
+    """Answers for the nodes of one partition. Any number of threads may ask at once."""
+
+    def sample(self, ask: NeighborAsk) -> Neighbors:
+        """Draw neighbours. ``StorageUnavailable`` where the partition's holder does not answer."""
+
+    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``.
+
+        ``out`` has one uint8 matrix of shape [anything, row bytes] per column.
+        """
+
+    def close(self) -> None:
+        """Let go of files and connections. Closing twice is fine."""
