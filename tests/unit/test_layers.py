@@ -188,5 +188,6 @@ def test_nothing_is_public_by_accident() -> None:
         "FormatError",
         "GiglError",
         "SamplingError",
+        "StorageUnavailable",
         "WorkerDied",
     ]
