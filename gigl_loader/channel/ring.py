@@ -14,9 +14,6 @@ goes on with the same ring.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,8 +21,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.channel.slots import Bytes, SlotPool
-from gigl_loader.errors import FormatError
+from gigl_loader.channel.slots import SlotPool
+from gigl_loader.memfile import create_memory, map_memory
 
 __all__ = ["Ring", "RingLayout", "State", "create_memory", "map_memory"]
 
@@ -109,27 +106,3 @@ class Ring:
         """Return state, epoch, batch and for how many seconds."""
         state, epoch, batch, since = self._words[8:12].tolist()
         return State(state), epoch, batch, (time.monotonic_ns() - since) / 1e9
-
-
-def create_memory(name: str, nbytes: int) -> int:
-    """Make a memory file of fixed size and return its descriptor. It can neither grow nor shrink."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def map_memory(fd: int, nbytes: int) -> Bytes:
-    """Map the first ``nbytes`` of a memory file that cannot shrink. ``FormatError`` if it is shorter.
-
-    The mapping lives as long as an array of it.
-    """
-    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        raise FormatError("a memory file that may shrink under its reader")
-    if os.fstat(fd).st_size < nbytes:
-        raise FormatError(f"a memory file of {os.fstat(fd).st_size} bytes for {nbytes}")
-    return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)

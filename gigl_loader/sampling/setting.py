@@ -32,9 +32,13 @@ class WorkerSetting:
     reference: dict[str, Any]
     """Names the graph. File descriptors in it are those of the process that reads them."""
     ring: RingLayout
+    draw: dict[str, int] | None = None
+    """Where seeds are drawn by weights: descriptors of the weights and of the seeds, by these names."""
 
     def to_json(self) -> str:
-        document = {name: getattr(self, name) for name in ("worker", "life", "trainer_pid", "sampler")}
+        document = {
+            name: getattr(self, name) for name in ("worker", "life", "trainer_pid", "sampler", "draw")
+        }
         document |= {"plan": self.plan.to_json(), "ring": asdict(self.ring), "reference": self.reference}
         return json.dumps(document)
 
@@ -63,18 +67,23 @@ class Handover:
         try:
             os.pwrite(setting_fd, text, 0)
             graph_fds = self.setting.reference.get("fds", {}).values()
-            send_fds(link, [setting_fd, self.ring_fd, self.trace_fd, self.stderr_fd, *graph_fds])
+            draw_fds = (self.setting.draw or {}).values()
+            send_fds(link, [setting_fd, self.ring_fd, self.trace_fd, self.stderr_fd, *graph_fds, *draw_fds])
         finally:
             os.close(setting_fd)
 
     @classmethod
     def receive(cls, link: socket.socket) -> Handover:
         """Wait for what ``send`` sent. ``EOFError`` when the trainer is gone."""
-        setting_fd, ring_fd, trace_fd, stderr_fd, *graph_fds = receive_fds(link)
+        setting_fd, ring_fd, trace_fd, stderr_fd, *others = receive_fds(link)
         text = map_memory(setting_fd, os.fstat(setting_fd).st_size).tobytes()
         os.close(setting_fd)
         setting = WorkerSetting.from_json(text)
+        if setting.draw is not None:
+            first = len(others) - len(setting.draw)
+            setting = replace(setting, draw=dict(zip(setting.draw, others[first:], strict=True)))
+            others = others[:first]
         if "fds" in setting.reference:
-            fds = dict(zip(setting.reference["fds"], graph_fds, strict=True))
+            fds = dict(zip(setting.reference["fds"], others, strict=True))
             setting = replace(setting, reference=setting.reference | {"fds": fds})
         return cls(setting=setting, ring_fd=ring_fd, trace_fd=trace_fd, stderr_fd=stderr_fd)

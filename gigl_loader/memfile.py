@@ -1,0 +1,43 @@
+"""Memory files: shared memory without a name.
+
+Nothing is left in ``/dev/shm`` after SIGKILL, and a container's limit on ``/dev/shm`` does not bind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+
+__all__ = ["create_memory", "map_memory"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def create_memory(name: str, nbytes: int) -> int:
+    """Make a memory file of fixed size and return its descriptor. It can neither grow nor shrink."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_memory(fd: int, nbytes: int) -> Bytes:
+    """Map the first ``nbytes`` of a memory file that cannot shrink. ``FormatError`` if it is shorter.
+
+    The mapping lives as long as an array of it.
+    """
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise FormatError("a memory file that may shrink under its reader")
+    if os.fstat(fd).st_size < nbytes:
+        raise FormatError(f"a memory file of {os.fstat(fd).st_size} bytes for {nbytes}")
+    return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
