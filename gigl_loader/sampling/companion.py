@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gigl_loader.sampling.process import describe_status, run_state, start_process
+from gigl_loader.processes import describe_status, run_state
+from gigl_loader.sampling.process import start_process
 from gigl_loader.sampling.setting import Handover
 
 if TYPE_CHECKING:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from contextlib import suppress
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
+from gigl_loader.processes import leave_with
 from gigl_loader.sampling.schedule import Request
 from gigl_loader.sampling.setting import Handover
 
@@ -31,12 +30,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
-__all__ = ["main", "open_sampler", "worker_main"]
-
-
-def main() -> None:
-    """Run a sampling process in a fresh interpreter. The first argument is the number of its socket."""
-    worker_main(socket.socket(fileno=int(sys.argv[1])))
+__all__ = ["open_sampler", "worker_main"]
 
 
 def worker_main(link: socket.socket) -> None:
@@ -45,7 +39,7 @@ def worker_main(link: socket.socket) -> None:
     with suppress(EOFError), link:
         handover = Handover.receive(link)
         _leave_traces_in(handover)
-        _leave_with(handover.setting.trainer_pid)
+        leave_with(handover.setting.trainer_pid)
         try:
             _serve(link, handover)
         except Exception:
@@ -90,28 +84,6 @@ def _requests(link: socket.socket) -> Iterator[Ask]:
     """Yield requests until the trainer closes its end."""
     while data := receive(link)[0]:
         yield Ask.unpack(data)
-
-
-def _leave_with(trainer_pid: int) -> None:
-    """End this process when the trainer ends, whatever is going on.
-
-    End of file is not enough: a child that the trainer forked may hold the socket open, and a batch
-    that is being sampled may take its time.
-    """
-    try:
-        watched = os.pidfd_open(trainer_pid)
-    except ProcessLookupError:
-        os._exit(0)
-    except (AttributeError, OSError):
-        return  # Kernels before 5.3 and strict sandboxes: end of file must do.
-    threading.Thread(target=_exit_after, args=(watched,), name="trainer watch", daemon=True).start()
-
-
-def _exit_after(pidfd: int) -> None:
-    watch = select.poll()
-    watch.register(pidfd, select.POLLIN)
-    watch.poll()
-    os._exit(0)
 
 
 class _Bench:
@@ -171,7 +143,3 @@ def _written_apart(sampled: SampledBatch, nbytes: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-if __name__ == "__main__":
-    main()

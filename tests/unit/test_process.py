@@ -1,40 +1,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 
 import pytest
 
-from gigl_loader.sampling.process import check_start_method, describe_status, run_state
-
-
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (0, "ended with exit code 0"),
-        (3, "ended with exit code 3"),
-        (-signal.SIGSEGV, "was killed by SIGSEGV"),
-        (-signal.SIGKILL, "was killed by SIGKILL (often the kernel, for lack of memory)"),
-        (-63, "was killed by signal 63"),
-        (None, "closed its socket and goes on running"),
-    ],
-)
-def test_the_end_of_a_process_in_words(status: int | None, words: str) -> None:
-    assert describe_status(status) == words
-
-
-def test_the_state_of_a_process_in_words() -> None:
-    assert run_state(os.getpid()) == "running"
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert run_state(process.pid) == "stopped by a signal"
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert run_state(process.pid) == "dead"
-    assert run_state(process.pid) == "dead"
+from gigl_loader.sampling.process import check_start_method
 
 
 def test_workers_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:

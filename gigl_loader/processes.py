@@ -1,0 +1,126 @@
+"""What every kind of child process needs: a fresh interpreter, its end in words, leaving with its parent.
+
+Standard library only: a child imports this before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ONE_THREAD", "FreshProcess", "describe_status", "enter", "leave_with", "run_state"]
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Environment of a child: several children keep several cores busy, a pool in each would fight over them."""
+
+# The parent's path replaces the interpreter's own before anything is imported, so that the child finds
+# the same modules; `-m` would put the working directory first, where another gigl_loader may lie.
+_BOOT = "import sys; sys.path[:] = sys.argv[3:]; from gigl_loader.processes import enter; enter()"
+
+_RUN_STATES = {
+    "R": "running",
+    "S": "waiting",
+    "D": "waiting for a device",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "X": "dead",
+}
+
+
+class FreshProcess:
+    """A fresh interpreter that runs one function. The parent's main module is never imported again."""
+
+    def __init__(
+        self, entry: str, link: socket.socket, *, stderr: int | None = None, pass_fds: Sequence[int] = ()
+    ) -> None:
+        """Start ``entry``, a ``module:function`` that takes the child's ``link``. Returns at once.
+
+        ``pass_fds`` stay open in the child under their numbers; ``stderr`` becomes its descriptor 2.
+        """
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        self._process = subprocess.Popen(
+            [sys.executable, *flags, "-c", _BOOT, str(link.fileno()), entry, *sys.path],
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=(link.fileno(), *pass_fds),
+            start_new_session=True,
+            env=os.environ | ONE_THREAD,
+        )
+        self.pid = self._process.pid
+
+    def wait(self, timeout: float | None) -> int | None:
+        """Return the exit status (negative: the signal), or ``None`` if it still runs after ``timeout`` s.
+
+        Without a ``timeout`` the caller waits for as long as the process lives.
+        """
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process was found to have ended."""
+        self._process.send_signal(number)
+
+
+def enter() -> None:
+    """Run what ``FreshProcess`` named, in the child."""
+    module, _, function = sys.argv[2].partition(":")
+    getattr(import_module(module), function)(socket.socket(fileno=int(sys.argv[1])))
+
+
+def describe_status(status: int | None) -> str:
+    """Say how a process ended."""
+    if status is None:
+        return "closed its socket and goes on running"
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (often the kernel, for lack of memory)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def run_state(pid: int) -> str:
+    """Say what the kernel makes of a process: running, waiting, stopped, dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "dead"
+    return _RUN_STATES.get(fields[0].decode(), "alive")
+
+
+def leave_with(parent_pid: int) -> None:
+    """End this process when the parent ends, whatever is going on.
+
+    End of file on the link is not enough: a child that the parent forked may hold it open, and what is
+    being worked on may take its time.
+    """
+    try:
+        watched = os.pidfd_open(parent_pid)
+    except ProcessLookupError:
+        os._exit(0)
+    except (AttributeError, OSError):
+        return  # Kernels before 5.3 and strict sandboxes: end of file must do.
+    threading.Thread(target=_exit_after, args=(watched,), name="parent watch", daemon=True).start()
+
+
+def _exit_after(pidfd: int) -> None:
+    watch = select.poll()
+    watch.register(pidfd, select.POLLIN)
+    watch.poll()
+    os._exit(0)
