@@ -1,0 +1,195 @@
+"""A TCP proxy that treats what it carries badly: late, slowly, not at all, or one way only."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from typing_extensions import Self
+
+__all__ = ["Proxy"]
+
+_CHUNK = 1 << 16
+_PATIENCE = 10.0
+"""Seconds for the far side to accept, and for threads to end."""
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """One connection of a client, and ours to the target for it. A thread carries each direction."""
+
+    near: socket.socket
+    far: socket.socket
+    bytes_down: int = 0
+    reset: bool = False
+    directions: int = 2
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def end(self, how: int) -> None:
+        """Wake both threads. ``SHUT_RD`` says nothing to the other sides."""
+        for connection in (self.near, self.far):
+            with suppress(OSError):
+                connection.shutdown(how)
+
+    def close(self) -> None:
+        """Close both connections: with a reset, if there was one."""
+        for connection in (self.near, self.far):
+            if self.reset:
+                _reset_when_closed(connection)
+            connection.close()
+
+
+class Proxy:
+    """Listens at ``address`` and carries every connection to ``target``, as it was last told to.
+
+    ``server`` is the listening socket and ``connect`` makes a connection to the target, where these
+    shall not be on this machine's own network. Faults are for connections that exist and later ones.
+    """
+
+    def __init__(
+        self,
+        target: tuple[str, int] = ("127.0.0.1", 0),
+        *,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        server: socket.socket | None = None,
+        connect: Callable[[], socket.socket] | None = None,
+    ) -> None:
+        self._server = server or socket.create_server(listen)
+        self.address: tuple[str, int] = self._server.getsockname()[:2]
+        self._connect = connect or (lambda: socket.create_connection(target, _PATIENCE))
+        self.latency_s = 0.0
+        """Added to every piece that is carried, either way."""
+        self.bytes_per_second = 0
+        """Of each direction of each connection; 0 for as fast as it goes."""
+        self._state = threading.Condition()
+        self._stalled = self._refuses = self._closed = False
+        self._links: list[_Link] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes carried from the target to its clients."""
+        with self._state:
+            return sum(link.bytes_down for link in self._links)
+
+    @property
+    def connections(self) -> int:
+        """Connections so far."""
+        with self._state:
+            return len(self._links)
+
+    def stall(self) -> None:
+        """Carry nothing. Connections stay open and new ones are accepted, as a stopped process does."""
+        self._become(stalled=True)
+
+    def resume(self) -> None:
+        """Undo ``stall`` and ``cut``."""
+        self._become()
+
+    def half_close(self) -> None:
+        """End the direction from the target to its clients, of all connections. The other goes on."""
+        for link in self._now():
+            with suppress(OSError):
+                link.near.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        """Reset all connections, and every later one, until ``resume``."""
+        for link in self._now():
+            link.reset = True
+            link.end(socket.SHUT_RD)
+        self._become(refuses=True)
+
+    def close(self) -> None:
+        """End all connections and threads. Closing twice is fine."""
+        self._closed = True
+        self._become()
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_PATIENCE)
+        self._server.close()
+        for link in self._now():
+            link.end(socket.SHUT_RDWR)
+            for thread in link.threads:
+                thread.join(_PATIENCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _become(self, *, stalled: bool = False, refuses: bool = False) -> None:
+        with self._state:
+            self._stalled, self._refuses = stalled, refuses
+            self._state.notify_all()
+
+    def _now(self) -> list[_Link]:
+        with self._state:
+            return list(self._links)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            if self._closed:
+                near.close()
+                return
+            self._link(near)
+
+    def _link(self, near: socket.socket) -> None:
+        try:
+            if self._refuses:
+                raise ConnectionResetError
+            link = _Link(near, self._connect())
+        except OSError:
+            _reset_when_closed(near)
+            near.close()
+            return
+        ends = ((link.near, link.far), (link.far, link.near))
+        link.threads = [threading.Thread(target=self._carry, args=(link, *end), daemon=True) for end in ends]
+        with self._state:
+            self._links.append(link)
+        for thread in link.threads:
+            thread.start()
+
+    def _carry(self, link: _Link, source: socket.socket, sink: socket.socket) -> None:
+        """Carry one direction until it ends. The last of the two directions closes the connections."""
+        try:
+            while piece := source.recv(_CHUNK):
+                if not self._passes(link, len(piece)):
+                    break
+                sink.sendall(piece)
+                if sink is link.near:
+                    with self._state:
+                        link.bytes_down += len(piece)
+            if not link.reset:
+                sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            link.end(socket.SHUT_RD)
+        with self._state:
+            link.directions -= 1
+            last = link.directions == 0
+        if last:
+            link.close()
+
+    def _passes(self, link: _Link, nbytes: int) -> bool:
+        """Wait as long as a piece is held back. False when its connection ended meanwhile."""
+        seconds = self.latency_s + (nbytes / self.bytes_per_second if self.bytes_per_second else 0.0)
+        with self._state:
+            over = lambda: self._closed or link.reset  # noqa: E731
+            if seconds:
+                self._state.wait_for(over, seconds)
+            self._state.wait_for(lambda: over() or not self._stalled)
+            return not over()
+
+
+def _reset_when_closed(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
