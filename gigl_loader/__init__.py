@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gigl_loader.errors import WorkerDied as WorkerDied
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
+    from gigl_loader.shared import SharedTensors as SharedTensors
 
 # Loaded on first use: sampling processes import parts of this package and must stay free of torch.
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     "FormatError": "gigl_loader.errors",
     "GiglError": "gigl_loader.errors",
     "SamplingError": "gigl_loader.errors",
+    "SharedTensors": "gigl_loader.shared",
     "StorageUnavailable": "gigl_loader.errors",
     "WorkerDied": "gigl_loader.errors",
 }
@@ -35,6 +37,7 @@ __all__ = [
     "FormatError",
     "GiglError",
     "SamplingError",
+    "SharedTensors",
     "StorageUnavailable",
     "WorkerDied",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bytes", "SlotPool"]
+__all__ = ["Bytes", "SlotPool", "slot_of"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -71,7 +71,7 @@ class SlotPool:
         Views and tensors made from the array own it too; the last to die gives the slot back, in
         whatever thread that happens. The memory outlives the pool.
         """
-        lease = _Lease(self.buffer(slot)[:nbytes])
+        lease = _Lease(self.buffer(slot), nbytes)
         self._lent.add(slot)
         finalizer = weakref.finalize(lease, _take_back, os.getpid(), self._lent, self._flags, slot)
         finalizer.atexit = False
@@ -81,11 +81,19 @@ class SlotPool:
 class _Lease:
     """The base of every array that lies in a lent slot. NumPy and torch keep it alive."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_memory")
+    __slots__ = ("__array_interface__", "__weakref__", "slot")
 
-    def __init__(self, memory: Bytes) -> None:
-        self._memory = memory
-        self.__array_interface__: dict[str, Any] = memory.__array_interface__
+    def __init__(self, slot: Bytes, nbytes: int) -> None:
+        self.slot = slot
+        self.__array_interface__: dict[str, Any] = slot[:nbytes].__array_interface__
+
+
+def slot_of(array: Bytes) -> Bytes | None:
+    """Return the whole slot that a lent array begins, and which it shares with later ones of that slot.
+
+    ``None`` for memory that is no slot.
+    """
+    return array.base.slot if isinstance(array.base, _Lease) else None
 
 
 def _take_back(pid: int, lent: set[int], flags: Bytes, slot: int) -> None:

@@ -188,6 +188,7 @@ def test_nothing_is_public_by_accident() -> None:
         "FormatError",
         "GiglError",
         "SamplingError",
+        "SharedTensors",
         "StorageUnavailable",
         "WorkerDied",
     ]

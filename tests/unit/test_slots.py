@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from gigl_loader.channel.slots import SlotPool
+from gigl_loader.channel.slots import SlotPool, slot_of
 
 
 def pool_of(count: int, slot_bytes: int = 64) -> SlotPool:
@@ -27,6 +27,17 @@ def test_slots_do_not_overlap() -> None:
     for slot in range(4):
         pool.buffer(slot)[:] = slot
     assert [set(pool.buffer(slot).tolist()) for slot in range(4)] == [{0}, {1}, {2}, {3}]
+
+
+def test_a_lent_array_tells_its_slot() -> None:
+    pool = pool_of(2)
+    assert [pool.take(), pool.take()] == [0, 1]
+    whole = slot_of(pool.lend(1, 10))
+    assert whole is not None
+    assert len(whole) == 64
+    assert np.shares_memory(whole, pool.buffer(1))
+    assert whole.base is pool.buffer(0).base  # The memory itself: as long as it lives, it is mapped.
+    assert slot_of(np.empty(10, np.uint8)) is None
 
 
 def test_a_slot_comes_back_with_its_last_view() -> None:
