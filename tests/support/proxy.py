@@ -182,8 +182,11 @@ class Proxy:
     def _passes(self, link: _Link, nbytes: int) -> bool:
         """Wait as long as a piece is held back. False when its connection ended meanwhile."""
         seconds = self.latency_s + (nbytes / self.bytes_per_second if self.bytes_per_second else 0.0)
+
+        def over() -> bool:
+            return self._closed or link.reset
+
         with self._state:
-            over = lambda: self._closed or link.reset  # noqa: E731
             if seconds:
                 self._state.wait_for(over, seconds)
             self._state.wait_for(lambda: over() or not self._stalled)
