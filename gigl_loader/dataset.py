@@ -119,12 +119,23 @@ class DistDataset:
         ids = self._graph.node_ids(node_type)
         return positions if ids is None else ids[positions]
 
+    @property
+    def graph_digest(self) -> str:
+        """Equal for graphs with the same contents, however this host came by them."""
+        return self._graph.manifest.digest
+
     def open_source(
-        self, plan: SamplingPlan, schedule: Schedule, options: WorkerOptions | None
+        self,
+        plan: SamplingPlan,
+        schedule: Schedule,
+        options: WorkerOptions | None,
+        *,
+        timeout: float = 300.0,
+        channel_bytes: int = 4 << 30,
     ) -> BatchSource:
         """Return where the batches of this plan come from: sampling processes, or inline without options."""
         if options is None:
-            return InlineSource(Sampler(self._graph, plan), schedule)
+            return InlineSource(Sampler(self._graph, plan), schedule, channel_bytes=channel_bytes)
         # Loaded on demand: it needs Linux, sampling inline does not.
         from gigl_loader.sampling.producer import WorkerSource
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
-import sys
+import socket
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gigl_loader.group import RankGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Topology"]
+__all__ = ["Topology", "own_address"]
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,29 +53,150 @@ class Topology:
             raise ValueError("master_address must not be empty")
 
     @classmethod
-    def detect(cls, environment: Mapping[str, str] | None = None) -> Topology:
-        """Return the place of this process: alone, unless a process group says otherwise.
+    def detect(
+        cls,
+        environment: Mapping[str, str] | None = None,
+        *,
+        group: RankGroup | None = None,
+        timeout: float = 300.0,
+    ) -> Topology:
+        """Return the place of this process.
 
-        ``environment`` stands in for ``os.environ``. Raises ``NotImplementedError`` when the process
-        group has several ranks, which this version does not serve.
+        With a process group and torchrun's variables, they tell. With a process group alone, ranks
+        share a host when they share its boot id and its address towards the master; all ranks must then
+        ask, and ``TimeoutError`` names those that did not within ``timeout`` seconds. Without a process
+        group the process is alone, and ``ValueError`` says so where its variables speak of others.
+        ``ValueError`` also where hosts have different numbers of ranks.
+
+        ``environment`` and ``group`` stand in for ``os.environ`` and the default process group.
         """
-        group = _process_group()
+        variables = os.environ if environment is None else environment
+        group = group or RankGroup.current()
+        master = variables.get("MASTER_ADDR") or "localhost"
+        if group is None:
+            _refuse_missing_group(variables)
+            return cls(master_address=master)
+        of_torchrun = _torchrun_numbers(variables, group)
+        if of_torchrun is not None:
+            return cls._from_torchrun(of_torchrun, group, master)
+        return cls._from_hosts(_collect_hosts(variables, group, master, timeout), group, master)
+
+    @classmethod
+    def without_asking(cls, environment: Mapping[str, str] | None = None) -> Topology:
+        """Return the place of this process as far as it can be known without the other ranks.
+
+        That is all with torchrun's variables; without them, a rank takes itself to be alone on its host.
+        """
+        variables = os.environ if environment is None else environment
+        group = RankGroup.current()
         if group is None:
             return cls()
-        world_size = int(group.get_world_size())
-        if world_size > 1:
-            raise NotImplementedError(
-                f"several ranks are not supported by this version: the process group has {world_size}, "
-                "a loader serves 1"
-            )
-        variables = os.environ if environment is None else environment
-        return cls(master_address=variables.get("MASTER_ADDR") or "localhost")
+        if _torchrun_numbers(variables, group) is not None:
+            return cls.detect(variables, group=group)
+        return cls(rank=group.rank, world_size=group.world_size)
+
+    @classmethod
+    def _from_torchrun(cls, numbers: dict[str, int], group: RankGroup, master: str) -> Topology:
+        here, hosts = numbers["LOCAL_WORLD_SIZE"], numbers["GROUP_WORLD_SIZE"]
+        group.publish("local_world_size", json.dumps([numbers["GROUP_RANK"], here]))
+        known = [json.loads(text) for text in group.published("local_world_size").values()]
+        counts = dict(sorted((host, count) for host, count in known))
+        if here * hosts != group.world_size or set(counts.values()) != {here}:
+            raise _uneven(counts, group.world_size, hosts)
+        return cls(
+            rank=group.rank,
+            world_size=group.world_size,
+            local_rank=numbers["LOCAL_RANK"],
+            local_world_size=here,
+            host_index=numbers["GROUP_RANK"],
+            num_hosts=hosts,
+            master_address=master,
+        )
+
+    @classmethod
+    def _from_hosts(cls, hosts: list[str], group: RankGroup, master: str) -> Topology:
+        """``hosts`` has one text per rank, equal for ranks of one host."""
+        by_host = list(dict.fromkeys(hosts))  # In the order of their lowest rank.
+        counts = Counter(by_host.index(host) for host in hosts)
+        if len(set(counts.values())) > 1:
+            raise _uneven(counts, group.world_size, len(by_host))
+        here = hosts[group.rank]
+        neighbours = [rank for rank, host in enumerate(hosts) if host == here]
+        return cls(
+            rank=group.rank,
+            world_size=group.world_size,
+            local_rank=neighbours.index(group.rank),
+            local_world_size=len(neighbours),
+            host_index=by_host.index(here),
+            num_hosts=len(by_host),
+            master_address=master,
+        )
 
 
-def _process_group() -> Any:
-    """Return ``torch.distributed`` when its default group is initialised, else ``None``."""
-    # A process that never imported torch has no process group, and need not import it to know.
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+def _refuse_missing_group(variables: Mapping[str, str]) -> None:
+    world_size = variables.get("WORLD_SIZE", "")
+    if "RANK" in variables and world_size.isdecimal() and int(world_size) > 1:
+        raise ValueError(
+            f"this process is one of WORLD_SIZE={world_size} ranks but has no process group: call "
+            "torch.distributed.init_process_group(...) first; to train alone, unset WORLD_SIZE, or build "
+            "loaders with sharding='none'"
+        )
+
+
+def _torchrun_numbers(variables: Mapping[str, str], group: RankGroup) -> dict[str, int] | None:
+    """Return torchrun's variables, if they are all there and are of this process group."""
+    if not all(variables.get(name, "").isdecimal() for name in _TORCHRUN):
         return None
-    return distributed
+    numbers = {name: int(variables[name]) for name in _TORCHRUN}
+    same = (numbers["RANK"], numbers["WORLD_SIZE"]) == (group.rank, group.world_size)
+    return numbers if same else None
+
+
+def _collect_hosts(variables: Mapping[str, str], group: RankGroup, master: str, timeout: float) -> list[str]:
+    here = json.dumps([_boot_id(variables), own_address(master)])
+    group.publish("host", here)
+    what = "say where it runs (without torchrun's variables, all ranks must build the first loader)"
+    return group.collect("host", timeout=timeout, what=what)
+
+
+def _boot_id(variables: Mapping[str, str]) -> str:
+    """Return what is equal in all processes of a running machine. ``GIGL_BOOT_ID`` stands in for it."""
+    given = variables.get("GIGL_BOOT_ID")
+    if given:
+        return given
+    try:
+        with open(_BOOT_ID_FILE) as file:
+            return file.read().strip()
+    except OSError:  # Not Linux.
+        return socket.gethostname()
+
+
+def own_address(towards: str) -> str:
+    """Return the address that this host uses towards another. Nothing is sent."""
+    addresses = (_source_address(family, address) for family, _, _, _, address in _resolved(towards))
+    return next((address for address in addresses if address), _LOOPBACK)
+
+
+def _source_address(family: int, destination: tuple[str, int]) -> str:
+    """Return the address that datagrams to ``destination`` would leave from; "" where there is no way."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(destination)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _resolved(host: str) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    try:
+        return socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)  # type: ignore[return-value]
+    except OSError:
+        return []
+
+
+def _uneven(counts: Mapping[int, int], world_size: int, hosts: int) -> ValueError:
+    listed = ", ".join(f"host {host} has {count}" for host, count in sorted(counts.items()))
+    return ValueError(
+        f"every host needs the same number of ranks: {listed} ({world_size} on {hosts} hosts in all); "
+        "start as many on each (torchrun: the same --nproc-per-node)"
+    )

@@ -5,6 +5,7 @@ It is written last, so a directory without a valid one is not a graph.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -31,6 +32,13 @@ class Manifest:
     build: Mapping[str, Any]
     """How the graph was built, for people. Nothing reads it."""
     files: Mapping[str, FileRecord]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of schema and file records, in hexadecimal: equal for graphs with the same contents."""
+        files = {name: record.to_json() for name, record in self.files.items()}
+        text = json.dumps({"schema": self.schema.to_json(), "files": files}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def to_bytes(self) -> bytes:
         """Return the file, with a checksum of all the rest as its last entry."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import TypedDict
 
-from gigl_loader.options import START_METHODS
+from gigl_loader.options import START_METHODS, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,15 @@ __all__ = [
     "byte_count",
     "flag",
     "optional_callable",
+    "refuse_prefetch_size",
     "run_seed",
     "seconds",
+    "sharding",
+    "start_gap",
     "start_method",
     "target_device",
     "whole_number",
+    "worker_options",
 ]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
@@ -44,6 +48,8 @@ class LoaderOptions(TypedDict, total=False):
     worker_concurrency: int
     channel_size: int | str
     prefetch_size: int | None
+    sharding: str | None
+    even_batches: bool
     device: torch.device | str | int | None
     pin_memory_device: torch.device | str | int | None
     non_blocking_transfers: bool
@@ -108,6 +114,47 @@ def run_seed(value: Any) -> int:
     if seed >= 2**64:
         raise ValueError(f"seed must be below 2**64, got {seed}")
     return seed
+
+
+def sharding(value: Any, *, many_ranks: bool) -> str:
+    """Return how ranks share the input: by batches where there are several, unless told otherwise."""
+    if value is None:
+        return "batches" if many_ranks else "none"
+    if value not in ("batches", "none"):
+        raise ValueError(f"sharding must be 'batches', 'none' or None, got {value!r}")
+    return str(value)
+
+
+def refuse_prefetch_size(value: Any) -> None:
+    if value is not None:
+        raise ValueError(
+            f"prefetch_size={value!r} is for a graph store; beside the trainer, "
+            "num_workers * worker_concurrency batches are in flight"
+        )
+
+
+def start_gap(value: Any) -> float | None:
+    return None if value is None else seconds("process_start_gap_seconds", value)
+
+
+def worker_options(
+    *,
+    num_workers: int,
+    worker_concurrency: Any,
+    channel_size: Any,
+    in_order: Any,
+    max_worker_restarts: Any,
+    multiprocessing_context: Any,
+) -> WorkerOptions:
+    """Return the options of sampling processes, checked also where there are none (``num_workers=0``)."""
+    return WorkerOptions(
+        num_workers=max(num_workers, 1),
+        worker_concurrency=whole_number("worker_concurrency", worker_concurrency, minimum=1),
+        channel_bytes=byte_count("channel_size", channel_size),
+        in_order=flag("in_order", in_order),
+        max_worker_restarts=whole_number("max_worker_restarts", max_worker_restarts, minimum=0),
+        start_method=start_method(multiprocessing_context, num_workers=num_workers),
+    )
 
 
 def start_method(value: Any, *, num_workers: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
@@ -13,21 +12,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from typing_extensions import Self
 
+from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
+from gigl_loader.loaders.agreement import Agreement
+from gigl_loader.loaders.maker import BatchMaker
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
 from gigl_loader.loaders.signature import full_signature
+from gigl_loader.loaders.start import start_turn, wait_gap
 from gigl_loader.loaders.stream import FrameStream
-from gigl_loader.loaders.transfer import FrameTensors, transfer_to
-from gigl_loader.options import WorkerOptions
-from gigl_loader.sampling.schedule import Schedule
+from gigl_loader.loaders.transfer import transfer_to
+from gigl_loader.sampling.schedule import Schedule, Shard
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     import torch
 
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.options import NodeType, SamplingPlan
+    from gigl_loader.loaders.transfer import FrameTensors
+    from gigl_loader.options import NodeType, SamplingPlan, WorkerOptions
     from gigl_loader.sampling.source import BatchSource
 
 __all__ = ["BaseDistLoader", "Dataset"]
@@ -38,9 +41,23 @@ logger = logging.getLogger(__name__)
 class Dataset(NodeDirectory, Protocol):
     """What a loader asks of a dataset. Which kind it has, it neither knows nor asks."""
 
+    @property
+    def graph_digest(self) -> str:
+        """Equal for equal graphs."""
+
     def open_source(
-        self, plan: SamplingPlan, schedule: Schedule, options: WorkerOptions | None
-    ) -> BatchSource: ...
+        self,
+        plan: SamplingPlan,
+        schedule: Schedule,
+        options: WorkerOptions | None,
+        *,
+        timeout: float,
+        channel_bytes: int,
+    ) -> BatchSource:
+        """Return where batches come from: sampling processes, or inline without ``options``.
+
+        ``timeout`` is how long the loader will wait for a batch, in seconds.
+        """
 
 
 class BaseDistLoader:
@@ -87,6 +104,8 @@ class BaseDistLoader:
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,
+        sharding: str | None = None,
+        even_batches: bool = True,
         device: torch.device | str | int | None = None,
         pin_memory_device: torch.device | str | int | None = None,
         non_blocking_transfers: bool = True,
@@ -105,7 +124,7 @@ class BaseDistLoader:
         ``batch_size``, ``shuffle``, ``drop_last``
             Seeds per batch; a new order each epoch; leave out a last batch that is short.
         ``seed``
-            Run seed. Random, and logged, when ``None``. :attr:`seed` tells it.
+            Run seed. Random (the same on all ranks), and logged, when ``None``. :attr:`seed` tells it.
         ``num_workers``
             Sampling processes. 0 samples in this process, when the batch is asked for.
         ``worker_concurrency``
@@ -114,12 +133,19 @@ class BaseDistLoader:
             Address space for batches in flight, in bytes or as ``"4GB"``. Memory is used on demand.
         ``prefetch_size``
             Only for a graph store: ``ValueError`` here.
+        ``sharding``
+            How the ranks of a process group share the input, which every rank passes whole: "batches"
+            (the default there) gives each a share, ``"none"`` gives this rank all of it, whatever others do.
+        ``even_batches``
+            Ranks get equally many batches, also where fewer seeds remain than there are ranks: those left
+            out then repeat one seed each. False gives them one batch less.
         ``device`` (alias ``pin_memory_device``)
             Where batches go: this rank's CUDA device if there is one, else the CPU.
         ``non_blocking_transfers``
             Copy to CUDA on a side stream while the trainer computes.
         ``process_start_gap_seconds``
-            Seconds between the starts of local ranks. No effect with one rank.
+            Seconds between the starts of local ranks. ``None``: each starts its sampling processes when
+            those of another are up. No effect with one rank on a host.
         ``multiprocessing_context``
             ``"spawn"`` (fresh interpreters without torch), ``"forkserver"`` or ``"fork"``.
         ``timeout``
@@ -131,7 +157,7 @@ class BaseDistLoader:
         ``max_worker_restarts``
             How many deaths of sampling processes are made good before ``WorkerDied``.
         ``name``
-            Of this loader, in messages.
+            Of this loader, in messages. Ranks that share an input find each other's loaders by it.
         """
         if not hasattr(dataset, "open_source"):
             raise TypeError(
@@ -139,37 +165,37 @@ class BaseDistLoader:
                 f"not a {type(dataset).__name__}"
             )
         self.dataset = dataset
-        self.topology = self.resolve_runtime()
-        if prefetch_size is not None:
-            raise ValueError(
-                f"prefetch_size={prefetch_size!r} is for a graph store; beside the trainer, "
-                "num_workers * worker_concurrency batches are in flight"
-            )
-        if process_start_gap_seconds is not None:
-            arguments.seconds("process_start_gap_seconds", process_start_gap_seconds)
+        group = RankGroup.current()
+        self.sharding = arguments.sharding(sharding, many_ranks=group is not None)
+        # A loader that stands alone must not wait for others, not even to know where it stands.
+        self.topology = Topology.without_asking() if sharding == "none" else self.resolve_runtime()
+        self._group = group
+        self._shard = self._shard_of(arguments.flag("even_batches", even_batches))
+        arguments.refuse_prefetch_size(prefetch_size)
+        self._start_gap = arguments.start_gap(process_start_gap_seconds)
         self.batch_size = arguments.whole_number("batch_size", batch_size, minimum=1)
         self.shuffle = arguments.flag("shuffle", shuffle)
         self.drop_last = arguments.flag("drop_last", drop_last)
         self.num_workers = arguments.whole_number("num_workers", num_workers, minimum=0)
         self._timeout = arguments.seconds("timeout", timeout, above_zero=True)
-        # Built whether or not workers are: a bad value is refused with any num_workers.
-        options = WorkerOptions(
-            num_workers=max(self.num_workers, 1),
-            worker_concurrency=arguments.whole_number("worker_concurrency", worker_concurrency, minimum=1),
-            channel_bytes=arguments.byte_count("channel_size", channel_size),
-            in_order=arguments.flag("in_order", in_order),
-            max_worker_restarts=arguments.whole_number("max_worker_restarts", max_worker_restarts, minimum=0),
-            start_method=arguments.start_method(multiprocessing_context, num_workers=self.num_workers),
+        self._options = arguments.worker_options(
+            num_workers=self.num_workers,
+            worker_concurrency=worker_concurrency,
+            channel_size=channel_size,
+            in_order=in_order,
+            max_worker_restarts=max_worker_restarts,
+            multiprocessing_context=multiprocessing_context,
         )
-        self._worker_options = options if self.num_workers else None
-        self._transform = arguments.optional_callable("transform", transform)
         self.device = arguments.target_device(device, pin_memory_device, local_rank=self.topology.local_rank)
-        self._transfer = transfer_to(
-            self.device, non_blocking=arguments.flag("non_blocking_transfers", non_blocking_transfers)
+        self._maker = BatchMaker(
+            transfer_to(
+                self.device, non_blocking=arguments.flag("non_blocking_transfers", non_blocking_transfers)
+            ),
+            arguments.optional_callable("transform", transform),
         )
-        self.name = self._named(name)
+        run_seed = arguments.run_seed(seed)
         self._random_seed = seed is None
-        self._seconds = dict.fromkeys(("waiting", "copying", "collating", "transforming"), 0.0)
+        self._seconds_waiting = 0.0
         self._delivered = 0
         self._owner = os.getpid()
         self._current: Progress | None = None
@@ -179,7 +205,20 @@ class BaseDistLoader:
         self._described: dict[str, Any] | None = None
         self._next_epoch = 0
         self._seeds = self.seed_nodes()
-        self._open(arguments.run_seed(seed))
+        self._agreement = self._agree(name)
+        if self._agreement is not None and self._random_seed:
+            run_seed = self._agreement.run_seed(run_seed)
+        self._plan(run_seed)
+        if self._agreement is not None:
+            self._agreement.publish(
+                {
+                    **self._made_with(),
+                    "seed": run_seed,
+                    "loader": type(self).__name__,
+                    "graph": self.dataset.graph_digest,
+                }
+            )
+        self._start()
         if self._random_seed:
             logger.info("%s: random run seed %d", self.name, self.seed)
 
@@ -212,6 +251,9 @@ class BaseDistLoader:
         """Begin the next epoch, or the one that ``load_state_dict`` put back."""
         self._check_usable()
         progress = self._resumed or Progress(epoch=self._next_epoch)
+        if self._agreement is not None:
+            where = {"seed": self.seed, "epoch": progress.epoch, "batch": progress.first}
+            self._agreement.begin(where, self._timeout)
         self._resumed = None
         self._next_epoch = progress.epoch + 1
         self._current = progress
@@ -244,14 +286,15 @@ class BaseDistLoader:
         """
         self._check_usable()
         check_same_run(state, self._made_with())
-        progress = read_state(state, num_batches=len(self))
+        progress = read_state(state, num_batches=len(self), most_batches=self._schedule.num_steps)
         if state["run_seed"] != self.seed:
             if not self._random_seed:
                 raise ValueError(
                     f"the state is of another run: seed is {self.seed} here, {state['run_seed']} there"
                 )
             self._close()
-            self._open(state["run_seed"])
+            self._plan(state["run_seed"])
+            self._start()
         self._resumed, self._current = progress, None
         self._next_epoch = progress.epoch + 1
 
@@ -261,8 +304,13 @@ class BaseDistLoader:
         ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
         ``seconds_transforming`` in the user's ``transform``.
         """
-        seconds = {f"seconds_{kind}": value for kind, value in self._seconds.items()}
-        return {**self._source.stats(), **seconds, "batches": self._delivered}
+        seconds = {f"seconds_{kind}": value for kind, value in self._maker.seconds.items()}
+        return {
+            **self._source.stats(),
+            **seconds,
+            "seconds_waiting": self._seconds_waiting,
+            "batches": self._delivered,
+        }
 
     def shutdown(self) -> None:
         """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
@@ -294,7 +342,28 @@ class BaseDistLoader:
 
     # Inside
 
-    def _open(self, run_seed: int) -> None:
+    def _shard_of(self, even_batches: bool) -> Shard:
+        if self.sharding == "none":
+            return Shard()
+        return Shard(rank=self.topology.rank, world_size=self.topology.world_size, even_batches=even_batches)
+
+    def _agree(self, name: str | None) -> Agreement | None:
+        """Meet the loaders of this name on other ranks, where the input is shared with them."""
+        kind = type(self).__name__
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ValueError(f"name must be a text that is not empty, got {name!r}")
+        agreement = None
+        if self._group is not None and self.sharding != "none":
+            agreement = Agreement(self._group, kind, name)
+            self.name = agreement.name
+        else:
+            if name is None:
+                self._count[kind] += 1
+            self.name = name or f"{kind}-{self._count[kind]}"
+        return agreement
+
+    def _plan(self, run_seed: int) -> None:
+        """Say what the batches of this run seed are."""
         self.seed = run_seed
         self.plan = self.sampling_plan(self._seeds.node_type, run_seed)
         self._schedule = Schedule(
@@ -303,8 +372,34 @@ class BaseDistLoader:
             shuffle=self.shuffle,
             drop_last=self.drop_last,
             run_seed=run_seed,
+            shard=self._shard,
         )
-        self._source = self.dataset.open_source(self.plan, self._schedule, self._worker_options)
+
+    def _start(self) -> None:
+        """Start what makes the batches, in turn with other ranks of this host."""
+        try:
+            if self._start_gap is not None:
+                wait_gap(self.topology, self._start_gap)
+                self._open_source()
+                return
+            group = self._group if self.num_workers else None
+            with start_turn(group, self.topology, self._timeout) as others_wait:
+                self._open_source()
+                if others_wait:
+                    self._source.wait_until_up(self._timeout)
+        except Exception as error:
+            if self._agreement is not None:
+                self._agreement.fail(error)
+            raise
+
+    def _open_source(self) -> None:
+        self._source = self.dataset.open_source(
+            self.plan,
+            self._schedule,
+            self._options if self.num_workers else None,
+            timeout=self._timeout,
+            channel_bytes=self._options.channel_bytes,
+        )
         self._frames = FrameStream(self._source)
         self._close = weakref.finalize(self, _close_source, self._source, self._owner)
 
@@ -316,7 +411,7 @@ class BaseDistLoader:
         try:
             frame = self._receive(progress)
             try:
-                batch = self._batch(frame)
+                batch = self._maker.make(frame, self.collate)
             except StopIteration as error:  # It would pass for the end of the epoch.
                 raise RuntimeError(f"{self.name}: StopIteration while a batch was made") from error
         except Exception:
@@ -334,26 +429,11 @@ class BaseDistLoader:
         try:
             frame = self._frames.receive(progress, self._timeout)
         finally:
-            self._seconds["waiting"] += time.perf_counter() - begin
+            self._seconds_waiting += time.perf_counter() - begin
         if frame is None:
             progress.ended = True
             raise StopIteration
         return frame
-
-    def _batch(self, frame: Frame) -> Any:
-        times = [time.perf_counter()]
-        tensors = self._transfer.load(frame)
-        times.append(time.perf_counter())
-        batch = self.collate(tensors)
-        times.append(time.perf_counter())
-        if self._transform is not None:
-            batch = self._transform(batch)
-        times.append(time.perf_counter())
-        for kind, (begin, end) in zip(
-            ("copying", "collating", "transforming"), itertools.pairwise(times), strict=True
-        ):
-            self._seconds[kind] += end - begin
-        return batch
 
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
@@ -362,15 +442,6 @@ class BaseDistLoader:
             )
         if not self._close.alive:
             raise RuntimeError(f"{self.name} was shut down; build a new loader")
-
-    def _named(self, name: str | None) -> str:
-        if name is None:
-            kind = type(self).__name__
-            self._count[kind] += 1
-            return f"{kind}-{self._count[kind]}"
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name must be a text that is not empty, got {name!r}")
-        return name
 
     def _made_with(self) -> dict[str, Any]:
         if self._described is None:
@@ -381,6 +452,7 @@ class BaseDistLoader:
                 batch_size=self.batch_size,
                 shuffle=self.shuffle,
                 drop_last=self.drop_last,
+                sharding=_sharding_in_words(self._shard),
             )
         return self._described
 
@@ -394,6 +466,12 @@ class _EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._loader._next(self._progress)
+
+
+def _sharding_in_words(shard: Shard) -> str:
+    if shard.world_size == 1:
+        return "none"
+    return f"batches over {shard.world_size} ranks" + ("" if shard.even_batches else ", uneven")
 
 
 def _close_source(source: BatchSource, owner: int) -> None:

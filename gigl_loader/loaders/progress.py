@@ -59,20 +59,24 @@ class Progress:
         return {"epoch": self.epoch, "batches": self.first, "ahead": sorted(self.ahead)}
 
 
-def read_state(state: Mapping[str, Any], *, num_batches: int) -> Progress:
-    """Return the progress that ``state`` holds. ``ValueError`` names the field that cannot be."""
+def read_state(state: Mapping[str, Any], *, num_batches: int, most_batches: int) -> Progress:
+    """Return the progress that ``state`` holds. ``ValueError`` names the field that cannot be.
+
+    The state may be of a rank with more batches an epoch than the ``num_batches`` of this one: of up to
+    ``most_batches``.
+    """
     epoch, first, ahead = (state[name] for name in ("epoch", "batches", "ahead"))
     if type(epoch) is not int or not 0 <= epoch < 2**63:
         raise ValueError(f"epoch of the state must lie in [0, 2**63), got {epoch!r}")
-    if type(first) is not int or not 0 <= first <= num_batches:
-        raise ValueError(f"batches of the state must lie in [0, {num_batches}], got {first!r}")
-    if not isinstance(ahead, list) or any(type(n) is not int or not first < n < num_batches for n in ahead):
-        raise ValueError(f"ahead of the state must list batches in ({first}, {num_batches}), got {ahead!r}")
-    return Progress(epoch=epoch, first=first, ahead=set(ahead))
+    if type(first) is not int or not 0 <= first <= most_batches:
+        raise ValueError(f"batches of the state must lie in [0, {most_batches}], got {first!r}")
+    if not isinstance(ahead, list) or any(type(n) is not int or not first < n < most_batches for n in ahead):
+        raise ValueError(f"ahead of the state must list batches in ({first}, {most_batches}), got {ahead!r}")
+    return Progress(epoch=epoch, first=min(first, num_batches), ahead={n for n in ahead if n < num_batches})
 
 
 def describe_run(
-    nodes: NodeDirectory, plan: SamplingPlan, seeds: SeedNodes, **cut: int | bool
+    nodes: NodeDirectory, plan: SamplingPlan, seeds: SeedNodes, **cut: int | bool | str
 ) -> dict[str, Any]:
     """Return, as plain values, all that batches depend on but run seed and epoch.
 

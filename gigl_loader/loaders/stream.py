@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gigl_loader.errors import SamplingError, WorkerDied
+from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
 
 if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
@@ -41,7 +41,8 @@ class FrameStream:
     def receive(self, progress: Progress, timeout: float) -> Frame | None:
         """Return the next frame of an epoch that the user was not given; ``None`` at its end.
 
-        ``SamplingError`` for a batch that failed: the next call goes on after it.
+        ``SamplingError`` for a batch that failed: the next call goes on after it. But after
+        ``StorageUnavailable`` the next call asks for the same batch again.
         """
         self.turn_to(progress)
         try:
@@ -52,6 +53,10 @@ class FrameStream:
                     return frame
         except (WorkerDied, TimeoutError):
             raise  # Nothing was consumed.
+        except StorageUnavailable:
+            # Batches ahead of this one were asked of the same host: all are asked for again.
+            self.lose_place()
+            raise
         except SamplingError:
             self._to_come -= 1
             raise

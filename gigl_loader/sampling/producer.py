@@ -74,7 +74,7 @@ class WorkerSource:
         self._generation = 0
         self._epoch = -1
         self._remaining = 0
-        self._position = self._unasked = 0
+        self._position = self._unasked = schedule.num_batches  # Nothing to ask for before an epoch.
         self._returned: list[int] = []
         self._ready: dict[int, Delivery] = {}
         self._restarts = 0
@@ -110,6 +110,12 @@ class WorkerSource:
         self._epoch, self._position, self._unasked = epoch, first_batch, first_batch
         self._remaining = self.num_batches - first_batch
         self._hand_out()
+
+    def wait_until_up(self, timeout: float) -> None:
+        self._check_usable()
+        deadline = time.monotonic() + timeout
+        while not all(lane.companion.started for lane in self._lanes):
+            self._wait(deadline, timeout)
 
     def receive(self, timeout: float) -> Frame:
         self._check_usable()

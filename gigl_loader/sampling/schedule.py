@@ -1,4 +1,4 @@
-"""Which seeds belong to which batch of which epoch."""
+"""Which seeds belong to which batch of which epoch, on which rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gigl_loader.native import permutation
 
-__all__ = ["Request", "Schedule"]
+__all__ = ["Request", "Schedule", "Shard"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -26,14 +26,44 @@ class Request:
     """Place of each seed in the input [B]."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Which share of an input is this rank's. By default, all of it."""
+
+    rank: int = 0
+    world_size: int = 1
+    even_batches: bool = True
+    """Give ranks without a seed in the last step one from the start of the epoch again."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size} ranks")
+
+
+WHOLE = Shard()
+
+
 class Schedule:
     """Cuts an input into the batches of an epoch. Any batch of any epoch can be asked for.
 
-    The shuffle depends only on the run seed, the epoch and the length of the input.
+    The order of an epoch depends only on the run seed, the epoch and the length of the input, and so is
+    the same on every rank. It is cut into *steps* of one batch for each of W ranks: rank r's batch of
+    step s is batch ``s * W + r`` of what one rank alone would get. What remains after the whole steps
+    is split evenly over the ranks, as the last step. So every seed comes once, shares differ in length
+    by at most one seed, and ranks have equally many batches; only where fewer seeds remain than there
+    are ranks, those left out repeat one seed each from the start of the order, or, without
+    ``even_batches``, have one batch less.
     """
 
     def __init__(
-        self, seeds: Int64Array, *, batch_size: int, shuffle: bool, drop_last: bool, run_seed: int
+        self,
+        seeds: Int64Array,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        run_seed: int,
+        shard: Shard = WHOLE,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -42,25 +72,52 @@ class Schedule:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.run_seed = run_seed
+        self.shard = shard
+        self._whole_steps = len(seeds) // (batch_size * shard.world_size)
         self._order: tuple[int, Int64Array] | None = None
 
     @property
     def num_batches(self) -> int:
-        """Batches of every epoch."""
-        if self.drop_last:
-            return len(self.seeds) // self.batch_size
-        return -(-len(self.seeds) // self.batch_size)
+        """Batches of every epoch, on this rank."""
+        return self._whole_steps + (len(self._last_step()) > 0)
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of every epoch on the rank that has the most."""
+        return self._whole_steps + (self._remaining > 0 and not self.drop_last)
 
     def request(self, epoch: int, batch: int) -> Request:
-        """Return batch ``batch`` of ``epoch``. ``ValueError`` unless ``0 <= batch < num_batches``."""
+        """Return a batch of ``epoch`` on this rank. ``ValueError`` unless ``0 <= batch < num_batches``."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of an epoch of {self.num_batches}")
-        begin = batch * self.batch_size
-        end = min(begin + self.batch_size, len(self.seeds))
+        places = self._whole_step(batch) if batch < self._whole_steps else self._last_step()
         input_ids = (
-            self._order_of(epoch)[begin:end] if self.shuffle else np.arange(begin, end, dtype=np.int64)
+            self._order_of(epoch)[places.start : places.stop]
+            if self.shuffle
+            else np.arange(places.start, places.stop, dtype=np.int64)
         )
         return Request(epoch, batch, self.seeds[input_ids], input_ids)
+
+    @property
+    def _remaining(self) -> int:
+        return len(self.seeds) - self._whole_steps * self.batch_size * self.shard.world_size
+
+    def _whole_step(self, step: int) -> range:
+        """Return this rank's places in the order of an epoch, of a step in which all batches are full."""
+        begin = (step * self.shard.world_size + self.shard.rank) * self.batch_size
+        return range(begin, begin + self.batch_size)
+
+    def _last_step(self) -> range:
+        """Return this rank's places of what remains after the whole steps."""
+        rank, world_size, remaining = self.shard.rank, self.shard.world_size, self._remaining
+        if not remaining or self.drop_last:
+            return range(0)
+        share, longer = divmod(remaining, world_size)
+        if not share and rank >= remaining:
+            again = (rank - remaining) % len(self.seeds)
+            return range(again, again + 1) if self.shard.even_batches else range(0)
+        begin = len(self.seeds) - remaining + rank * share + min(rank, longer)
+        return range(begin, begin + share + (rank < longer))
 
     def _order_of(self, epoch: int) -> Int64Array:
         if self._order is None or self._order[0] != epoch:

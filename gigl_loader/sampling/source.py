@@ -53,6 +53,12 @@ class BatchSource(Protocol):
     def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Leave the epoch under way, wherever it stands, and go to ``first_batch`` of ``epoch``."""
 
+    def wait_until_up(self, timeout: float) -> None:
+        """Wait until everything that makes batches has started. ``WorkerDied`` if it cannot.
+
+        ``TimeoutError`` after ``timeout`` seconds.
+        """
+
     def receive(self, timeout: float) -> Frame:
         """Return the next batch. Its arrays stay valid for as long as anyone keeps one of them.
 
@@ -91,6 +97,9 @@ class InlineSource:
             raise ValueError("the source is closed")
         check_epoch(epoch, first_batch, num_batches=self.num_batches)
         self._epoch, self._position = epoch, first_batch
+
+    def wait_until_up(self, timeout: float) -> None:
+        """Nothing has to start."""
 
     def receive(self, timeout: float) -> Frame:
         if self._slots is None:

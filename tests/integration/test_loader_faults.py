@@ -28,7 +28,7 @@ class _FaultyDataset(DistDataset):
         super().__init__(CLEAN._graph)
         self._faults = faults
 
-    def open_source(self, plan: Any, schedule: Any, options: Any) -> BatchSource:
+    def open_source(self, plan: Any, schedule: Any, options: Any, **_: Any) -> BatchSource:
         graph: Any = GraphWithFaults(self._graph, self._faults)
         return WorkerSource(graph, plan, schedule, options, sampler=FAULTY_SAMPLER)
 

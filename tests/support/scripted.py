@@ -37,7 +37,7 @@ class ScriptedDataset(DistDataset):
         super().__init__(dataset._graph)
         self.script = script
 
-    def open_source(self, plan: Any, schedule: Any, options: Any) -> BatchSource:
+    def open_source(self, plan: Any, schedule: Any, options: Any, **_: Any) -> BatchSource:
         return _ScriptedSource(super().open_source(plan, schedule, None), self.script)
 
 
@@ -56,6 +56,9 @@ class _ScriptedSource:
         self._script.starts.append((epoch, first_batch))
         self._epoch = epoch
         self._coming = list(self._script.order(range(first_batch, self.num_batches)))
+
+    def wait_until_up(self, timeout: float) -> None:
+        self._inner.wait_until_up(timeout)
 
     def receive(self, timeout: float) -> Frame:
         batch = self._coming[0]

@@ -20,7 +20,7 @@ from tests.support.pyg_graphs import heterogeneous, homogeneous
 class _NoSource(DistDataset):
     """A dataset that must not be asked for a source."""
 
-    def open_source(self, *_: Any) -> Any:
+    def open_source(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("a source was opened before the arguments were checked")
 
 
@@ -207,13 +207,6 @@ def test_fork_after_cuda_was_initialised_is_refused(
         DistNeighborLoader(homo, [2], "train", multiprocessing_context="fork")
 
 
-def test_several_ranks_are_refused(homo: DistDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-    with pytest.raises(NotImplementedError, match="several ranks are not supported"):
-        DistNeighborLoader(homo, [2], "train")
-
-
 @pytest.mark.parametrize("wrong", ["graph/", homogeneous(), None], ids=lambda value: type(value).__name__)
 def test_what_is_no_dataset_is_refused_with_what_to_do(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"pass DistDataset\.open\(path\) or .*, not a (str|Data|NoneType)$"):
@@ -276,6 +269,8 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "worker_concurrency": 4,
         "channel_size": "4GB",
         "prefetch_size": None,
+        "sharding": None,
+        "even_batches": True,
         "device": None,
         "pin_memory_device": None,
         "non_blocking_transfers": True,

@@ -39,21 +39,6 @@ def test_a_group_of_one_is_served_and_tells_the_master() -> None:
     assert Topology.detect({"MASTER_ADDR": "10.0.0.7"}) == Topology(master_address="10.0.0.7")
 
 
-def test_a_group_of_several_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
-    rule = "several ranks are not supported by this version.* has 4"
-    with pytest.raises(NotImplementedError, match=rule) as caught:
-        Topology.detect({})
-    assert "\n" not in str(caught.value)
-
-
-def test_environment_variables_alone_make_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "3")
-    assert Topology.detect().world_size == 1
-
-
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [

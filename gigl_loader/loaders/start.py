@@ -1,0 +1,99 @@
+"""Ranks of one host start their sampling processes one after the other, so that they do not fight for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gigl_loader.group import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.group import RankGroup
+    from gigl_loader.topology import Topology
+
+__all__ = ["start_turn", "wait_gap"]
+
+logger = logging.getLogger(__name__)
+
+_FREE = "free"
+
+
+def wait_gap(topology: Topology, gap_s: float) -> None:
+    """Let ``gap_s`` seconds pass for each local rank before this one."""
+    time.sleep(topology.local_rank * gap_s)
+
+
+@contextmanager
+def start_turn(group: RankGroup | None, topology: Topology, timeout: float) -> Iterator[bool]:
+    """Hold the one right of this host to start sampling processes. Yields whether others may want it.
+
+    Ranks come in the order in which they ask: none waits for one that is not starting, so ranks may
+    build loaders in any order. The right of a process that died passes on. ``TimeoutError`` names the
+    rank that kept it for more than ``timeout`` seconds.
+    """
+    if group is None or topology.local_world_size == 1:
+        yield False
+        return
+    turn = _Turn(group, f"start/host-{topology.host_index}")
+    if not wait_for(turn.taken, timeout):
+        raise TimeoutError(
+            f"rank {turn.holder} (pid {turn.holder_pid}) has been starting its sampling processes for more "
+            f"than {timeout:g} s, and those of this rank come after: look at that rank, or pass "
+            "process_start_gap_seconds=0"
+        )
+    try:
+        yield True
+    finally:
+        turn.give_back()
+
+
+class _Turn:
+    """A lock in the group's store, of whoever wrote his name into it."""
+
+    def __init__(self, group: RankGroup, key: str) -> None:
+        self._group = group
+        self._key = key
+        # The last part tells several loaders of one rank apart, that threads build at once.
+        self._me = f"{group.rank} {os.getpid()} {secrets.token_hex(4)}"
+        self._there = ""
+
+    @property
+    def holder(self) -> int:
+        return int(self._there.split()[0])
+
+    @property
+    def holder_pid(self) -> int:
+        return int(self._there.split()[1])
+
+    def taken(self) -> bool:
+        """Try to take it, from nobody or from a holder that is dead. Return whether it is ours."""
+        expected = self._there if self._is_vacant() else _FREE
+        self._there = self._group.replace(self._key, expected, self._me)
+        return self._there == self._me
+
+    def give_back(self) -> None:
+        self._group.replace(self._key, self._me, _FREE)
+
+    def _is_vacant(self) -> bool:
+        if self._there in ("", _FREE):
+            return True
+        if _alive(self.holder_pid):
+            return False
+        logger.warning("rank %d died while it started its sampling processes", self.holder)
+        return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
