@@ -1,20 +1,24 @@
 """From the arrays of a frame to tensors on the trainer's device.
 
-On the CPU they alias the frame. For CUDA the frame is one packed buffer: it goes through pinned memory
-to the device in one copy on a side stream, tensors are views of it there, and ``edge_index`` is
-expanded on the device. Nothing waits for the device but the reuse of a pinned buffer.
+On the CPU they alias the frame. For CUDA the frame is one packed buffer: it goes to the device in one
+copy on a side stream, straight out of its slot of the ring, which is page-locked where it lies; tensors
+are views of it there, and ``edge_index`` is expanded on the device. Nothing waits for the device but a
+third copy, when two are still under way.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from gigl_loader import native
+from gigl_loader.channel.slots import slot_of
 from gigl_loader.graph.schema import type_name
 from gigl_loader.loaders.memory import ReusedMemory
+from gigl_loader.loaders.pinned import PinnedSlots
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +44,7 @@ _DTYPES = {
     "F64": torch.float64,
 }
 
-
+_MOST_COPIES = 2
 _SMALL_BYTES = 1 << 18
 """Smaller arrays come warm out of the heap; larger ones are often mapped afresh."""
 
@@ -134,40 +138,51 @@ class SynchronousTransfer:
 
 
 class StreamTransfer:
-    """Copies through two pinned buffers on a side stream, while the trainer's stream computes."""
+    """Copies on a side stream, while the trainer's stream computes, two frames at once at most.
+
+    A frame in a slot is copied from there, and keeps the slot until the copy is done. One that lies
+    elsewhere (no slot could hold it, or all were kept) is copied into pinned memory first.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._spare = [_PinnedBuffer(), _PinnedBuffer()]
+        self._slots = PinnedSlots(device)
+        self._staging = [_pinned(0), _pinned(0)]
+        self._under_way: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+        """Copies that may not be done, and what they read."""
 
     def load(self, frame: Frame) -> FrameTensors:
-        pinned = self._spare.pop(0)
-        self._spare.append(pinned)
-        staged = pinned.stage(frame)
+        self._settle()
+        source = self._pinned_source(frame)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         consumer = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            packed = staged.to(self._device, non_blocking=True)
-            pinned.copied.record(self._stream)
-        consumer.wait_event(pinned.copied)
+            packed = source.to(self._device, non_blocking=True, copy=True)
+            copied.record(self._stream)
+        self._under_way.append((copied, source))
+        consumer.wait_event(copied)
         # The allocator must not hand the buffer to the side stream while the consumer still reads it.
         packed.record_stream(consumer)
         return PackedTensors(frame, packed)
 
+    def _settle(self) -> None:
+        """Let go of what was copied; wait for a copy only where two are under way."""
+        while self._under_way and self._under_way[0][0].query():
+            self._under_way.popleft()
+        while len(self._under_way) >= _MOST_COPIES:
+            self._under_way.popleft()[0].synchronize()
 
-class _PinnedBuffer:
-    def __init__(self) -> None:
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._memory = _pinned(0)
-
-    def stage(self, frame: Frame) -> Tensor:
-        self.copied.synchronize()
-        if len(self._memory) < frame.layout.nbytes:
+    def _pinned_source(self, frame: Frame) -> Tensor:
+        slot = slot_of(frame.buffer)
+        if slot is not None and self._slots.pin(slot, frame.nbytes):
+            return _packed(frame)
+        # The one that was used last may be under way; the other is not.
+        self._staging.reverse()
+        if len(self._staging[0]) < frame.nbytes:
             # Half as much again: frames of a run differ a little in size, and pinning memory is slow.
-            self._memory = _pinned(frame.layout.nbytes * 3 // 2)
-        staged = self._memory[: frame.layout.nbytes]
-        staged.copy_(_packed(frame))
-        return staged
+            self._staging[0] = _pinned(frame.nbytes * 3 // 2)
+        return self._staging[0][: frame.nbytes].copy_(_packed(frame))
 
 
 def _packed(frame: Frame) -> Tensor:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.loaders.maker import BatchMaker
+from gigl_loader.loaders.pinned import PinnedSlots
 from gigl_loader.loaders.transfer import HostTransfer, StreamTransfer, SynchronousTransfer, transfer_to
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
@@ -34,7 +38,7 @@ def test_each_device_has_its_way() -> None:
 def test_a_packed_copy_gives_the_same_batches(kind: str) -> None:
     expected = list(_loader(kind))
     loader = _loader(kind)
-    loader._transfer = SynchronousTransfer(CPU)
+    loader._maker = BatchMaker(SynchronousTransfer(CPU), None)
     batches = list(loader)
     assert len(batches) == len(expected)
     assert all(map(same_batch, batches, expected))
@@ -42,7 +46,7 @@ def test_a_packed_copy_gives_the_same_batches(kind: str) -> None:
 
 def test_a_packed_copy_shares_nothing_with_the_frame() -> None:
     loader = _loader("homogeneous")
-    loader._transfer = SynchronousTransfer(CPU)
+    loader._maker = BatchMaker(SynchronousTransfer(CPU), None)
     batch = next(loader)
     pointers = {batch.x.untyped_storage().data_ptr(), batch.n_id.untyped_storage().data_ptr()}
     assert len(pointers) == 1
@@ -50,91 +54,191 @@ def test_a_packed_copy_shares_nothing_with_the_frame() -> None:
     assert other.x.untyped_storage().data_ptr() not in pointers
 
 
-class _Log(list[str]):
-    """What was asked of the fake device, in order."""
+class _Device:
+    """A stand-in for a CUDA device: what was asked of it, in order, and what it says."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.events = 0
+        self.done = False
+        """Whether copies are done when they are asked about."""
+        self.registered: dict[int, int] = {}
+        self.refuses = False
 
     def event(self) -> Any:
-        name = f"event {sum(entry.startswith('new') for entry in self)}"
-        self.append(f"new {name}")
-        return _FakeEvent(self, name)
+        self.events += 1
+        return _FakeEvent(self, f"event {self.events - 1}")
+
+    def said(self, start: str) -> list[str]:
+        return [entry for entry in self.log if entry.startswith(start)]
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        overlaps = any(begin < address + size and address < begin + n for begin, n in self.registered.items())
+        assert not overlaps
+        assert flags == 0
+        if self.refuses:
+            return 801
+        self.registered[address] = size
+        self.log.append(f"register {size} bytes")
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.log.append(f"unregister {self.registered.pop(address)} bytes")
+        return 0
 
 
 class _FakeEvent:
-    def __init__(self, log: _Log, name: str) -> None:
-        self._log = log
+    def __init__(self, device: _Device, name: str) -> None:
+        self._device = device
         self.name = name
 
+    def query(self) -> bool:
+        return self._device.done
+
     def synchronize(self) -> None:
-        self._log.append(f"host waits for {self.name}")
+        self._device.log.append(f"host waits for {self.name}")
 
     def record(self, stream: _FakeStream) -> None:
-        self._log.append(f"{stream.name} records {self.name}")
+        self._device.log.append(f"{stream.name} records {self.name}")
 
 
 class _FakeStream:
-    def __init__(self, log: _Log, name: str) -> None:
-        self._log = log
+    def __init__(self, device: _Device, name: str) -> None:
+        self._device = device
         self.name = name
 
     def wait_event(self, event: _FakeEvent) -> None:
-        self._log.append(f"{self.name} waits for {event.name}")
+        self._device.log.append(f"{self.name} waits for {event.name}")
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> _Log:
-    """Stand-ins for streams, events and pinned memory."""
-    log = _Log()
+def device(monkeypatch: pytest.MonkeyPatch) -> _Device:
+    """Stand-ins for streams, events, pinned memory and CUDA's runtime."""
+    device = _Device()
     empty = torch.empty
 
     @contextmanager
     def on_stream(stream: _FakeStream) -> Iterator[None]:
-        log.append(f"enter {stream.name}")
+        device.log.append(f"enter {stream.name}")
         yield
-        log.append(f"leave {stream.name}")
+        device.log.append(f"leave {stream.name}")
 
     def pinned(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         if pin_memory:
-            log.append(f"pin {size[0]} bytes")
+            device.log.append(f"pin {size[0]} bytes")
         return empty(*size, **options)
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: _FakeStream(log, "side"))
-    monkeypatch.setattr(torch.cuda, "Event", log.event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: _FakeStream(log, "consumer"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: _FakeStream(device, "side"))
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: _FakeStream(device, "consumer"))
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: device)
     monkeypatch.setattr(torch, "empty", pinned)
     monkeypatch.setattr(
-        torch.Tensor, "record_stream", lambda _, stream: log.append(f"buffer is used by {stream.name}")
+        torch.Tensor, "record_stream", lambda _, stream: device.log.append(f"buffer is used by {stream.name}")
     )
-    return log
+    return device
 
 
-def test_a_copy_runs_on_the_side_and_only_the_consumer_waits(log: _Log) -> None:
-    loader = _loader("homogeneous")
+def _streaming(**options: Any) -> DistNeighborLoader:
+    loader = _loader("homogeneous", **options)
+    loader._maker = BatchMaker(StreamTransfer(CPU), None)
+    return loader
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_copy_runs_on_the_side_and_only_the_consumer_waits(device: _Device, num_workers: int) -> None:
     expected = list(_loader("homogeneous"))
-    loader._transfer = StreamTransfer(CPU)
-    log.clear()
-    assert same_batch(next(loader), expected[0])
-    first = [entry for entry in log if not entry.startswith("pin")]
-    assert first == [
-        "host waits for event 0",
-        "enter side",
-        "side records event 0",
-        "leave side",
-        "consumer waits for event 0",
-        "buffer is used by consumer",
-    ]
-    assert same_batch(next(loader), expected[1])
-    assert same_batch(next(loader), expected[2])
-    waits = [entry for entry in log if entry.startswith("host waits")]
-    assert waits == ["host waits for event 0", "host waits for event 1", "host waits for event 0"]
+    with _streaming(num_workers=num_workers) as loader:
+        assert same_batch(next(loader), expected[0])
+        assert [entry for entry in device.log if not entry.startswith("register")] == [
+            "enter side",
+            "side records event 0",
+            "leave side",
+            "consumer waits for event 0",
+            "buffer is used by consumer",
+        ]
+        assert same_batch(next(loader), expected[1])
+        assert not device.said("host waits")
+        assert same_batch(next(loader), expected[2])
+        assert device.said("host waits") == ["host waits for event 0"]
+        assert not device.said("pin")
 
 
-def test_pinned_memory_is_used_again(log: _Log) -> None:
-    loader = _loader("homogeneous")
-    loader._transfer = StreamTransfer(CPU)
-    for _ in range(4):
+def test_the_host_never_waits_for_copies_that_are_done(device: _Device) -> None:
+    device.done = True
+    loader = _streaming()
+    assert len(list(loader)) == len(loader)
+    assert not device.said("host waits")
+
+
+def test_a_slot_is_kept_until_its_copy_is_done(device: _Device) -> None:
+    loader = _streaming()
+    next(loader), next(loader), next(loader)
+    assert len(device.registered) == 3  # Two are under way while the third is filled.
+    device.done = True
+    list(loader)
+    assert len(device.registered) == 3
+
+
+def test_only_touched_pages_are_registered_and_once(device: _Device) -> None:
+    with _streaming(num_workers=1, channel_size="1GB") as loader:
+        largest = max(next(loader).x.untyped_storage().nbytes() for _ in range(len(loader)))
         list(loader)
-    assert sum(entry.startswith("pin") for entry in log) <= 4
+    assert 0 < len(device.registered) <= 4 + 3  # In flight, and what two copies and the consumer keep.
+    assert max(device.registered.values()) < largest * 9 / 8 + 4096
+    assert len(device.said("register")) <= 2 * len(device.registered)
+
+
+def test_a_slot_that_is_outgrown_is_registered_anew(device: _Device) -> None:
+    memory = np.zeros(1 << 20, np.uint8)
+    slot, slots = memory[4096:600_000], PinnedSlots(CPU)
+    assert slots.pin(slot, 10_000)
+    assert slots.pin(slot, 11_000)
+    assert slots.pin(slot, 400_000)
+    assert slots.pin(slot, 595_000)
+    assert device.log == [
+        "register 12288 bytes",
+        "unregister 12288 bytes",
+        "register 450560 bytes",
+        "unregister 450560 bytes",
+        "register 595904 bytes",  # To the end of the slot and no further.
+    ]
+
+
+def test_what_was_registered_is_given_back_before_the_ring_is_unmapped(device: _Device) -> None:
+    with _streaming(num_workers=1) as loader:
+        batch = next(loader)
+        assert device.registered
+    del loader
+    gc.collect()
+    assert batch.x is not None  # On the device: it keeps no slot.
+    assert device.registered == {}
+    assert device.said("unregister")
+
+
+def test_memory_that_cannot_be_registered_is_copied_through_pinned_memory(
+    device: _Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.refuses = True
+    expected = list(_loader("homogeneous"))
+    loader = _streaming()
+    batches = [next(loader) for _ in expected]
+    assert all(map(same_batch, batches, expected))
+    for _ in range(3):
+        list(loader)
+    assert 1 <= len(device.said("pin")) <= 4  # Used again.
+    assert len(caplog.records) == 1
+    assert "cannot page-lock" in caplog.text
+
+
+def test_a_frame_outside_the_ring_is_copied_through_pinned_memory(device: _Device) -> None:
+    expected = list(_loader("homogeneous"))
+    with _streaming(num_workers=1, channel_size="1MB", worker_concurrency=100) as loader:
+        batches = [next(loader) for _ in expected]
+        assert loader.stats()["oversize"]
+    assert all(map(same_batch, batches, expected))
+    assert device.said("pin")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
