@@ -129,18 +129,19 @@ class Graph:
 
     def split(self, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split by ascending node id: one order for every partitioning."""
-        splits = self._known_node_type(node_type).splits
-        if name not in splits:
-            raise ValueError(f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(splits)}")
-        parts = [
-            self._document(splits_path(part, node_type)).array(name)
-            for part in range(self.schema.num_partitions)
-        ]
+        parts = [self.split_part(node_type, name, part) for part in range(self.schema.num_partitions)]
         positions = np.concatenate(parts)
         directory = self._directories[node_type]
         if directory.ascending:
             return positions
         return np.asarray(positions[np.argsort(directory.node_ids(positions))])
+
+    def split_part(self, node_type: NodeType, name: str, part: int) -> Array:
+        """Return the positions of a split in one partition, ascending (int32 or int64)."""
+        splits = self._known_node_type(node_type).splits
+        if name not in splits:
+            raise ValueError(f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(splits)}")
+        return self._document(splits_path(part, node_type)).array(name)
 
     def _directory(self, node_type: NodeType) -> Directory:
         nodes = self.schema.nodes[node_type]
