@@ -1,0 +1,1 @@
+"""Asking other hosts: addresses, credentials, the wire format, and the client's side of it."""

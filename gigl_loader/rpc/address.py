@@ -1,0 +1,55 @@
+"""A host and a port, as people write them."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+__all__ = ["Address"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen or to ask."""
+
+    host: str
+    """A name, or an IPv4 or IPv6 address without brackets."""
+    port: int
+
+    def __post_init__(self) -> None:
+        if not self.host or any(each.isspace() or each in "/@[]" for each in self.host):
+            raise ValueError(f"{self.host!r} is not a host name or address")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port {self.port} does not lie in [0, 65536)")
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``HOST:PORT``, or ``[HOST]:PORT`` for IPv6. ``ValueError`` for anything else."""
+        host, colon, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if not colon or not (port.isascii() and port.isdigit()) or (":" in host and not bracketed):
+            raise ValueError(f"{text!r} is not an address: write HOST:PORT, or [HOST]:PORT for IPv6")
+        return cls(host[1:-1] if bracketed else host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Nobody outside this machine can use it."""
+        if self.host == "localhost":
+            return True
+        parsed = self._parsed()
+        return parsed is not None and parsed.is_loopback
+
+    @property
+    def is_wildcard(self) -> bool:
+        """It stands for every address of the machine: good to listen on, nothing to ask."""
+        parsed = self._parsed()
+        return parsed is not None and parsed.is_unspecified
+
+    def _parsed(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        try:
+            return ipaddress.ip_address(self.host)
+        except ValueError:
+            return None

@@ -1,0 +1,216 @@
+"""One Flight connection to a peer, with a deadline for every call and new tries until a larger one.
+
+Every foreign exception stops here. pyarrow raises one of its own for a deadline, a peer that died in
+mid-stream and a refusal alike; what tells a refusal is our record in ``extra_info``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import flight
+
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.rpc.credentials import authorization
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.sampling.store import WireCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gigl_loader.rpc.endpoint import Endpoint
+
+__all__ = ["Connection"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+_CHANNEL_OPTIONS = [
+    # Channels with equal arguments share connections, hence the backoff of the last failure (up to 120 s).
+    # With a pool of its own, a new client connects at once.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Peers are reached directly, whatever the environment says about proxies for the web.
+    ("grpc.enable_http_proxy", 0),
+]
+
+Bytes = npt.NDArray[np.uint8]
+Result = TypeVar("Result")
+
+
+class _AskAgain(Exception):
+    """This attempt failed in a way that another may not. The message says how."""
+
+
+class Connection:
+    """Asks one peer. Any number of threads may ask at once; they share a connection."""
+
+    def __init__(self, endpoint: Endpoint, token: str, *, timeout_s: float, attempt_s: float = 30.0) -> None:
+        """Connects when first asked. A call is tried for ``timeout_s``, each attempt for ``attempt_s``."""
+        if timeout_s <= 0 or attempt_s <= 0:
+            raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
+        self._endpoint = endpoint
+        self._headers = [(b"authorization", authorization(token).encode())]
+        self._timeout_s = timeout_s
+        self._attempt_s = attempt_s
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._streams: set[Any] = set()
+        self._closed = threading.Event()
+        self._counts = WireCounts()
+
+    def counts(self) -> WireCounts:
+        """Return what was sent and received since the connection was made."""
+        with self._lock:
+            return self._counts
+
+    def ask(self, request: bytes, read: Callable[[Iterator[tuple[Bytes, int | None]]], Result]) -> Result:
+        """Send a request and return what ``read`` makes of the reply, given as chunks.
+
+        ``read`` is called again for every attempt. Raises ``StorageUnavailable`` when ``timeout_s`` are
+        over, and at once what another attempt cannot mend.
+        """
+        began = time.monotonic()
+        pause = _FIRST_PAUSE_S
+        while True:
+            left = began + self._timeout_s - time.monotonic()
+            try:
+                return self._attempt(request, read, min(self._attempt_s, left))
+            except _AskAgain as error:
+                last = str(error)
+            left = began + self._timeout_s - time.monotonic()
+            if left <= pause or self._closed.wait(pause):
+                break
+            _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
+            self._count(retries=1)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        raise self._unavailable(time.monotonic() - began, last)
+
+    def close(self) -> None:
+        """Cancel what is under way and disconnect. Closing twice is fine."""
+        self._closed.set()
+        with self._lock:
+            streams, self._streams = list(self._streams), set()
+            client, self._client = self._client, None
+        for stream in streams:
+            with suppress(pa.ArrowException):
+                stream.cancel()
+        if client is not None:
+            with suppress(pa.ArrowException):
+                client.close()
+
+    def _attempt(
+        self, request: bytes, read: Callable[[Iterator[tuple[Bytes, int | None]]], Result], seconds: float
+    ) -> Result:
+        client = self._connected()
+        options = flight.FlightCallOptions(timeout=seconds, headers=self._headers)
+        self._count(calls=1, bytes_out=len(request))
+        try:
+            with self._errors():
+                stream = client.do_get(flight.Ticket(request), options)
+            with self._watched(stream):
+                return read(self._chunks(stream))
+        except _AskAgain:
+            self._drop(client)
+            raise
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._closed.is_set():
+                raise SamplingError(f"the connection to {self._endpoint} was closed")
+            if self._client is None:
+                certificate = self._endpoint.certificate
+                self._client = flight.FlightClient(
+                    f"grpc+{'tls' if certificate else 'tcp'}://{self._endpoint.data_address}",
+                    tls_root_certs=certificate or None,
+                    generic_options=_CHANNEL_OPTIONS,
+                )
+            return self._client
+
+    def _drop(self, client: Any) -> None:
+        """Connect anew next time. Calls of other threads on the old connection go on."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
+
+    @contextmanager
+    def _watched(self, stream: Any) -> Iterator[None]:
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            yield
+        except BaseException:
+            with suppress(pa.ArrowException):
+                stream.cancel()
+            raise
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+
+    def _chunks(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
+        """Yield each chunk, and with the first the size of the whole reply."""
+        while True:
+            with self._errors():
+                try:
+                    message = stream.read_chunk()
+                except StopIteration:
+                    return
+            chunk = _bytes_of(message.data)
+            self._count(bytes_in=len(chunk))
+            yield chunk, _size_of(message.app_metadata)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except flight.FlightError as error:
+            refused = Refused.from_record(error.extra_info)
+            if refused is not None and refused.kind is not Kind.BUSY:
+                raise refused.error(str(self._endpoint)) from None
+            raise _AskAgain(_first_line(error)) from None
+        except pa.ArrowException as error:
+            raise _AskAgain(_first_line(error)) from None
+
+    def _unavailable(self, seconds: float, last: str) -> Exception:
+        if self._closed.is_set():
+            return SamplingError(f"the connection to {self._endpoint} was closed")
+        parts = ", ".join(map(str, self._endpoint.partitions))
+        return StorageUnavailable(
+            f"{self._endpoint}, which holds partition {parts}, did not answer within {seconds:.1f} s: {last}"
+        )
+
+    def _count(self, *, calls: int = 0, retries: int = 0, bytes_in: int = 0, bytes_out: int = 0) -> None:
+        with self._lock:
+            self._counts += WireCounts(bytes_in=bytes_in, bytes_out=bytes_out, calls=calls, retries=retries)
+
+
+def _bytes_of(batch: Any) -> Bytes:
+    """Return the bytes of a record batch of ours, without a copy."""
+    if batch is None or batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
+        raise FormatError("reply: not one column of uint8")
+    column = batch.column(0)
+    if column.null_count or column.offset or column.buffers()[1] is None:
+        raise FormatError("reply: a column with nulls, an offset or no data")
+    return np.frombuffer(column.buffers()[1], np.uint8, count=len(column))
+
+
+def _size_of(metadata: Any) -> int | None:
+    if metadata is None:
+        return None
+    if metadata.size != 8:
+        raise FormatError(f"reply: {metadata.size} bytes of metadata, not the 8 of its size")
+    return int.from_bytes(metadata.to_pybytes(), "little")
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what matters of pyarrow's message, which repeats itself."""
+    text = str(error).partition(". gRPC client debug context")[0].partition("Detail: Python exception")[0]
+    return " ".join(text.split())[:500] or type(error).__name__

@@ -1,0 +1,72 @@
+"""Where a peer service is reached, and what must be known to trust it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from gigl_loader.errors import FormatError
+from gigl_loader.rpc.address import Address
+
+__all__ = ["Endpoint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One host's service."""
+
+    host_index: int
+    """Number of the host, for messages."""
+    host: str
+    """Name or address under which others reach it."""
+    control_port: int
+    data_port: int
+    partitions: tuple[int, ...]
+    """What it holds, ascending."""
+    certificate: str = ""
+    """PEM of the certificate, or of the authority, that callers must trust. Empty: no TLS."""
+
+    def __post_init__(self) -> None:
+        for port in (self.control_port, self.data_port):
+            if Address(self.host, port).port == 0:
+                raise ValueError("port 0 cannot be asked")
+        if self.host_index < 0 or any(part < 0 for part in self.partitions):
+            raise ValueError(f"negative host {self.host_index} or partition {self.partitions}")
+
+    @property
+    def control_address(self) -> str:
+        return str(Address(self.host, self.control_port))
+
+    @property
+    def data_address(self) -> str:
+        return str(Address(self.host, self.data_port))
+
+    def __str__(self) -> str:
+        return f"host {self.host_index} at {self.control_address}"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Endpoint:
+        """Undo ``to_json``. ``FormatError`` for anything that is no endpoint."""
+        try:
+            document = json.loads(text)
+            for name, kind in _KINDS.items():
+                if type(document[name]) is not kind:
+                    raise ValueError(f"{name} is {document[name]!r}")
+            if not all(type(part) is int for part in document["partitions"]):
+                raise ValueError(f"partitions are {document['partitions']!r}")
+            return cls(**document | {"partitions": tuple(document["partitions"])})
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise FormatError(f"bad endpoint: {type(error).__name__}: {error}") from None
+
+
+_KINDS = {
+    "host_index": int,
+    "host": str,
+    "control_port": int,
+    "data_port": int,
+    "partitions": list,
+    "certificate": str,
+}

@@ -1,0 +1,239 @@
+"""The peer service of this host: a child process that answers others, started again when it dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.errors import FormatError, GiglError
+from gigl_loader.processes import FreshProcess, describe_status
+from gigl_loader.rpc.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.rpc.credentials import Credentials
+
+__all__ = ["HostService"]
+
+_LOGGER = logging.getLogger(__name__)
+_ENTRY = "gigl_server.child:main"
+_MOST_RESTARTS = 2
+_LEAVE_S = 3.0
+_TERMINATE_S = 1.0
+_KILL_S = 5.0
+
+
+class HostService:
+    """A started service. It ends with ``close``, with this object, and with this process."""
+
+    def __init__(self, keeper: _Keeper) -> None:
+        """Use ``start``."""
+        self._keeper = keeper
+        self._close = weakref.finalize(self, keeper.close)
+
+    @classmethod
+    def start(
+        cls,
+        reference: dict[str, Any],
+        partitions: Sequence[int],
+        *,
+        listen: str = "127.0.0.1:0",
+        credentials: Credentials,
+        timeout_s: float = 60.0,
+        advertise: str | None = None,
+        host_index: int = 0,
+    ) -> HostService:
+        """Start a child that serves ``partitions`` of the graph behind ``reference``, and wait until it does.
+
+        ``listen`` (``HOST:PORT``) is for control calls; data goes over the port after it; port 0 takes
+        free ones. Others come to ``advertise`` where ``listen`` is no address to ask. ``OSError`` naming
+        the address where nobody can listen, ``ValueError`` for arguments that cannot be right,
+        ``FormatError`` for a damaged graph, ``TimeoutError`` if the child is not up after ``timeout_s``.
+
+        A child that dies is started again on the same ports, twice; then ``failure`` says why it is gone.
+        """
+        order = _Order(
+            reference=reference,
+            partitions=tuple(partitions),
+            listen=listen,
+            data_port=None,
+            advertise=advertise,
+            host_index=host_index,
+            credentials=credentials,
+        )
+        return cls(_Keeper(order, timeout_s))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._keeper.endpoint
+
+    @property
+    def pid(self) -> int:
+        """Of the child that serves now."""
+        return self._keeper.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._keeper.restarts
+
+    @property
+    def failure(self) -> str | None:
+        """Why the service is gone for good; ``None`` while it serves or is started again."""
+        return self._keeper.failure
+
+    def close(self) -> None:
+        """End the child. Closing twice is fine; in a forked child of this process it does nothing."""
+        self._close()
+
+    def __enter__(self) -> HostService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What a child is told to serve."""
+
+    reference: dict[str, Any]
+    partitions: tuple[int, ...]
+    listen: str
+    data_port: int | None
+    advertise: str | None
+    host_index: int
+    credentials: Credentials
+
+    def to_line(self) -> bytes:
+        names = ("reference", "partitions", "listen", "data_port", "advertise", "host_index")
+        document = {name: getattr(self, name) for name in names}
+        document |= {"credentials": self.credentials.to_json(), "parent_pid": os.getpid()}
+        return json.dumps(document).encode() + b"\n"
+
+
+class _Life:
+    """One child, and the socket to it."""
+
+    def __init__(self, order: _Order) -> None:
+        self.link, far_end = socket.socketpair()
+        try:
+            self.process = FreshProcess(
+                _ENTRY, far_end, pass_fds=tuple(order.reference.get("fds", {}).values())
+            )
+        except BaseException:
+            self.link.close()
+            raise
+        finally:
+            far_end.close()
+
+    def introduce(self, order: _Order, timeout_s: float) -> Endpoint:
+        """Tell the child what to serve, and wait until it does."""
+        deadline = time.monotonic() + timeout_s
+        answer = b""
+        try:
+            self.link.settimeout(timeout_s)
+            self.link.sendall(order.to_line())
+            while not answer.endswith(b"\n"):
+                self.link.settimeout(max(deadline - time.monotonic(), 0.001))
+                data = self.link.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError
+                answer += data
+        except TimeoutError:
+            raise TimeoutError(f"the peer service did not start within {timeout_s:g} s") from None
+        except (BrokenPipeError, ConnectionResetError):
+            status = self.process.wait(_KILL_S)
+            raise GiglError(
+                f"the peer service {describe_status(status)} while it started; what it printed says why"
+            ) from None
+        return _endpoint_of(json.loads(answer))
+
+    def end(self) -> None:
+        """Let the child leave, then make it. Its status is reaped by whoever waits for it."""
+        with suppress(OSError):  # Not merely close: a forked child of ours may hold the socket, too.
+            self.link.shutdown(socket.SHUT_RDWR)
+        for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
+            if self.process.wait(seconds) is not None:
+                break
+            self.process.send_signal(number)
+        self.process.wait(_KILL_S)
+        self.link.close()
+
+
+class _Keeper:
+    """Starts a child again when it dies, until it is told to end it."""
+
+    def __init__(self, order: _Order, timeout_s: float) -> None:
+        self.restarts = 0
+        self.failure: str | None = None
+        self._owner = os.getpid()
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._closing = False
+        self._life = _Life(order)
+        try:
+            self.endpoint = self._life.introduce(order, timeout_s)
+        except BaseException:
+            self._life.end()
+            raise
+        control = order.listen.rpartition(":")[0] + f":{self.endpoint.control_port}"
+        self._order = replace(order, listen=control, data_port=self.endpoint.data_port)
+        self._watch = threading.Thread(target=self._keep, name="peer service watch", daemon=True)
+        self._watch.start()
+
+    @property
+    def pid(self) -> int:
+        return self._life.process.pid
+
+    def close(self) -> None:
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._closing = True
+            life = self._life
+        life.end()
+        self._watch.join(_KILL_S)
+
+    def _keep(self) -> None:
+        """Wait for the child to end, as long as it lives, and start the next."""
+        while True:
+            status = self._life.process.wait(None)
+            with self._lock:
+                if self._closing:
+                    return
+                account = f"the peer service of host {self.endpoint.host_index} {describe_status(status)}"
+                if self.restarts == _MOST_RESTARTS:
+                    self.failure = f"{account}, and was started again {_MOST_RESTARTS} times before"
+                    _LOGGER.error("%s: it stays down", self.failure)
+                    return
+                self.restarts += 1
+                _LOGGER.warning("%s: starting it again", account)
+                self._life.link.close()
+                self._life = life = _Life(self._order)
+            try:
+                life.introduce(self._order, self._timeout_s)
+            except Exception as error:
+                life.end()
+                with self._lock:
+                    if not self._closing:
+                        self.failure = f"{account}, and could not be started again: {error}"
+                        _LOGGER.error("%s", self.failure)
+                return
+
+
+def _endpoint_of(answer: dict[str, Any]) -> Endpoint:
+    if "endpoint" in answer:
+        return Endpoint.from_json(answer["endpoint"])
+    kind, message = answer["error"]
+    errors = {"OSError": OSError, "ValueError": ValueError, "GiglError": FormatError}
+    raise errors[kind](message)

@@ -1,0 +1,163 @@
+"""Whether a peer can be reached and is the right one, and how it does."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.control import ControlClient
+from gigl_loader.rpc.credentials import check_dates
+from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.rpc.endpoint import Endpoint
+
+__all__ = ["Description", "PeerStats", "check_peer", "peer_stats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a peer says it is."""
+
+    version: str
+    graph: str
+    """Digest."""
+    partitions: tuple[int, ...]
+    data_port: int
+    pid: int
+    uptime_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStats:
+    """What a peer did since it started. Seconds are of CPU."""
+
+    cpu_s: float
+    """Of the whole process."""
+    sampling_s: float
+    gathering_s: float
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    refused: int
+
+
+def check_peer(endpoint: Endpoint, token: str, *, digest: str, timeout_s: float) -> Description:
+    """Return what the peer says, if both its ports answer us and it is the right one.
+
+    ``StorageUnavailable`` where it cannot be reached; ``ValueError`` for what someone has to mend: a
+    wrong token, a certificate that is not good here, another graph (``digest`` is ours), another
+    version.
+    """
+    deadline = time.monotonic() + timeout_s
+    for port in (endpoint.control_port, endpoint.data_port):
+        _knock(endpoint, port, timeout_s)
+    if endpoint.certificate:
+        with _naming(endpoint):
+            check_dates(endpoint.certificate)
+    with ControlClient.connected(endpoint, token) as client, _rpc_errors(endpoint):
+        found = client.describe(max(deadline - time.monotonic(), 0.001))
+    _check_same(endpoint, found.wire_version, found.version, found.graph, digest)
+    if tuple(found.partitions) != endpoint.partitions:
+        raise ValueError(
+            f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
+        )
+    _ping(endpoint, token, digest, max(deadline - time.monotonic(), 0.001))
+    return Description(
+        version=found.version,
+        graph=found.graph,
+        partitions=tuple(found.partitions),
+        data_port=found.data_port,
+        pid=found.pid,
+        uptime_s=found.uptime_s,
+    )
+
+
+def peer_stats(endpoint: Endpoint, token: str, *, timeout_s: float) -> PeerStats:
+    """Ask a peer for its counters. ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
+    with ControlClient.connected(endpoint, token) as client, _rpc_errors(endpoint):
+        found = client.stats(timeout_s)
+    return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
+
+
+def _knock(endpoint: Endpoint, port: int, timeout_s: float) -> None:
+    """Open a bare connection: the operating system says why it cannot be, gRPC does not."""
+    place = f"{endpoint} (port {port})"
+    try:
+        socket.create_connection((endpoint.host, port), timeout_s).close()
+    except socket.gaierror as error:
+        raise StorageUnavailable(f"{place}: the name {endpoint.host!r} is not known here: {error}") from None
+    except ConnectionRefusedError:
+        raise StorageUnavailable(f"{place}: nothing listens there: did its service end?") from None
+    except TimeoutError:
+        raise StorageUnavailable(
+            f"{place}: no answer to a connection in {timeout_s:g} s: is there a firewall between the hosts, "
+            "or is the host down?"
+        ) from None
+    except OSError as error:
+        raise StorageUnavailable(f"{place}: {error.strerror or error}") from None
+
+
+def _ping(endpoint: Endpoint, token: str, digest: str, timeout_s: float) -> None:
+    if not endpoint.partitions:
+        return
+    connection = Connection(endpoint, token, timeout_s=timeout_s)
+    try:
+        request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0]))
+        connection.ask(request, lambda chunks: sum(len(chunk) for chunk, _ in chunks))
+    except SamplingError as error:
+        if isinstance(error, StorageUnavailable):
+            raise
+        raise ValueError(str(error)) from None
+    finally:
+        connection.close()
+
+
+def _check_same(endpoint: Endpoint, wire: int, version: str, graph: str, digest: str) -> None:
+    if wire != WIRE_VERSION:
+        raise ValueError(
+            f"{endpoint} runs gigl-loader {version}, whose wire version is {wire}; here it is "
+            f"{WIRE_VERSION}: install the same version on all hosts"
+        )
+    if graph != digest:
+        raise ValueError(
+            f"{endpoint} has another graph ({graph[:12]}, here {digest[:12]}): copy one and the same "
+            "partitioned graph to all hosts"
+        )
+
+
+@contextmanager
+def _naming(endpoint: Endpoint) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{endpoint}: {error}") from None
+
+
+@contextmanager
+def _rpc_errors(endpoint: Endpoint) -> Iterator[None]:
+    """The one door for gRPC's exceptions."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        details = " ".join(str(error.details()).split())[:300]
+        code = error.code()
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            raise ValueError(f"{endpoint}: {details}") from None
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+            raise ValueError(
+                f"{endpoint}: its certificate is not good for this address, or not the one "
+                f"that was published: {details}"
+            ) from None
+        if "WRONG_VERSION_NUMBER" in details:
+            raise ValueError(f"{endpoint}: it does not use TLS, and is said to") from None
+        raise StorageUnavailable(f"{endpoint}: {code.name}: {details}") from None

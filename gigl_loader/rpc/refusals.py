@@ -1,0 +1,79 @@
+"""How a service says no, as a record, and what its caller makes of it. Exceptions are never pickled.
+
+The record is JSON in the error's details: ``{"kind": ..., "message": ...}``. The kind says what the
+caller can do, and decides its exception.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import FormatError, GiglError, SamplingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Kind", "Refused"]
+
+_MAX_MESSAGE = 1_000  # Headers of HTTP/2 messages hold it: 8 KiB in all by default.
+
+
+class Kind(Enum):
+    """Why a request was refused."""
+
+    MALFORMED = "malformed"
+    """Bytes that break a rule of the format, or another version of it."""
+    INVALID = "invalid"
+    """A well-formed request for what does not exist."""
+    UNAUTHENTICATED = "unauthenticated"
+    """No token or a wrong one."""
+    OTHER_GRAPH = "other graph"
+    """The service has another graph, or not this partition."""
+    TOO_LARGE = "too large"
+    """Beyond a limit."""
+    BUSY = "busy"
+    """As many calls as allowed are under way: ask again."""
+    FAILED = "failed"
+    """The service's own mistake. Its log has the traceback."""
+
+
+class Refused(Exception):
+    """What a service raises while it answers, and what arrives at its caller."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+    def to_record(self) -> bytes:
+        message = self.message[:_MAX_MESSAGE].encode("ascii", "backslashreplace").decode()
+        return json.dumps({"kind": self.kind.value, "message": message[:_MAX_MESSAGE]}).encode()
+
+    @classmethod
+    def from_record(cls, record: bytes) -> Refused | None:
+        """Read a record. ``None`` for what is none: whoever answered is no service of ours, or an old one."""
+        try:
+            document = json.loads(record)
+            return cls(Kind(document["kind"]), str(document["message"])[:_MAX_MESSAGE])
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return None
+
+    def error(self, who: str) -> Exception:
+        """Return the exception for the user, who asked ``who``."""
+        return _ERRORS[self.kind](f"{who}: {self.message}")
+
+
+_ERRORS: Mapping[Kind, type[Exception]] = {
+    Kind.MALFORMED: FormatError,
+    Kind.INVALID: ValueError,
+    Kind.UNAUTHENTICATED: SamplingError,
+    Kind.OTHER_GRAPH: SamplingError,
+    Kind.TOO_LARGE: SamplingError,
+    Kind.BUSY: GiglError,
+    Kind.FAILED: SamplingError,
+}

@@ -1,0 +1,139 @@
+"""The nodes of one partition, asked of the host that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.replies import Assembly, RowScatter, read_neighbors, read_split
+from gigl_loader.rpc.requests import Envelope, SplitAsk, encode
+from gigl_loader.sampling.store import Neighbors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.sampling.store import Bytes, Int64Array, NeighborAsk, RowAsk, WireCounts
+    from gigl_loader.tensors import Layout
+
+    Chunks = Iterator[tuple[Bytes, int | None]]
+
+__all__ = ["RemoteStore", "fetch_split"]
+
+_MOST_ROWS = 4 << 20
+"""Of one request: 32 MiB of positions, half of what a service reads."""
+
+
+class RemoteStore:
+    """A ``NeighborStore`` over the network. Any number of threads may ask at once."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        partition: int,
+        token: str,
+        *,
+        schema: GraphSchema,
+        digest: str,
+        timeout_s: float,
+        attempt_s: float = 30.0,
+    ) -> None:
+        """Connects when first asked. ``digest`` is that of the graph, which the peer must have, too.
+
+        An ask is tried for ``timeout_s`` in all, then raises ``StorageUnavailable``; each attempt has
+        ``attempt_s``. What no other attempt can mend is raised at once: ``SamplingError`` for a wrong
+        token or another graph, ``ValueError`` for an ask that breaks a rule, ``FormatError`` for a
+        reply that does.
+        """
+        if partition not in endpoint.partitions:
+            raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
+        self._schema = schema
+        self._envelope = Envelope(graph=digest, partition=partition)
+        self._connection = Connection(endpoint, token, timeout_s=timeout_s, attempt_s=attempt_s)
+
+    def sample(self, ask: NeighborAsk) -> Neighbors:
+        """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
+        if len(ask.targets) <= _MOST_ROWS:
+            return self._sample(ask)
+        pieces = [ask.targets[at : at + _MOST_ROWS] for at in range(0, len(ask.targets), _MOST_ROWS)]
+        answers = [self._sample(replace(ask, targets=piece)) for piece in pieces]
+        return Neighbors(
+            np.concatenate([each.counts for each in answers]),
+            np.concatenate([each.positions for each in answers]),
+            _joined([each.edge_ids for each in answers]),
+            _joined([each.slots for each in answers]),
+        )
+
+    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``, straight from what arrives."""
+        for at in range(0, len(ask.rows), _MOST_ROWS):
+            piece = slice(at, at + _MOST_ROWS)
+            self._gather(replace(ask, rows=ask.rows[piece]), places[piece], out)
+
+    def wire(self) -> WireCounts:
+        """Return bytes, calls and retries since the store was made."""
+        return self._connection.counts()
+
+    def close(self) -> None:
+        """Cancel what is under way and disconnect. Closing twice is fine."""
+        self._connection.close()
+
+    def split(self, ask: SplitAsk) -> Int64Array:
+        """Return the positions of a split in this partition."""
+        bounds = self._schema.nodes[ask.node_type].bounds
+        partition = self._envelope.partition
+        layout, buffer = self._connection.ask(self._encoded(ask), _assembled)
+        return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
+
+    def _sample(self, ask: NeighborAsk) -> Neighbors:
+        layout, buffer = self._connection.ask(self._encoded(ask), _assembled)
+        return read_neighbors(layout, buffer, ask, self._schema)
+
+    def _gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+        def scatter(chunks: Chunks) -> None:
+            rows = RowScatter(ask, places, out)
+            for chunk, total in chunks:
+                rows.add(chunk, total)
+            rows.finish()
+
+        self._connection.ask(self._encoded(ask), scatter)
+
+    def _encoded(self, request: NeighborAsk | RowAsk | SplitAsk) -> bytes:
+        return encode(self._envelope, request, self._schema)
+
+
+def fetch_split(
+    endpoint: Endpoint,
+    partition: int,
+    token: str,
+    *,
+    schema: GraphSchema,
+    digest: str,
+    node_type: str,
+    split: str,
+    timeout_s: float,
+) -> Int64Array:
+    """Return the positions of a split in a partition of a peer, as ``splits/`` of its directory has them."""
+    store = RemoteStore(endpoint, partition, token, schema=schema, digest=digest, timeout_s=timeout_s)
+    try:
+        return store.split(SplitAsk(node_type=node_type, split=split))
+    finally:
+        store.close()
+
+
+def _assembled(chunks: Chunks) -> tuple[Layout, Bytes]:
+    document = Assembly()
+    for chunk, total in chunks:
+        document.add(chunk, total)
+    return document.finish()
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present) if present else None

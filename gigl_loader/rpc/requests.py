@@ -1,0 +1,296 @@
+"""Requests to the data port, as bytes: safetensors documents, checked before they are believed.
+
+Metadata names the operation and its arguments; one array holds positions, counted from the start of
+the partition and as int32 where they fit. ``docs/wire.md`` is the whole format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.tensors import Layout, spec_of
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
+
+__all__ = [
+    "MAX_REQUEST_BYTES",
+    "WIRE_VERSION",
+    "Envelope",
+    "Ping",
+    "Request",
+    "SplitAsk",
+    "encode",
+    "encode_ping",
+    "parse",
+]
+
+WIRE_VERSION = 1
+
+MAX_REQUEST_BYTES = 64 << 20
+"""A request beyond this is refused. It holds 16 million positions; callers cut larger ones."""
+
+_UINT64 = 2**64
+_MAX_HOP = 255  # The address of a draw has 8 bits for it.
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitAsk:
+    """Positions of a split in one partition."""
+
+    node_type: NodeType
+    split: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Nothing but an answer."""
+
+
+Request: TypeAlias = NeighborAsk | RowAsk | SplitAsk | Ping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What every request says: which graph, and which partition of it."""
+
+    graph: str
+    """Digest."""
+    partition: int
+
+
+def encode(envelope: Envelope, request: NeighborAsk | RowAsk | SplitAsk, schema: GraphSchema) -> bytes:
+    """Return a request as bytes. Its positions must lie in the partition."""
+    part = envelope.partition
+    if isinstance(request, NeighborAsk):
+        first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
+        arguments = {
+            "edge_type": json.dumps(request.edge_type),
+            "key": str(request.key),
+            "hop": str(request.hop),
+            "fanout": str(request.fanout),
+            "flags": json.dumps([name for name in _FLAGS if getattr(request, name)]),
+        }
+        return _document(envelope, "neighbors", arguments, _relative(request.targets, first))
+    if isinstance(request, RowAsk):
+        first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
+        arguments = {"kind": json.dumps(request.kind), "columns": json.dumps(request.columns)}
+        return _document(envelope, "rows", arguments, _relative(request.rows, first))
+    return _document(envelope, "split", {"node_type": request.node_type, "split": request.split})
+
+
+def encode_ping(envelope: Envelope) -> bytes:
+    """Return a request for nothing but an answer."""
+    return _document(envelope, "ping", {})
+
+
+def _document(
+    envelope: Envelope, ask: str, arguments: Mapping[str, str], rows: npt.NDArray[Any] | None = None
+) -> bytes:
+    who = {"wire": str(WIRE_VERSION), "graph": envelope.graph, "partition": str(envelope.partition)}
+    specs = {} if rows is None else {"rows": spec_of(rows)}
+    header = Layout.plan(specs, {**who, "ask": ask, **arguments}).header
+    return header if rows is None else header + rows.tobytes()
+
+
+def parse(
+    ticket: bytes,
+    schema: GraphSchema,
+    graph: str,
+    partitions: Mapping[int, Callable[[EdgeType], int]],
+) -> tuple[int, Request]:
+    """Check a request and return its partition and what is asked. Raises ``Refused``.
+
+    ``partitions`` has those that the service holds; each gives the number of its edges of a type.
+    """
+    if len(ticket) > MAX_REQUEST_BYTES:
+        raise Refused(
+            Kind.TOO_LARGE, f"a request of {len(ticket)} bytes; at most {MAX_REQUEST_BYTES} are read"
+        )
+    buffer = np.frombuffer(ticket, np.uint8)
+    try:
+        layout = Layout.parse(buffer, what="request")
+        fields = _Fields(layout, buffer)
+        fields.check_version()
+        partition = fields.partition(graph, partitions)
+        request = _READERS.get(fields.text("ask"), _unknown)(fields, schema, partition, partitions)
+        fields.check_all_read()
+    except FormatError as error:
+        raise Refused(Kind.MALFORMED, str(error)) from None
+    return partition, request
+
+
+_FLAGS = ("replace", "with_edge_ids", "with_slots")
+
+
+class _Fields:
+    """The entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refused``."""
+
+    def __init__(self, layout: Layout, buffer: npt.NDArray[np.uint8]) -> None:
+        self._layout = layout
+        self._buffer = buffer
+        if layout.nbytes != len(buffer):
+            raise FormatError(f"request: {len(buffer) - layout.nbytes} bytes follow its end")
+        self._unread = set(layout.metadata) | set(layout.specs)
+
+    def text(self, name: str) -> str:
+        if name not in self._layout.metadata:
+            raise FormatError(f"request: no {name!r}")
+        self._unread.discard(name)
+        return self._layout.metadata[name]
+
+    def number(self, name: str, low: int, high: int) -> int:
+        """Return an integer in ``[low, high)``."""
+        text = self.text(name)
+        if not (text.removeprefix("-").isdigit() and text.isascii() and len(text) <= 20):
+            raise FormatError(f"request: {name} is {text[:40]!r}, not a number")
+        if not low <= int(text) < high:
+            raise FormatError(f"request: {name} {text} does not lie in [{low}, {high})")
+        return int(text)
+
+    def json(self, name: str) -> Any:
+        try:
+            return json.loads(self.text(name))
+        except (ValueError, RecursionError):
+            raise FormatError(f"request: {name} is not JSON") from None
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return a list of different strings."""
+        value = self.json(name)
+        if not _are_names(value) or len(set(value)) != len(value):
+            raise FormatError(f"request: {name} is not a list of different names")
+        return tuple(value)
+
+    def check_version(self) -> None:
+        version = self.text("wire")
+        if version != str(WIRE_VERSION):
+            raise Refused(
+                Kind.MALFORMED,
+                f"the request has wire version {version[:20]!r}, this service reads {WIRE_VERSION}: "
+                "install the same version of gigl-loader on all hosts",
+            )
+
+    def partition(self, graph: str, held: Mapping[int, object]) -> int:
+        asked = self.text("graph")
+        if asked != graph:
+            raise Refused(Kind.OTHER_GRAPH, f"asked about graph {asked[:12]}, this service has {graph[:12]}")
+        partition = self.number("partition", 0, 2**31)
+        if partition not in held:
+            raise Refused(Kind.OTHER_GRAPH, f"partition {partition} is not here, only {sorted(held)}")
+        return partition
+
+    def rows(self, first: int, count: int) -> Int64Array:
+        """Return the positions asked for: each lies in ``[first, first + count)``."""
+        spec = self._layout.specs.get("rows")
+        if spec is None or spec.dtype not in ("I32", "I64") or len(spec.shape) != 1:
+            raise FormatError("request: 'rows' must be I32 or I64 of one dimension")
+        self._unread.discard("rows")
+        rows = np.array(_aligned(self._layout.view(self._buffer, "rows")), dtype=np.int64)
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
+            raise Refused(Kind.INVALID, f"rows {rows.min()} to {rows.max()} of a partition of {count}")
+        rows += first
+        return rows
+
+    def check_all_read(self) -> None:
+        if self._unread:
+            raise FormatError(f"request: unknown entry {min(self._unread)[:100]!r}")
+
+
+def _neighbors(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> NeighborAsk:
+    edge_type = _edge_type(fields.json("edge_type"), schema)
+    bounds = schema.nodes[schema.target_type(edge_type)].bounds
+    flags = fields.names("flags")
+    if not set(flags) <= set(_FLAGS):
+        raise FormatError(f"request: flags {list(flags)!r:.200} are not among {list(_FLAGS)}")
+    return NeighborAsk(
+        edge_type=edge_type,
+        targets=fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition]),
+        key=fields.number("key", 0, _UINT64),
+        hop=fields.number("hop", 0, _MAX_HOP),
+        fanout=fields.number("fanout", -1, 2**31),
+        **{name: name in flags for name in _FLAGS},
+    )
+
+
+def _rows(
+    fields: _Fields,
+    schema: GraphSchema,
+    partition: int,
+    partitions: Mapping[int, Callable[[EdgeType], int]],
+) -> RowAsk:
+    kind = fields.json("kind")
+    if isinstance(kind, str):
+        _known(kind, schema.nodes, "node type")
+        bounds, known = schema.nodes[kind].bounds, schema.nodes[kind].columns
+        first, count = bounds[partition], bounds[partition + 1] - bounds[partition]
+    else:
+        kind = _edge_type(kind, schema)
+        first, count, known = 0, partitions[partition](kind), schema.edges[kind].columns
+    columns = fields.names("columns")
+    for column in columns:
+        _known(column, known, "column")
+    return RowAsk(kind=kind, columns=columns, rows=fields.rows(first, count))
+
+
+def _split(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> SplitAsk:
+    node_type, split = fields.text("node_type"), fields.text("split")
+    _known(node_type, schema.nodes, "node type")
+    _known(split, schema.nodes[node_type].splits, "split")
+    return SplitAsk(node_type=node_type, split=split)
+
+
+def _ping(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> Ping:
+    return Ping()
+
+
+def _unknown(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> Request:
+    raise FormatError(f"request: unknown ask {fields.text('ask')[:100]!r}")
+
+
+_READERS: Mapping[str, Callable[..., Request]] = {
+    "neighbors": _neighbors,
+    "rows": _rows,
+    "split": _split,
+    "ping": _ping,
+}
+
+
+def _edge_type(value: object, schema: GraphSchema) -> EdgeType:
+    if not _are_names(value) or len(value) != 3:
+        raise FormatError("request: an edge type is a list of three names")
+    source, relation, destination = value
+    edge_type = (source, relation, destination)
+    _known(edge_type, schema.edges, "edge type")
+    return edge_type
+
+
+def _known(name: object, names: Mapping[Any, object], what: str) -> None:
+    if name not in names:
+        raise Refused(Kind.INVALID, f"unknown {what} {str(name)[:100]!r}")
+
+
+def _are_names(value: object) -> Any:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _relative(rows: Int64Array, first: int) -> npt.NDArray[Any]:
+    relative = rows - first
+    narrow = not len(rows) or (int(relative.min()) >= 0 and int(relative.max()) < 2**31)
+    return relative.astype(np.int32) if narrow else relative
+
+
+def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Kernels want natural alignment, and bytes from a network lie anywhere."""
+    return array if array.flags.aligned else array.copy()

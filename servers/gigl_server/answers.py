@@ -1,0 +1,133 @@
+"""From a request to the chunks of its reply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gigl_loader.rpc.replies import CHUNK_BYTES, neighbors_document, row_layout, split_document
+from gigl_loader.rpc.requests import Ping, SplitAsk, parse
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_server.buffers import BufferPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.options import EdgeType
+    from gigl_loader.rpc.requests import Request
+    from gigl_server.ledger import Ledger
+
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["Answers", "Chunk"]
+
+_KEPT_BUFFERS = 64
+_SMALL_BYTES = 64 << 10  # Below, copying pieces together costs less than another message.
+
+
+class Chunk(NamedTuple):
+    """A piece of a reply: the first ``nbytes`` of ``memory``, which is to be kept until they are sent."""
+
+    memory: Bytes
+    nbytes: int
+    total: int
+    """Bytes of the whole reply."""
+
+
+class Answers:
+    """Answers for some partitions of a graph. Any number of threads may ask at once."""
+
+    def __init__(self, graph: Graph, partitions: Sequence[int], ledger: Ledger) -> None:
+        self._graph = graph
+        self._ledger = ledger
+        self._stores = {partition: LocalStore(graph, partition) for partition in partitions}
+        self._edges = {partition: self._edge_counter(partition) for partition in partitions}
+        self._digest = graph.manifest.digest
+        self._pool = BufferPool(CHUNK_BYTES, keep=_KEPT_BUFFERS)
+
+    def parse(self, ticket: bytes) -> tuple[int, Request]:
+        """Check a request. Raises ``Refused``."""
+        return parse(ticket, self._graph.schema, self._digest, self._edges)
+
+    def chunks(self, partition: int, request: Request) -> Iterator[Chunk]:
+        """Yield the reply."""
+        if isinstance(request, RowAsk):
+            return self._rows(partition, request)
+        return _cut(self._document(partition, request))
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def _document(self, partition: int, request: NeighborAsk | SplitAsk | Ping) -> list[Bytes]:
+        if isinstance(request, NeighborAsk):
+            with self._ledger.timed("sampling_s"):
+                return neighbors_document(self._stores[partition].sample(request))
+        if isinstance(request, SplitAsk):
+            return split_document(self._graph.split_part(request.node_type, request.split, partition))
+        return split_document(np.empty(0, np.int64))
+
+    def _rows(self, partition: int, ask: RowAsk) -> Iterator[Chunk]:
+        """Gather whole rows into one buffer after the other, column by column."""
+        store = self._stores[partition]
+        layout = row_layout(self._widths(ask), len(ask.rows))
+        places = np.arange(min(len(ask.rows), CHUNK_BYTES), dtype=np.int64)
+        memory, used = self._buffer(len(layout.header)), len(layout.header)
+        memory[:used] = np.frombuffer(layout.header, np.uint8)
+        for name, spec in layout.specs.items():
+            width = spec.shape[1]
+            row = 0 if width else len(ask.rows)
+            while row < len(ask.rows):
+                fit = min((len(memory) - used) // width, len(ask.rows) - row, len(places))
+                if not fit:
+                    yield Chunk(memory, used, layout.nbytes)
+                    memory, used = self._buffer(width), 0
+                    continue
+                out = memory[used : used + fit * width].reshape(fit, width)
+                piece = RowAsk(kind=ask.kind, columns=(name,), rows=ask.rows[row : row + fit])
+                with self._ledger.timed("gathering_s"):
+                    store.gather(piece, places[:fit], [out])
+                row, used = row + fit, used + fit * width
+        if used:
+            yield Chunk(memory, used, layout.nbytes)
+
+    def _buffer(self, least: int) -> Bytes:
+        return self._pool.take() if least <= self._pool.buffer_bytes else np.empty(least, np.uint8)
+
+    def _widths(self, ask: RowAsk) -> dict[str, int]:
+        schema = self._graph.schema
+        columns = (
+            schema.nodes[ask.kind].columns if isinstance(ask.kind, str) else schema.edges[ask.kind].columns
+        )
+        return {name: columns[name].row_bytes for name in ask.columns}
+
+    def _edge_counter(self, partition: int) -> _EdgeCounter:
+        return _EdgeCounter(self._graph, partition)
+
+
+class _EdgeCounter:
+    """Tells how many edges of a type a partition has."""
+
+    def __init__(self, graph: Graph, partition: int) -> None:
+        self._graph = graph
+        self._partition = partition
+
+    def __call__(self, edge_type: EdgeType) -> int:
+        return len(self._graph.topology(edge_type, self._partition)["indices"])
+
+
+def _cut(pieces: list[Bytes]) -> Iterator[Chunk]:
+    """Yield a document chunk by chunk, without a copy where it is large."""
+    total = sum(len(piece) for piece in pieces)
+    if total <= _SMALL_BYTES:
+        yield Chunk(np.concatenate(pieces), total, total)
+        return
+    for piece in pieces:
+        for at in range(0, len(piece), CHUNK_BYTES):
+            part = piece[at : at + CHUNK_BYTES]
+            yield Chunk(part, len(part), total)

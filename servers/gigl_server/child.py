@@ -1,0 +1,78 @@
+"""The peer service as the child of a rank: told what to serve over a socket, ends with its parent."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.errors import GiglError
+from gigl_loader.graph.folder import folder_from
+from gigl_loader.graph.graph import Graph
+from gigl_loader.processes import leave_with
+from gigl_loader.rpc.credentials import Credentials
+from gigl_server.server import build_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gigl_server.server import PeerServer
+
+__all__ = ["main"]
+
+
+def main(link: socket.socket) -> None:
+    """Serve until the parent closes its end of ``link``, or ends. The first line says what to serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
+    with link, link.makefile("rb") as lines:
+        order = json.loads(lines.readline() or b"null")
+        if order is None:
+            return
+        leave_with(order["parent_pid"])
+        _introduce(order["host_index"])
+        try:
+            server = _server(order)
+        except (GiglError, OSError, ValueError) as error:
+            _say(link, {"error": [_kind(error), str(error)]})
+            return
+        with server:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            _say(link, {"endpoint": server.endpoint.to_json()})
+            with suppress(OSError):
+                link.recv(1)
+
+
+def _server(order: Mapping[str, Any]) -> PeerServer:
+    parts = order["partitions"]
+    return build_server(
+        Graph.open(folder_from(order["reference"]), parts=parts),
+        parts,
+        order["listen"],
+        Credentials.from_json(order["credentials"]),
+        advertise=order["advertise"],
+        data_port=order["data_port"],
+        host_index=order["host_index"],
+    )
+
+
+def _introduce(host_index: int) -> None:
+    """Make the process known: in ``top``, in its log, and in its last words."""
+    faulthandler.enable()
+    logging.basicConfig(format=f"gigl peer service of host {host_index}: %(levelname)s %(message)s")
+    with suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write("gigl-peer")
+
+
+def _kind(error: Exception) -> str:
+    kinds = (OSError, ValueError, GiglError)
+    return next(kind.__name__ for kind in kinds if isinstance(error, kind))
+
+
+def _say(link: socket.socket, document: object) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # The parent gave up.
+        link.sendall(json.dumps(document).encode() + b"\n")

@@ -1,0 +1,160 @@
+"""A peer service: both ports, the graph behind them, and the way to end them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_server.answers import Answers
+from gigl_server.control import ControlService
+from gigl_server.data import DataService
+from gigl_server.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.rpc.credentials import Credentials
+
+__all__ = ["PeerServer", "build_server"]
+
+_SHUTDOWN_S = 5.0
+
+
+class PeerServer:
+    """A service that answers until it is closed."""
+
+    def __init__(
+        self, endpoint: Endpoint, control: ControlService, data: DataService, answers: Answers
+    ) -> None:
+        self.endpoint = endpoint
+        self._control = control
+        self._data = data
+        self._answers = answers
+
+    def close(self) -> None:
+        """Stop listening and end calls under way. Closing twice is fine."""
+        self._control.close()
+        _shut_down(self._data)
+        self._answers.close()
+
+    def __enter__(self) -> PeerServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def build_server(
+    graph: Graph,
+    partitions: Sequence[int],
+    listen: str,
+    credentials: Credentials,
+    *,
+    advertise: str | None = None,
+    data_port: int | None = None,
+    host_index: int = 0,
+) -> PeerServer:
+    """Serve ``partitions`` of ``graph``. Returns when both ports answer.
+
+    ``listen`` is ``HOST:PORT`` of the control port; data goes over the port after it, or ``data_port``.
+    Port 0 takes free ones. Others are told to come to ``advertise`` (a name or an address without a
+    port), which is needed where ``listen`` stands for all addresses of the host. ``OSError`` where the
+    ports cannot be had, ``ValueError`` for arguments that cannot be right.
+    """
+    address = Address.parse(listen)
+    host = _reachable(address, advertise)
+    if not credentials.certificate and not credentials.insecure and not address.is_loopback:
+        raise ValueError(
+            f"{address} can be reached from other hosts, which needs TLS: give a certificate and its key, "
+            "or say insecure=True on a network that you trust"
+        )
+    data_address = replace(
+        address, port=(address.port and address.port + 1) if data_port is None else data_port
+    )
+    _check_free(address)
+    _check_free(data_address)
+    ledger = Ledger()
+    answers = Answers(graph, partitions, ledger)
+    data = _data_service(data_address, answers, ledger, credentials)
+    try:
+        control = ControlService(
+            address,
+            credentials,
+            ledger,
+            graph=graph.manifest.digest,
+            partitions=partitions,
+            data_port=data.port,
+        )
+    except BaseException:
+        _shut_down(data)
+        raise
+    endpoint = Endpoint(
+        host_index=host_index,
+        host=host,
+        control_port=control.port,
+        data_port=data.port,
+        partitions=tuple(sorted(partitions)),
+        certificate=credentials.trusted,
+    )
+    return PeerServer(endpoint, control, data, answers)
+
+
+def _check_free(address: Address) -> None:
+    """Raise ``OSError`` naming ``address`` if nobody could listen there, and say why.
+
+    gRPC says no more than that it failed.
+    """
+    try:
+        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(f"cannot listen on {address}: {reason}; {_advice(error)}") from None
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "choose another port, or 0 for a free one"
+    if error.errno == errno.EACCES:
+        return "choose a port from 1024 on"
+    return "give an address of this host"
+
+
+def _reachable(address: Address, advertise: str | None) -> str:
+    if advertise is not None:
+        return Address(advertise, 1).host
+    if address.is_wildcard:
+        raise ValueError(
+            f"{address} stands for every address of this host: say which one others shall use (advertise)"
+        )
+    return address.host
+
+
+def _data_service(
+    address: Address, answers: Answers, ledger: Ledger, credentials: Credentials
+) -> DataService:
+    secure = bool(credentials.certificate)
+    options = {"tls_certificates": [(credentials.certificate, credentials.key)]} if secure else {}
+    location = f"grpc+{'tls' if secure else 'tcp'}://{address}"
+    try:
+        return DataService(location, answers, ledger, credentials, **options)
+    except Exception as error:  # pyarrow has no class of its own for this.
+        raise OSError(f"cannot listen on {address}: {error}") from None
+
+
+def _shut_down(data: DataService) -> None:
+    """End the data port. It waits for calls under way, which a stalled caller can hold for long."""
+    ender = threading.Thread(target=data.shutdown, name="data shutdown", daemon=True)
+    ender.start()
+    ender.join(_SHUTDOWN_S)
