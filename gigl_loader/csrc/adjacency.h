@@ -19,15 +19,25 @@ struct AdjacencyPart {
   int64_t first_slot;    // edges in the parts before this one
 };
 
-// One edge type on this host. The parts follow each other without gaps from position 0.
+// What is kept of a sampled edge besides its neighbour.
+struct Collect {
+  bool with_edge_ids;
+  bool with_slots;  // its place in adjacency order
+};
+
+// One edge type on this host. The parts, at least one, follow each other without gaps.
 struct AdjacencyView {
   std::vector<AdjacencyPart> parts;
   bool wide_indices;
   bool wide_edge_ids;
 
+  // The targets are the positions [first_target(), end_target()).
+  int64_t first_target() const { return parts.front().first_target; }
+  int64_t end_target() const { return parts.back().first_target + parts.back().num_targets; }
+
   // The part that owns a target, or nullptr for a position outside all parts.
   const AdjacencyPart* Owner(int64_t target) const {
-    if (target < 0) return nullptr;
+    if (target < first_target()) return nullptr;
     for (const AdjacencyPart& part : parts) {
       if (target < part.first_target + part.num_targets) return &part;
     }

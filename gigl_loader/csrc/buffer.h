@@ -22,11 +22,21 @@ class Buffer {
     size_ += count;
     return end;
   }
+  // Makes room for `count` elements in all without adding any.
+  void Reserve(size_t count) {
+    if (count > capacity_) Grow(count);
+  }
   void Push(T value) { *Extend(1) = value; }
   void Clear() { size_ = 0; }
 
   // Keeps the first `count` elements.
   void Truncate(size_t count) { size_ = count; }
+
+  // Gives the memory away and is empty.
+  std::unique_ptr<T[]> Release() {
+    size_ = capacity_ = 0;
+    return std::move(data_);
+  }
 
   // Asks for the memory where the next `count` elements will go. Stores leave the core in order, so
   // that one which has to wait for its cache line holds up all others.

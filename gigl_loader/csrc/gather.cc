@@ -51,52 +51,102 @@ struct CopyStreaming {
 struct Column {
   std::span<const std::byte* const> parts;
   std::span<const int64_t> bounds;
+  std::span<const int64_t> positions;
   int64_t row_bytes;
 
-  bool Holds(int64_t position) const { return position >= bounds.front() && position < bounds.back(); }
-
-  const std::byte* Row(int64_t position) const {
+  // Row i of the copy, or nullptr for a position outside the column.
+  const std::byte* From(int64_t i) const {
+    const int64_t position = positions[i];
+    if (position < bounds.front() || position >= bounds.back()) return nullptr;
     size_t part = 0;
     while (position >= bounds[part + 1]) ++part;
     return parts[part] + (position - bounds[part]) * row_bytes;
   }
 };
 
-template <typename Copy>
-int64_t GatherRows(const Column& column, std::span<const int64_t> positions, Copy copy, std::byte* out) {
-  const int64_t count = static_cast<int64_t>(positions.size());
-  const int64_t ahead = std::clamp<int64_t>(kPrefetchBytes / std::max<int64_t>(column.row_bytes, 1), 2, 64);
+// Rows of one block, one after the other or picked.
+struct Block {
+  RowBlock source;
+  std::span<const int64_t> rows;
+  int64_t row_bytes;
+
+  const std::byte* From(int64_t i) const {
+    const int64_t row = rows.empty() ? i : rows[i] - source.first;
+    return row >= 0 && row < source.num_rows ? source.data + row * row_bytes : nullptr;
+  }
+};
+
+// Rows that are written one after the other.
+struct InOrder {
+  std::byte* out;
+  int64_t row_bytes;
+  std::byte* To(int64_t i) const { return out + i * row_bytes; }
+};
+
+// Rows that are written all over a matrix.
+struct Scattered {
+  std::byte* out;
+  int64_t num_rows;
+  std::span<const int64_t> places;
+  int64_t row_bytes;
+  std::byte* To(int64_t i) const {
+    return places[i] >= 0 && places[i] < num_rows ? out + places[i] * row_bytes : nullptr;
+  }
+};
+
+template <typename Source, typename Target, typename Copy>
+int64_t CopyEach(const Source& source, const Target& target, int64_t count, int64_t row_bytes, Copy copy) {
+  const int64_t ahead = std::clamp<int64_t>(kPrefetchBytes / std::max<int64_t>(row_bytes, 1), 2, 64);
   for (int64_t i = 0; i < count; ++i) {
-    if (i + ahead < count && column.Holds(positions[i + ahead])) {
-      PrefetchRow(column.Row(positions[i + ahead]), column.row_bytes);
+    if (i + ahead < count) {
+      const std::byte* next = source.From(i + ahead);
+      if (next != nullptr) PrefetchRow(next, row_bytes);
     }
-    if (!column.Holds(positions[i])) return i;
-    copy(out + i * column.row_bytes, column.Row(positions[i]));
+    const std::byte* from = source.From(i);
+    std::byte* to = target.To(i);
+    if (from == nullptr || to == nullptr) return i;
+    copy(to, from);
   }
   return -1;
+}
+
+// Chooses how rows of this size are copied. Rows that lie side by side may share a cache line with
+// their neighbours; scattered ones bypass the caches only where each fills its lines.
+template <typename Source, typename Target>
+int64_t Copy(const Source& source, const Target& target, int64_t count, int64_t row_bytes, int64_t stream_unit) {
+  switch (row_bytes) {
+    case 1: return CopyEach(source, target, count, row_bytes, CopyFixed<1>{});
+    case 2: return CopyEach(source, target, count, row_bytes, CopyFixed<2>{});
+    case 4: return CopyEach(source, target, count, row_bytes, CopyFixed<4>{});
+    case 8: return CopyEach(source, target, count, row_bytes, CopyFixed<8>{});
+    default: break;
+  }
+#if defined(__SSE2__)
+  const bool aligned = row_bytes % stream_unit == 0 && reinterpret_cast<uintptr_t>(target.out) % stream_unit == 0;
+  if (aligned && row_bytes * count >= kStreamBytes) {
+    const int64_t wrong = CopyEach(source, target, count, row_bytes, CopyStreaming{row_bytes});
+    _mm_sfence();  // the reader may be another process: let it see the rows before it hears of them
+    return wrong;
+  }
+#endif
+  return CopyEach(source, target, count, row_bytes, CopyPlain{row_bytes});
 }
 
 }  // namespace
 
 int64_t Gather(std::span<const std::byte* const> parts, std::span<const int64_t> bounds,
                std::span<const int64_t> positions, int64_t row_bytes, std::byte* out) {
-  const Column column{parts, bounds, row_bytes};
-  switch (row_bytes) {
-    case 1: return GatherRows(column, positions, CopyFixed<1>{}, out);
-    case 2: return GatherRows(column, positions, CopyFixed<2>{}, out);
-    case 4: return GatherRows(column, positions, CopyFixed<4>{}, out);
-    case 8: return GatherRows(column, positions, CopyFixed<8>{}, out);
-    default: break;
-  }
-#if defined(__SSE2__)
-  const bool aligned = row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
-  if (aligned && row_bytes * static_cast<int64_t>(positions.size()) >= kStreamBytes) {
-    const int64_t wrong = GatherRows(column, positions, CopyStreaming{row_bytes}, out);
-    _mm_sfence();  // the reader may be another process: let it see the rows before it hears of them
-    return wrong;
-  }
-#endif
-  return GatherRows(column, positions, CopyPlain{row_bytes}, out);
+  const int64_t count = static_cast<int64_t>(positions.size());
+  return Copy(Column{parts, bounds, positions, row_bytes}, InOrder{out, row_bytes}, count, row_bytes, 16);
+}
+
+int64_t CopyRows(const RowBlock& source, std::span<const int64_t> rows, std::span<const int64_t> places,
+                 int64_t count, int64_t row_bytes, std::byte* out, int64_t out_rows) {
+  const Block block{source, rows, row_bytes};
+  if (!places.empty()) return Copy(block, Scattered{out, out_rows, places, row_bytes}, count, row_bytes, kLine);
+  const int64_t fitting = std::min(count, out_rows);
+  const int64_t wrong = Copy(block, InOrder{out, row_bytes}, fitting, row_bytes, 16);
+  return wrong < 0 && fitting < count ? fitting : wrong;
 }
 
 void ExpandEdges(std::span<const int32_t> rows, std::span<const int64_t> colptr,

@@ -1,4 +1,4 @@
-// Copies of rows and the expansion of compact edges.
+// Copies of rows, and the expansion of compact edges.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,19 @@ namespace gigl {
 // [bounds[p], bounds[p + 1]). Returns the index of a position outside the bounds, or -1.
 int64_t Gather(std::span<const std::byte* const> parts, std::span<const int64_t> bounds,
                std::span<const int64_t> positions, int64_t row_bytes, std::byte* out);
+
+// One block of rows, row r of which is named first + r.
+struct RowBlock {
+  const std::byte* data;
+  int64_t num_rows;
+  int64_t first;
+};
+
+// Gathers and scatters in one: copies row rows[i] of `source` to row places[i] of `out`, which has
+// `out_rows`. An empty `rows` or `places` stands for 0 .. count - 1 (rows counted from the first).
+// Returns the first i with a row or a place outside, or -1. Each place is to be named once.
+int64_t CopyRows(const RowBlock& source, std::span<const int64_t> rows, std::span<const int64_t> places,
+                 int64_t count, int64_t row_bytes, std::byte* out, int64_t out_rows);
 
 // Writes compact edges as two rows of int64: neighbours[e] = rows[e], and targets[e] = t for the
 // edges e in [colptr[t], colptr[t + 1]). colptr must rise from 0 to rows.size().

@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 constexpr uint64_t kShufflePlace = uint64_t{0xFF} << 56;  // no hop has this number
+constexpr uint64_t kUniformPlace = uint64_t{0xFE} << 56;  // nor this one
 
 }  // namespace
 
@@ -30,6 +31,12 @@ void Permutation(uint64_t run_seed, uint64_t epoch, std::span<int64_t> order) {
   }
   std::sort(keyed.begin(), keyed.end());
   for (size_t i = 0; i < keyed.size(); ++i) order[i] = keyed[i].second;
+}
+
+void Uniforms(uint64_t key, std::span<double> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<double>(Philox(key, i, kUniformPlace).first >> 11) * 0x1p-53;
+  }
 }
 
 }  // namespace gigl

@@ -58,4 +58,8 @@ struct DrawAddress {
 // index under the epoch's key, index).
 void Permutation(uint64_t run_seed, uint64_t epoch, std::span<int64_t> order);
 
+// Fills out[i] with a number in [0, 1): the upper 53 bits of the first Philox word of (i, 0xFE << 56),
+// over 2^53.
+void Uniforms(uint64_t key, std::span<double> out);
+
 }  // namespace gigl

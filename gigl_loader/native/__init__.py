@@ -2,22 +2,34 @@
 
 from gigl_loader.native._core import (
     Adjacency,
+    Batch,
+    BatchBuilder,
     NeighborSampler,
     batch_key,
     build_adjacency,
+    copy_rows,
+    draw_hop,
     expand_edges,
     gather,
     permutation,
     philox,
+    split_by_owner,
+    uniforms,
 )
 
 __all__ = [
     "Adjacency",
+    "Batch",
+    "BatchBuilder",
     "NeighborSampler",
     "batch_key",
     "build_adjacency",
+    "copy_rows",
+    "draw_hop",
     "expand_edges",
     "gather",
     "permutation",
     "philox",
+    "split_by_owner",
+    "uniforms",
 ]

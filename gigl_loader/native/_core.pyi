@@ -20,6 +20,9 @@ def batch_key(run_seed: int, epoch: int, seeds: Int64Array) -> int:
 def permutation(run_seed: int, epoch: int, out: Int64Array) -> None:
     """Fill ``out`` with a shuffle of ``0 .. len(out) - 1`` that depends only on seed and epoch."""
 
+def uniforms(key: int, out: npt.NDArray[np.float64]) -> None:
+    """Fill ``out`` with numbers in [0, 1): number i is a function of key and i alone."""
+
 def build_adjacency(
     targets: Int64Array,
     neighbor_ids: Int64Array,
@@ -45,6 +48,48 @@ def gather(
     ``[rows, row bytes]``. ``ValueError`` for a position outside the bounds.
     """
 
+def copy_rows(
+    source: npt.NDArray[np.uint8],
+    rows: Int64Array | None,
+    places: Int64Array | None,
+    out: npt.NDArray[np.uint8],
+    *,
+    first: int = 0,
+) -> None:
+    """Copy row ``rows[i] - first`` of ``source`` to row ``places[i]`` of ``out``: gather and scatter in one.
+
+    ``None`` stands for ``0, 1, ...`` (of ``source``, of ``out``). Places must differ. ``ValueError``
+    for a row or place outside.
+    """
+
+def split_by_owner(values: Int64Array, bounds: Int64Array) -> list[tuple[Int64Array, Int64Array]]:
+    """Return, for every partition, the values that it owns and their indices, in order.
+
+    Partition p owns ``[bounds[p], bounds[p + 1])``. ``ValueError`` for a value outside all.
+    """
+
+def draw_hop(
+    adjacency: Adjacency,
+    node_ids: Int64Array | None,
+    num_neighbors: int,
+    targets: Int64Array,
+    *,
+    key: int,
+    address: int,
+    hop: int,
+    fanout: int,
+    replace: bool,
+    with_edge_ids: bool,
+    with_slots: bool,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]:
+    """Draw the neighbours of ``targets`` (positions) at one hop, as the fused sampler would.
+
+    Returns counts [T]; positions [E] and edge ids [E], each as wide as the adjacency has them; slots
+    [E], counted through all parts. ``node_ids`` maps positions of targets to node ids, ``None`` for
+    the identity; neighbours are below ``num_neighbors``. ``ValueError`` for a target outside the
+    adjacency, ``RuntimeError`` for damaged lists.
+    """
+
 def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Array) -> None:
     """Write compact edges as an ``edge_index``: ``out`` is ``[2, E]``, row 0 = rows, row 1 = targets.
 
@@ -56,6 +101,7 @@ class Adjacency:
 
     Part p covers the target positions ``[bounds[p], bounds[p + 1])`` with ``indptr`` (int64, one more
     than its targets), ``indices`` and ``edge_ids`` (both int32 or int64; the same dtypes in all parts).
+    ``bounds[0]`` need not be 0.
     """
 
     def __init__(
@@ -68,7 +114,27 @@ class Adjacency:
     @property
     def num_edges(self) -> int: ...
 
-class NeighborSampler:
+class Batch:
+    """What can be read of a batch, however it was sampled. Results stay until the next one begins."""
+
+    def nodes_per_hop(self, node_type: int) -> list[int]:
+        """Number of new nodes: seeds first, then each hop."""
+    def edges_per_hop(self, edge_type: int) -> list[int]:
+        """Number of edges of each hop."""
+    def num_targets(self, edge_type: int) -> int:
+        """Number of expanded nodes of the edge type's target type: ``len(colptr) - 1``."""
+    def write_positions(self, node_type: int, out: Int64Array) -> None: ...
+    def write_node_ids(self, node_type: int, out: Int64Array) -> None: ...
+    def write_rows(self, edge_type: int, out: npt.NDArray[np.int32]) -> None: ...
+    def write_colptr(self, edge_type: int, out: Int64Array) -> None: ...
+    def write_edge_ids(self, edge_type: int, out: Int64Array) -> None: ...
+    def write_slots(self, edge_type: int, out: Int64Array) -> None:
+        """Places of the sampled edges in adjacency order, counted through all parts.
+
+        In a ``BatchBuilder``, those of partition p are offset by ``p << 40``.
+        """
+
+class NeighborSampler(Batch):
     """Fused k-hop sampling over all edge types, with scratch memory reused from batch to batch.
 
     Edge type e leads from neighbours of node type ``neighbor_types[e]`` to targets of node type
@@ -92,16 +158,42 @@ class NeighborSampler:
     ) -> None: ...
     def sample(self, seed_type: int, seeds: Int64Array, key: int) -> None:
         """Sample around these positions (duplicates collapse). Results stay until the next call."""
-    def nodes_per_hop(self, node_type: int) -> list[int]:
-        """Number of new nodes: seeds first, then each hop."""
-    def edges_per_hop(self, edge_type: int) -> list[int]:
-        """Number of edges of each hop."""
-    def num_targets(self, edge_type: int) -> int:
-        """Number of expanded nodes of the edge type's target type: ``len(colptr) - 1``."""
-    def write_positions(self, node_type: int, out: Int64Array) -> None: ...
-    def write_node_ids(self, node_type: int, out: Int64Array) -> None: ...
-    def write_rows(self, edge_type: int, out: npt.NDArray[np.int32]) -> None: ...
-    def write_colptr(self, edge_type: int, out: Int64Array) -> None: ...
-    def write_edge_ids(self, edge_type: int, out: Int64Array) -> None: ...
-    def write_slots(self, edge_type: int, out: Int64Array) -> None:
-        """Places of the sampled edges in adjacency order, counted through all parts."""
+
+class BatchBuilder(Batch):
+    """A batch that is put together from the answers of partitions.
+
+    ``begin``; then, for every hop: ``split`` the frontier of each target type, ``append`` or ``skip``
+    every edge type in ascending order, ``end_hop``. Nodes get the numbers that ``NeighborSampler`` gives
+    them. ``bounds[t]`` are those of the partitions in node type t. Not thread-safe: one per thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_types: Sequence[int],
+        neighbor_types: Sequence[int],
+        node_ids: Sequence[Int64Array | None],
+        num_nodes: Sequence[int],
+        bounds: Sequence[Int64Array],
+        with_edge_ids: bool,
+        with_slots: bool,
+    ) -> None: ...
+    def begin(self, seed_type: int, seeds: Int64Array) -> None:
+        """Start over with these positions as seeds (duplicates collapse)."""
+    def split(self, node_type: int) -> list[Int64Array]:
+        """Return the targets of the coming hop (positions) by partition."""
+    def append(
+        self,
+        edge_type: int,
+        answers: Sequence[
+            tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]
+        ],
+    ) -> None:
+        """Add what the partitions answered for their share: counts, positions, edge ids, slots.
+
+        ``RuntimeError`` for an answer that cannot be one; the batch must then be begun again.
+        """
+    def skip(self, edge_type: int) -> None:
+        """Add no edge of this type at this hop."""
+    def end_hop(self) -> None:
+        """Make what the hop added the frontier of the next one."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["NeighborAsk", "NeighborStore", "Neighbors", "RowAsk"]
+__all__ = ["NeighborAsk", "NeighborStore", "Neighbors", "RowAsk", "WireCounts"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -63,16 +63,42 @@ class RowAsk:
     """Positions of nodes, or slots of edges within the partition [N]."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireCounts:
+    """What a store has sent and received over a network since it was made."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    calls: int = 0
+    retries: int = 0
+
+    def __add__(self, other: WireCounts) -> WireCounts:
+        return WireCounts(
+            bytes_in=self.bytes_in + other.bytes_in,
+            bytes_out=self.bytes_out + other.bytes_out,
+            calls=self.calls + other.calls,
+            retries=self.retries + other.retries,
+        )
+
+
 class NeighborStore(Protocol):
-    """Answers for the nodes of one partition. Any number of threads may ask at once."""
+    """Answers for the nodes of one partition. Any number of threads may ask at once.
+
+    One that uses a network also has ``wire() -> WireCounts``.
+    """
 
     def sample(self, ask: NeighborAsk) -> Neighbors:
-        """Draw neighbours. ``StorageUnavailable`` where the partition's holder does not answer."""
+        """Draw neighbours: the same for the same ask, always and everywhere.
+
+        ``ValueError`` for a type or target that the partition does not have, ``FormatError`` for a
+        damaged graph or answer, ``StorageUnavailable`` where the partition's holder does not answer.
+        """
 
     def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
-        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``.
+        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``. Errors are those of ``sample``.
 
-        ``out`` has one uint8 matrix of shape [anything, row bytes] per column.
+        ``out`` has one uint8 matrix of shape [anything, row bytes] per column; ``places`` differ. When
+        this returns or raises, nothing more is written.
         """
 
     def close(self) -> None:

@@ -49,7 +49,8 @@ def test_an_adjacency_converts_nothing(indptr: np.ndarray[Any, Any]) -> None:
         ([0, 3], [0, 1, 2], np.int32, np.int32, ValueError, "one entry more than its part"),
         ([0, 2], [0, 1, 2], np.int16, np.int32, TypeError, "indices must be int32 or int64"),
         ([0, 2], [0, 1, 2], np.int32, np.float64, TypeError, "edge_ids must be int32 or int64"),
-        ([1, 3], [0, 1, 2], np.int32, np.int32, ValueError, "start at 0"),
+        ([-1, 1], [0, 1, 2], np.int32, np.int32, ValueError, "must not be negative"),
+        ([2, 0], [0, 1, 2], np.int32, np.int32, ValueError, "must not fall"),
     ],
 )
 def test_an_adjacency_refuses_what_does_not_fit(

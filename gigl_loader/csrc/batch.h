@@ -1,0 +1,86 @@
+// What a sampled batch is made of, whoever draws its edges.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "adjacency.h"
+#include "buffer.h"
+#include "node_table.h"
+
+namespace gigl {
+
+// One node type as a batch sees it.
+struct NodeTypePlan {
+  int64_t count;
+  const int64_t* ids;  // position -> node id; nullptr where they are equal
+};
+
+// The node types that an edge type joins.
+struct EdgeEnds {
+  int target_type;    // its nodes are expanded
+  int neighbor_type;  // what expanding them finds
+};
+
+// The nodes of one type, as positions in first-seen order. Those that the last hop added are the
+// frontier, which the next one expands.
+struct BatchNodes {
+  NodeTypePlan plan;
+  std::variant<NodeTable<uint32_t>, NodeTable<uint64_t>> table;
+  int64_t frontier_begin = 0;
+  int64_t frontier_end = 0;
+  std::vector<int64_t> per_hop;  // seeds, then the new ones of each hop
+
+  std::span<const int64_t> positions() const {
+    return std::visit([](const auto& t) { return t.nodes(); }, table);
+  }
+  std::span<const int64_t> frontier() const {
+    return positions().subspan(frontier_begin, frontier_end - frontier_begin);
+  }
+};
+
+// The edges of one type, grouped by target: edge e of target t has colptr[t] <= e < colptr[t + 1],
+// and rows[e] is the local index of its neighbour.
+struct BatchEdges {
+  EdgeEnds ends;
+  Buffer<int32_t> rows;
+  Buffer<int64_t> colptr;
+  Buffer<int64_t> edge_ids;  // empty unless asked for
+  Buffer<int64_t> slots;     // empty unless asked for
+  std::vector<int64_t> per_hop;
+
+  void Clear();
+
+  // Ends a hop that took no edge of `num_targets` targets.
+  void AddNone(int64_t num_targets);
+};
+
+// A batch under way: Begin; then, for every hop, edges of every edge type in order, then EndHop.
+// Its memory is reused from batch to batch. Not thread-safe.
+class Batch {
+ public:
+  Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect);
+
+  // Starts over with these seeds. Throws std::out_of_range for a seed outside its type.
+  void Begin(int seed_type, std::span<const int64_t> seeds);
+
+  // What the hop added is the next frontier.
+  void EndHop();
+
+  BatchNodes& nodes(int type) { return nodes_.at(type); }
+  BatchEdges& edges(int type) { return edges_.at(type); }
+  const BatchNodes& nodes(int type) const { return nodes_.at(type); }
+  const BatchEdges& edges(int type) const { return edges_.at(type); }
+  const Collect& collect() const { return collect_; }
+  int num_node_types() const { return static_cast<int>(nodes_.size()); }
+  int num_edge_types() const { return static_cast<int>(edges_.size()); }
+
+ private:
+  std::vector<BatchNodes> nodes_;
+  std::vector<BatchEdges> edges_;
+  Collect collect_;
+};
+
+}  // namespace gigl

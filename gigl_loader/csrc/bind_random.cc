@@ -1,0 +1,40 @@
+#include <nanobind/stl/pair.h>
+
+#include <utility>
+
+#include "binding.h"
+#include "random.h"
+
+namespace gigl {
+namespace {
+
+std::pair<uint64_t, uint64_t> BindPhilox(uint64_t key, uint64_t low, uint64_t high) {
+  const Words words = Philox(key, low, high);
+  return {words.first, words.second};
+}
+
+uint64_t BindBatchKey(uint64_t run_seed, uint64_t epoch, const Array<const int64_t>& seeds) {
+  return BatchKey(run_seed, epoch, Span(seeds));
+}
+
+void BindPermutation(uint64_t run_seed, uint64_t epoch, const Array<int64_t>& out) {
+  nb::gil_scoped_release release;
+  Permutation(run_seed, epoch, Span(out));
+}
+
+void BindUniforms(uint64_t key, const Array<double>& out) {
+  nb::gil_scoped_release release;
+  Uniforms(key, Span(out));
+}
+
+}  // namespace
+
+void BindRandom(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("philox", &BindPhilox, "key"_a, "low"_a, "high"_a);
+  m.def("batch_key", &BindBatchKey, "run_seed"_a, "epoch"_a, "seeds"_a.noconvert());
+  m.def("permutation", &BindPermutation, "run_seed"_a, "epoch"_a, "out"_a.noconvert());
+  m.def("uniforms", &BindUniforms, "key"_a, "out"_a.noconvert());
+}
+
+}  // namespace gigl

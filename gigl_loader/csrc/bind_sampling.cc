@@ -1,0 +1,382 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "adjacency.h"
+#include "batch.h"
+#include "binding.h"
+#include "hop.h"
+#include "neighbor_sampler.h"
+#include "routing.h"
+#include "stitch.h"
+
+namespace gigl {
+namespace {
+
+void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const int64_t>& neighbor_ids,
+                        const Array<const int64_t>& edge_ids, const Array<int64_t>& indptr,
+                        const Array<int64_t>& order) {
+  Require(neighbor_ids.shape(0) == targets.shape(0), "neighbor_ids and targets differ in length");
+  Require(edge_ids.shape(0) == targets.shape(0), "edge_ids and targets differ in length");
+  Require(order.shape(0) == targets.shape(0), "order and targets differ in length");
+  Require(indptr.shape(0) > 0, "indptr needs at least one entry");
+  int64_t wrong;
+  {
+    nb::gil_scoped_release release;
+    wrong = BuildAdjacency(Span(targets), Span(neighbor_ids), Span(edge_ids), Span(indptr), Span(order));
+  }
+  Require(wrong < 0, "edge " + std::to_string(wrong) + " has a target outside [0, " +
+                         std::to_string(indptr.shape(0) - 1) + ")");
+}
+
+// One edge type with the arrays that it lies in.
+class Adjacency {
+ public:
+  Adjacency(const Array<const int64_t>& bounds, std::vector<Array<const int64_t>> indptr,
+            std::vector<AnyArray> indices, std::vector<AnyArray> edge_ids)
+      : indptr_(std::move(indptr)), indices_(std::move(indices)), edge_ids_(std::move(edge_ids)) {
+    const size_t parts = indptr_.size();
+    Require(parts > 0, "an adjacency needs at least one part");
+    Require(indices_.size() == parts && edge_ids_.size() == parts, "indptr, indices and edge_ids differ in number of parts");
+    Require(bounds.shape(0) == parts + 1, "bounds must have one entry more than there are parts");
+    Require(bounds(0) >= 0, "bounds must not be negative");
+    RequireRising(Span(bounds));
+    view_.wide_indices = IsWide(indices_[0], "indices");
+    view_.wide_edge_ids = IsWide(edge_ids_[0], "edge_ids");
+    for (size_t p = 0; p < parts; ++p) Add(p, bounds(p), bounds(p + 1));
+  }
+
+  const AdjacencyView& view() const { return view_; }
+  int64_t num_edges() const { return view_.parts.back().first_slot + view_.parts.back().num_edges; }
+
+ private:
+  void Add(size_t p, int64_t first, int64_t last) {
+    Require(IsWide(indices_[p], "indices") == view_.wide_indices, "indices of all parts need one dtype");
+    Require(IsWide(edge_ids_[p], "edge_ids") == view_.wide_edge_ids, "edge_ids of all parts need one dtype");
+    Require(static_cast<int64_t>(indptr_[p].shape(0)) == last - first + 1, "indptr must have one entry more than its part has targets");
+    Require(edge_ids_[p].shape(0) == indices_[p].shape(0), "edge_ids and indices differ in length");
+    const int64_t before = view_.parts.empty() ? 0 : num_edges();
+    view_.parts.push_back({indptr_[p].data(), indices_[p].data(), edge_ids_[p].data(), last - first,
+                           static_cast<int64_t>(indices_[p].shape(0)), first, before});
+  }
+
+  std::vector<Array<const int64_t>> indptr_;
+  std::vector<AnyArray> indices_;
+  std::vector<AnyArray> edge_ids_;
+  AdjacencyView view_;
+};
+
+using NodeIds = std::optional<Array<const int64_t>>;
+
+void RequireType(int type, int count) {
+  Require(type >= 0 && type < count, "type " + std::to_string(type) + " of " + std::to_string(count));
+}
+
+HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, int32_t fanout, bool replace) {
+  Require(address < (1u << 24), "an address has 24 bits");
+  Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
+  Require(fanout >= -1, "a fanout is -1, 0 or positive");
+  return {key, address, hop, fanout, replace};
+}
+
+// An array of either width as Python gets it; None where it was not asked for.
+nb::object HandOverEither(NarrowOrWide&& buffer) {
+  return std::visit([](auto& each) { return nb::cast(gigl::HandOver(std::move(each))); }, buffer);
+}
+
+nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
+                      const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, int32_t fanout,
+                      bool replace, bool with_edge_ids, bool with_slots) {
+  const HopDraw draw = CheckedDraw(key, address, hop, fanout, replace);
+  Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
+  DrawnHop drawn;
+  {
+    nb::gil_scoped_release release;
+    drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr, num_neighbors, Span(targets), draw,
+                    {with_edge_ids, with_slots});
+  }
+  return nb::make_tuple(HandOver(std::move(drawn.counts)), HandOverEither(std::move(drawn.positions)),
+                        with_edge_ids ? HandOverEither(std::move(drawn.edge_ids)) : nb::none(),
+                        with_slots ? nb::cast(HandOver(std::move(drawn.slots))) : nb::none());
+}
+
+// The nodes of a batch's types, with the arrays that they lie in.
+class NodePlans {
+ public:
+  NodePlans(std::vector<NodeIds> node_ids, const std::vector<int64_t>& num_nodes) : node_ids_(std::move(node_ids)) {
+    Require(node_ids_.size() == num_nodes.size(), "node_ids and num_nodes differ in length");
+    for (size_t t = 0; t < num_nodes.size(); ++t) {
+      Require(num_nodes[t] >= 0, "num_nodes must not be negative");
+      Require(!node_ids_[t] || static_cast<int64_t>(node_ids_[t]->shape(0)) == num_nodes[t], "node_ids must have one entry per node");
+      plans_.push_back({num_nodes[t], node_ids_[t] ? node_ids_[t]->data() : nullptr});
+    }
+  }
+
+  const std::vector<NodeTypePlan>& plans() const { return plans_; }
+  int size() const { return static_cast<int>(plans_.size()); }
+
+ private:
+  std::vector<NodeIds> node_ids_;
+  std::vector<NodeTypePlan> plans_;
+};
+
+// What can be read of a batch, however it was sampled.
+class BoundBatch {
+ public:
+  BoundBatch() = default;
+  BoundBatch(const BoundBatch&) = delete;
+  virtual ~BoundBatch() = default;
+  virtual const Batch& batch() const = 0;
+
+  std::vector<int64_t> NodesPerHop(int type) const { return Nodes(type).per_hop; }
+  std::vector<int64_t> EdgesPerHop(int type) const { return Edges(type).per_hop; }
+  int64_t NumTargets(int type) const { return static_cast<int64_t>(Edges(type).colptr.size()) - 1; }
+
+  void WritePositions(int type, const Array<int64_t>& out) const { Write(Nodes(type).positions(), out); }
+  void WriteRows(int type, const Array<int32_t>& out) const { Write(Edges(type).rows.view(), out); }
+  void WriteColptr(int type, const Array<int64_t>& out) const { Write(Edges(type).colptr.view(), out); }
+
+  void WriteEdgeIds(int type, const Array<int64_t>& out) const {
+    Require(batch().collect().with_edge_ids, "this sampler does not collect edge ids");
+    Write(Edges(type).edge_ids.view(), out);
+  }
+
+  void WriteSlots(int type, const Array<int64_t>& out) const {
+    Require(batch().collect().with_slots, "this sampler does not collect slots");
+    Write(Edges(type).slots.view(), out);
+  }
+
+  void WriteNodeIds(int type, const Array<int64_t>& out) const {
+    const std::span<const int64_t> positions = Nodes(type).positions();
+    const int64_t* ids = Nodes(type).plan.ids;
+    if (ids == nullptr) return Write(positions, out);
+    RequireLength(positions.size(), out.shape(0));
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < positions.size(); ++i) out.data()[i] = ids[positions[i]];
+  }
+
+ protected:
+  const BatchNodes& Nodes(int type) const {
+    RequireType(type, batch().num_node_types());
+    return batch().nodes(type);
+  }
+  const BatchEdges& Edges(int type) const {
+    RequireType(type, batch().num_edge_types());
+    return batch().edges(type);
+  }
+
+ private:
+  static void RequireLength(size_t have, size_t given) {
+    Require(have == given, "out has " + std::to_string(given) + " entries, needs " + std::to_string(have));
+  }
+
+  template <typename T>
+  static void Write(std::span<const T> values, const Array<std::remove_const_t<T>>& out) {
+    RequireLength(values.size(), out.shape(0));
+    nb::gil_scoped_release release;
+    std::copy(values.begin(), values.end(), out.data());
+  }
+};
+
+// A sampler with the objects that its plans point into.
+class BoundSampler : public BoundBatch {
+ public:
+  BoundSampler(nb::sequence adjacencies, const std::vector<int>& target_types,
+               const std::vector<int>& neighbor_types, const std::vector<uint32_t>& addresses,
+               const std::vector<std::vector<int32_t>>& fanouts, std::vector<NodeIds> node_ids,
+               const std::vector<int64_t>& num_nodes, bool replace, bool with_edge_ids, bool with_slots)
+      : nodes_(std::move(node_ids), num_nodes) {
+    const size_t count = target_types.size();
+    Require(nb::len(adjacencies) == count && neighbor_types.size() == count && addresses.size() == count && fanouts.size() == count,
+            "adjacencies, types, addresses and fanouts differ in length");
+    std::vector<EdgeTypePlan> edges;
+    for (size_t e = 0; e < count; ++e) {
+      keep_.push_back(nb::borrow<nb::object>(adjacencies[e]));
+      if (!nb::isinstance<Adjacency>(keep_.back())) throw nb::type_error("adjacencies must be of class Adjacency");
+      const AdjacencyView& view = nb::cast<const Adjacency&>(keep_.back()).view();
+      RequireType(target_types[e], nodes_.size());
+      RequireType(neighbor_types[e], nodes_.size());
+      Require(view.first_target() == 0 && view.end_target() == nodes_.plans()[target_types[e]].count, "an adjacency must cover its target type");
+      Require(addresses[e] < (1u << 24), "an address has 24 bits");
+      Require(fanouts[e].size() == fanouts[0].size() && fanouts[e].size() < 255, "all edge types need the same number of hops, below 255");
+      for (const int32_t fanout : fanouts[e]) Require(fanout >= -1, "a fanout is -1, 0 or positive");
+      edges.push_back({&view, {target_types[e], neighbor_types[e]}, addresses[e], fanouts[e]});
+    }
+    sampler_.emplace(nodes_.plans(), std::move(edges), SamplerOptions{replace, {with_edge_ids, with_slots}});
+  }
+
+  const Batch& batch() const override { return sampler_->batch(); }
+
+  void Sample(int seed_type, const Array<const int64_t>& seeds, uint64_t key) {
+    RequireType(seed_type, nodes_.size());
+    nb::gil_scoped_release release;
+    sampler_->Sample(seed_type, Span(seeds), key);
+  }
+
+ private:
+  std::vector<nb::object> keep_;
+  NodePlans nodes_;
+  std::optional<NeighborSampler> sampler_;
+};
+
+// What a partition answered: counts, positions, edge ids and slots.
+using AnswerArrays = std::tuple<Array<const int32_t>, AnyArray, std::optional<AnyArray>, std::optional<Array<const int64_t>>>;
+
+// A batch that is put together hop by hop from the answers of partitions.
+class BatchBuilder : public BoundBatch {
+ public:
+  BatchBuilder(const std::vector<int>& target_types, const std::vector<int>& neighbor_types,
+               std::vector<NodeIds> node_ids, const std::vector<int64_t>& num_nodes,
+               std::vector<Array<const int64_t>> bounds, bool with_edge_ids, bool with_slots)
+      : nodes_(std::move(node_ids), num_nodes), bounds_(std::move(bounds)), owners_(num_nodes.size()) {
+    Require(target_types.size() == neighbor_types.size(), "target_types and neighbor_types differ in length");
+    Require(bounds_.size() == num_nodes.size(), "bounds and num_nodes differ in length");
+    for (size_t t = 0; t < bounds_.size(); ++t) CheckBounds(Span(bounds_[t]), num_nodes[t]);
+    std::vector<EdgeEnds> ends;
+    for (size_t e = 0; e < target_types.size(); ++e) {
+      RequireType(target_types[e], nodes_.size());
+      RequireType(neighbor_types[e], nodes_.size());
+      ends.push_back({target_types[e], neighbor_types[e]});
+    }
+    batch_.emplace(nodes_.plans(), ends, Collect{with_edge_ids, with_slots});
+  }
+
+  const Batch& batch() const override { return *batch_; }
+
+  void Begin(int seed_type, const Array<const int64_t>& seeds) {
+    RequireType(seed_type, nodes_.size());
+    ForgetOwners();
+    nb::gil_scoped_release release;
+    batch_->Begin(seed_type, Span(seeds));
+  }
+
+  void EndHop() {
+    ForgetOwners();
+    batch_->EndHop();
+  }
+
+  void Skip(int edge_type) {
+    const int64_t num_targets = static_cast<int64_t>(Targets(edge_type).frontier().size());
+    batch_->edges(edge_type).AddNone(num_targets);
+  }
+
+  // The frontier of a node type by owner. Owners are kept for Append.
+  std::vector<NewArray<int64_t>> Split(int node_type) {
+    const std::span<const int64_t> frontier = Nodes(node_type).frontier();
+    const std::span<const int64_t> bounds = Span(bounds_[node_type]);
+    const size_t parts = bounds.size() - 1;
+    std::vector<std::unique_ptr<int64_t[]>> mine;
+    std::vector<int64_t> counts(parts);
+    {
+      nb::gil_scoped_release release;
+      Buffer<uint16_t>& owners = owners_[node_type];
+      owners.Clear();
+      const std::span<uint16_t> room(owners.Extend(frontier.size()), frontier.size());
+      FindOwners(frontier, bounds, room, counts);  // all are inside: their type's count ends the bounds
+      std::vector<int64_t*> next;
+      for (size_t p = 0; p < parts; ++p) {
+        next.push_back(mine.emplace_back(new int64_t[counts[p]]).get());
+      }
+      DealOut(frontier, room, next, {});
+    }
+    std::vector<NewArray<int64_t>> result;
+    for (size_t p = 0; p < parts; ++p) result.push_back(HandOver(std::move(mine[p]), counts[p]));
+    return result;
+  }
+
+  void Append(int edge_type, const std::vector<AnswerArrays>& arrays) {
+    const int target_type = Targets(edge_type, arrays.size());
+    std::vector<HopAnswer> answers;
+    for (const auto& [counts, positions, edge_ids, slots] : arrays) {
+      const size_t count = positions.shape(0);
+      const Collect& collect = batch_->collect();
+      Require(!collect.with_edge_ids || (edge_ids && edge_ids->shape(0) == count), "an answer needs one edge id per neighbour");
+      Require(!collect.with_slots || (slots && slots->shape(0) == count), "an answer needs one slot per neighbour");
+      answers.push_back({Span(counts), positions.data(), collect.with_edge_ids ? edge_ids->data() : nullptr,
+                         collect.with_slots ? slots->data() : nullptr, static_cast<int64_t>(count),
+                         IsWide(positions, "positions"), collect.with_edge_ids && IsWide(*edge_ids, "edge_ids")});
+    }
+    nb::gil_scoped_release release;
+    Stitch(*batch_, edge_type, owners_[target_type].view(), answers);
+  }
+
+ private:
+  static void CheckBounds(std::span<const int64_t> bounds, int64_t count) {
+    Require(bounds.size() >= 2 && static_cast<int64_t>(bounds.size()) <= kMaxPartitions, "bounds must have 1 to 65,535 parts");
+    Require(bounds.front() == 0 && bounds.back() == count, "bounds must run from 0 to the number of nodes");
+    RequireRising(bounds);
+  }
+
+  void ForgetOwners() {
+    for (Buffer<uint16_t>& owners : owners_) owners.Clear();
+  }
+
+  const BatchNodes& Targets(int edge_type) const { return batch_->nodes(Edges(edge_type).ends.target_type); }
+
+  int Targets(int edge_type, size_t num_answers) const {
+    const int target_type = Edges(edge_type).ends.target_type;
+    Require(owners_[target_type].size() == batch_->nodes(target_type).frontier().size(), "split the frontier before its answers are appended");
+    Require(num_answers == bounds_[target_type].shape(0) - 1, "one answer per partition is needed");
+    return target_type;
+  }
+
+  NodePlans nodes_;
+  std::vector<Array<const int64_t>> bounds_;
+  std::vector<Buffer<uint16_t>> owners_;  // of each type's frontier, by partition
+  std::optional<Batch> batch_;
+};
+
+}  // namespace
+
+void BindSampling(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("build_adjacency", &BindBuildAdjacency, "targets"_a.noconvert(), "neighbor_ids"_a.noconvert(),
+        "edge_ids"_a.noconvert(), "indptr"_a.noconvert(), "order"_a.noconvert());
+
+  nb::class_<Adjacency>(m, "Adjacency")
+      .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>>(),
+           "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert())
+      .def_prop_ro("num_edges", &Adjacency::num_edges);
+
+  m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
+        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "fanout"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a);
+
+  nb::class_<BoundBatch>(m, "Batch")
+      .def("nodes_per_hop", &BoundBatch::NodesPerHop, "node_type"_a)
+      .def("edges_per_hop", &BoundBatch::EdgesPerHop, "edge_type"_a)
+      .def("num_targets", &BoundBatch::NumTargets, "edge_type"_a)
+      .def("write_positions", &BoundBatch::WritePositions, "node_type"_a, "out"_a.noconvert())
+      .def("write_node_ids", &BoundBatch::WriteNodeIds, "node_type"_a, "out"_a.noconvert())
+      .def("write_rows", &BoundBatch::WriteRows, "edge_type"_a, "out"_a.noconvert())
+      .def("write_colptr", &BoundBatch::WriteColptr, "edge_type"_a, "out"_a.noconvert())
+      .def("write_edge_ids", &BoundBatch::WriteEdgeIds, "edge_type"_a, "out"_a.noconvert())
+      .def("write_slots", &BoundBatch::WriteSlots, "edge_type"_a, "out"_a.noconvert());
+
+  nb::class_<BoundSampler, BoundBatch>(m, "NeighborSampler")
+      .def(nb::init<nb::sequence, const std::vector<int>&, const std::vector<int>&, const std::vector<uint32_t>&,
+                    const std::vector<std::vector<int32_t>>&, std::vector<NodeIds>, const std::vector<int64_t>&, bool,
+                    bool, bool>(),
+           nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "fanouts"_a, "node_ids"_a.noconvert(),
+           "num_nodes"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a)
+      .def("sample", &BoundSampler::Sample, "seed_type"_a, "seeds"_a.noconvert(), "key"_a);
+
+  nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
+      .def(nb::init<const std::vector<int>&, const std::vector<int>&, std::vector<NodeIds>, const std::vector<int64_t>&,
+                    std::vector<Array<const int64_t>>, bool, bool>(),
+           nb::kw_only(), "target_types"_a, "neighbor_types"_a, "node_ids"_a.noconvert(), "num_nodes"_a,
+           "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a)
+      .def("begin", &BatchBuilder::Begin, "seed_type"_a, "seeds"_a.noconvert())
+      .def("split", &BatchBuilder::Split, "node_type"_a)
+      .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert())
+      .def("skip", &BatchBuilder::Skip, "edge_type"_a)
+      .def("end_hop", &BatchBuilder::EndHop);
+}
+
+}  // namespace gigl

@@ -1,0 +1,160 @@
+// Draws from adjacency lists, a block of targets at a time: what the fused sampler and the hops of a
+// partition have in common.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "adjacency.h"
+#include "pick.h"
+#include "random.h"
+
+namespace gigl {
+
+[[noreturn]] inline void ThrowDamaged(const char* what) {
+  throw std::runtime_error(std::string("damaged adjacency: ") + what);
+}
+
+// What is drawn for each target of one hop over one edge type, and where its randomness lies.
+struct HopDraw {
+  uint64_t key;      // of the batch
+  uint32_t address;  // 24 bits: the edge type's place in the draws
+  int hop;
+  int32_t fanout;  // -1 all, 0 none
+  bool replace;
+
+  uint64_t place() const { return uint64_t{address} << 32 | static_cast<uint64_t>(hop) << 56; }
+};
+
+// Calls `run` with a value of the type that entries of 4 or 8 bytes have.
+template <typename Run>
+void WithWidth(bool wide, Run run) {
+  wide ? run(int64_t{}) : run(int32_t{});
+}
+
+// Works in four steps a block: Fetch, Locate, Draw, Read. Each fetches into the caches what the next
+// one will read.
+template <typename Index, typename EdgeId>
+class BlockDrawer {
+ public:
+  // A block must be long enough to hide a memory access (some 100 ns) and short enough to stay in the
+  // first-level cache.
+  static constexpr int64_t kBlockEdges = 96;
+  static constexpr int64_t kBlockTargets = 64;
+
+  // `target_ids` maps positions to node ids, nullptr for the identity.
+  BlockDrawer(const AdjacencyView& adjacency, const int64_t* target_ids, const HopDraw& draw, bool with_edge_ids,
+              Picker& picker)
+      : adjacency_(adjacency), target_ids_(target_ids), sole_(adjacency.Sole()), key_(draw.key), place_(draw.place()),
+        fanout_(draw.fanout), replace_(draw.replace), with_edge_ids_(with_edge_ids), picker_(picker) {}
+
+  // Asks for the list bounds and ids of the targets of the next block (at most kBlockTargets).
+  void Fetch(std::span<const int64_t> targets) const {
+    for (const int64_t target : targets) {
+      const AdjacencyPart* part = adjacency_.Owner(target);
+      if (part != nullptr) __builtin_prefetch(part->indptr + (target - part->first_target), 0, 1);
+      if (target_ids_ != nullptr) __builtin_prefetch(target_ids_ + target, 0, 1);
+    }
+  }
+
+  // Takes targets until the block is full, calls located(edges taken) for each, and returns their
+  // number. Throws std::runtime_error for damaged lists.
+  template <typename Located>
+  int64_t Locate(std::span<const int64_t> targets, Located located) {
+    num_targets_ = num_edges_ = 0;
+    const int64_t most = std::min<int64_t>(kBlockTargets, static_cast<int64_t>(targets.size()));
+    while (num_targets_ < most && num_edges_ < kBlockEdges) {
+      const Target& target = block_[num_targets_] = Find(targets[num_targets_]);
+      ++num_targets_;
+      num_edges_ += target.taken;
+      located(target.taken);
+    }
+    return num_targets_;
+  }
+
+  int64_t num_edges() const { return num_edges_; }
+
+  // Draws the edges of the block and fetches their neighbours and ids.
+  void Draw() {
+    if (static_cast<int64_t>(picks_.size()) < num_edges_) {
+      picks_.resize(num_edges_);
+      owners_.resize(num_edges_);
+    }
+    int64_t* pick = picks_.data();
+    const AdjacencyPart** owner = owners_.data();
+    for (int64_t t = 0; t < num_targets_; ++t) {
+      const Target& target = block_[t];
+      const DrawAddress address{key_, static_cast<uint64_t>(target.node_id), place_};
+      const Index* indices = static_cast<const Index*>(target.part->indices);
+      const EdgeId* ids = static_cast<const EdgeId*>(target.part->edge_ids);
+      const bool with_ids = with_edge_ids_;
+      picker_.Pick(address, target.degree, fanout_, replace_, [&](int64_t drawn) {
+        const int64_t slot = target.first + drawn;
+        __builtin_prefetch(indices + slot, 0, 1);
+        if (with_ids) __builtin_prefetch(ids + slot, 0, 1);
+        if (sole_ == nullptr) *owner++ = target.part;
+        *pick++ = slot;
+      });
+    }
+  }
+
+  // Calls read(e, neighbour, part, place in the part's lists) for each edge of the block.
+  template <typename Reader>
+  void Read(Reader read) const {
+    for (int64_t e = 0; e < num_edges_; ++e) {
+      const AdjacencyPart& part = sole_ != nullptr ? *sole_ : *owners_[e];
+      const int64_t slot = picks_[e];
+      read(e, static_cast<int64_t>(static_cast<const Index*>(part.indices)[slot]), part, slot);
+    }
+  }
+
+  static EdgeId EdgeIdAt(const AdjacencyPart& part, int64_t slot) {
+    return static_cast<const EdgeId*>(part.edge_ids)[slot];
+  }
+
+ private:
+  // A target of the block at hand: its list, and how many of its edges are taken.
+  struct Target {
+    const AdjacencyPart* part;
+    int64_t node_id;
+    int64_t first;
+    int64_t degree;
+    int64_t taken;
+  };
+
+  Target Find(int64_t position) const {
+    const AdjacencyPart* part = adjacency_.Owner(position);
+    if (part == nullptr) ThrowDamaged("a target lies outside all partitions");
+    const int64_t list = position - part->first_target;
+    const int64_t first = part->indptr[list];
+    const int64_t last = part->indptr[list + 1];
+    // Before anything is computed from them: the distance of damaged bounds may overflow.
+    if (first < 0 || last < first || last > part->num_edges) {
+      ThrowDamaged("indptr does not rise to the number of edges");
+    }
+    const int64_t degree = last - first;
+    const int64_t taken = Picker::Count(degree, fanout_, replace_);
+    return {part, target_ids_ == nullptr ? position : target_ids_[position], first, degree, taken};
+  }
+
+  const AdjacencyView& adjacency_;
+  const int64_t* const target_ids_;
+  const AdjacencyPart* const sole_;  // the only part: then owners_ is not kept
+  const uint64_t key_;
+  const uint64_t place_;
+  const int32_t fanout_;
+  const bool replace_;
+  const bool with_edge_ids_;
+  Picker& picker_;
+  int64_t num_targets_ = 0;
+  int64_t num_edges_ = 0;
+  Target block_[kBlockTargets];
+  std::vector<int64_t> picks_;
+  std::vector<const AdjacencyPart*> owners_;
+};
+
+}  // namespace gigl

@@ -1,0 +1,78 @@
+#include "hop.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace gigl {
+namespace {
+
+constexpr int64_t kRoomEdges = 1 << 20;  // set aside before anything is known of the degrees
+
+void RequireInside(const AdjacencyView& adjacency, std::span<const int64_t> targets) {
+  const int64_t first = adjacency.first_target();
+  const int64_t last = adjacency.end_target();
+  for (const int64_t target : targets) {
+    if (target < first || target >= last) {
+      throw std::invalid_argument("target position " + std::to_string(target) + " lies outside [" +
+                                  std::to_string(first) + ", " + std::to_string(last) + ")");
+    }
+  }
+}
+
+template <typename Index, typename EdgeId>
+void Run(BlockDrawer<Index, EdgeId>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
+         int64_t room, Collect collect, DrawnHop& out) {
+  using Drawer = BlockDrawer<Index, EdgeId>;
+  Buffer<Index>& positions = out.positions.emplace<Buffer<Index>>();
+  Buffer<EdgeId>& edge_ids = out.edge_ids.emplace<Buffer<EdgeId>>();
+  positions.Reserve(room);
+  if (collect.with_edge_ids) edge_ids.Reserve(room);
+  if (collect.with_slots) out.slots.Reserve(room);
+  int32_t* count = out.counts.Extend(targets.size());
+  bool inside = true;
+  drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
+  while (!targets.empty()) {
+    bool countable = true;
+    const int64_t done = drawer.Locate(targets, [&](int64_t taken) {
+      countable &= taken <= INT32_MAX;
+      *count++ = static_cast<int32_t>(taken);
+    });
+    if (!countable) throw std::length_error("more than 2^31 neighbours of one target");
+    targets = targets.subspan(done);
+    drawer.Draw();
+    drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
+    const int64_t num_edges = drawer.num_edges();
+    Index* const found = positions.Extend(num_edges);
+    EdgeId* const ids = collect.with_edge_ids ? edge_ids.Extend(num_edges) : nullptr;
+    int64_t* const slots = collect.with_slots ? out.slots.Extend(num_edges) : nullptr;
+    drawer.Read([&](int64_t e, int64_t neighbor, const AdjacencyPart& part, int64_t slot) {
+      found[e] = static_cast<Index>(neighbor);
+      if (ids != nullptr) ids[e] = Drawer::EdgeIdAt(part, slot);
+      if (slots != nullptr) slots[e] = part.first_slot + slot;
+      inside &= neighbor >= 0 && neighbor < num_neighbors;
+    });
+    if (!inside) ThrowDamaged("a neighbour lies outside its node type");
+  }
+}
+
+}  // namespace
+
+DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int64_t num_neighbors,
+                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect) {
+  RequireInside(adjacency, targets);
+  DrawnHop out;
+  Picker picker;
+  const int64_t num_targets = static_cast<int64_t>(targets.size());
+  const int64_t per_target = std::clamp<int64_t>(draw.fanout < 0 ? 16 : draw.fanout, 0, kRoomEdges);
+  const int64_t room = std::min(num_targets * per_target, std::max(kRoomEdges, num_targets));
+  WithWidth(adjacency.wide_indices, [&](auto index) {
+    WithWidth(adjacency.wide_edge_ids, [&](auto edge_id) {
+      BlockDrawer<decltype(index), decltype(edge_id)> drawer(adjacency, target_ids, draw, collect.with_edge_ids, picker);
+      Run(drawer, num_neighbors, targets, room, collect, out);
+    });
+  });
+  return out;
+}
+
+}  // namespace gigl

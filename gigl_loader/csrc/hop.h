@@ -1,0 +1,32 @@
+// One hop for given targets: what a partition answers to a sampler elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <variant>
+
+#include "adjacency.h"
+#include "block_drawer.h"
+#include "buffer.h"
+
+namespace gigl {
+
+using NarrowOrWide = std::variant<Buffer<int32_t>, Buffer<int64_t>>;
+
+// The neighbours of target i are the next counts[i] entries of `positions`, `edge_ids` and `slots`.
+struct DrawnHop {
+  Buffer<int32_t> counts;
+  NarrowOrWide positions;  // as wide as the adjacency's indices
+  NarrowOrWide edge_ids;   // as wide as the adjacency's; empty unless asked for
+  Buffer<int64_t> slots;   // places in adjacency order, through all parts; empty unless asked for
+};
+
+// Draws the neighbours of each target (a position), just as the fused sampler would. `target_ids`
+// maps positions to node ids, nullptr for the identity.
+//
+// Throws std::invalid_argument for a target outside the adjacency, std::length_error for more than
+// 2^31 neighbours of a target and std::runtime_error for damaged lists.
+DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int64_t num_neighbors,
+                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect);
+
+}  // namespace gigl

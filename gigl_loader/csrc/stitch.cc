@@ -1,0 +1,133 @@
+#include "stitch.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace gigl {
+namespace {
+
+// Edges worked on together: their places in the table are fetched before the first is looked up.
+constexpr int64_t kBlockEdges = 128;
+
+[[noreturn]] void ThrowUnfit(size_t part, const char* what) {
+  throw std::runtime_error("answer of partition " + std::to_string(part) + ": " + what);
+}
+
+// Where one answer has been read up to.
+struct Cursor {
+  size_t target = 0;
+  int64_t edge = 0;
+};
+
+void CheckCounts(std::span<const HopAnswer> answers) {
+  for (size_t p = 0; p < answers.size(); ++p) {
+    int64_t total = 0;
+    for (const int32_t count : answers[p].counts) {
+      if (count < 0) ThrowUnfit(p, "a negative number of neighbours");
+      total += count;
+    }
+    if (total != answers[p].num_edges) ThrowUnfit(p, "other neighbours than its counts say");
+  }
+}
+
+void CheckTargets(std::span<const uint16_t> owners, std::span<const HopAnswer> answers) {
+  std::vector<size_t> wanted(answers.size());
+  for (const uint16_t owner : owners) ++wanted.at(owner);
+  for (size_t p = 0; p < answers.size(); ++p) {
+    if (answers[p].counts.size() != wanted[p]) ThrowUnfit(p, "other targets than it was asked for");
+  }
+}
+
+// Copies entries [from, from + count) of an array of 4 or 8 bytes an entry.
+void Widen(const void* data, bool wide, int64_t from, int64_t count, int64_t* out) {
+  if (wide) {
+    std::copy_n(static_cast<const int64_t*>(data) + from, count, out);
+  } else {
+    std::copy_n(static_cast<const int32_t*>(data) + from, count, out);
+  }
+}
+
+template <typename Table>
+class Stitching {
+ public:
+  Stitching(Table& table, int64_t num_neighbors, BatchEdges& edges, const Collect& collect,
+            std::span<const HopAnswer> answers)
+      : table_(table), num_neighbors_(num_neighbors), edges_(edges), collect_(collect), answers_(answers),
+        cursors_(answers.size()), found_(kBlockEdges) {}
+
+  void Run(std::span<const uint16_t> owners) {
+    const int64_t before = static_cast<int64_t>(edges_.rows.size());
+    int64_t end = edges_.colptr[edges_.colptr.size() - 1];
+    int64_t* const colptr = edges_.colptr.Extend(owners.size());
+    for (size_t i = 0; i < owners.size(); ++i) {
+      Cursor& cursor = cursors_[owners[i]];
+      int64_t left = answers_[owners[i]].counts[cursor.target++];
+      colptr[i] = end += left;
+      while (left > 0) {  // a long list fills several blocks
+        const int64_t taken = std::min(left, kBlockEdges - pending_);
+        Take(owners[i], cursor.edge, taken);
+        cursor.edge += taken;
+        left -= taken;
+        if (pending_ == kBlockEdges) Relabel();
+      }
+    }
+    Relabel();
+    edges_.per_hop.push_back(static_cast<int64_t>(edges_.rows.size()) - before);
+  }
+
+ private:
+  void Take(uint16_t owner, int64_t from, int64_t count) {
+    const HopAnswer& answer = answers_[owner];
+    Widen(answer.positions, answer.wide_positions, from, count, found_.data() + pending_);
+    pending_ += count;
+    if (collect_.with_edge_ids) Widen(answer.edge_ids, answer.wide_edge_ids, from, count, edges_.edge_ids.Extend(count));
+    if (collect_.with_slots) {
+      int64_t* const slots = edges_.slots.Extend(count);
+      const int64_t offset = int64_t{owner} << kSlotBits;
+      bool possible = true;
+      for (int64_t e = 0; e < count; ++e) {
+        const int64_t slot = answer.slots[from + e];
+        possible &= slot >= 0 && slot < int64_t{1} << kSlotBits;
+        slots[e] = offset + slot;
+      }
+      if (!possible) ThrowUnfit(owner, "a slot that no edge has");
+    }
+  }
+
+  void Relabel() {
+    const std::span<const int64_t> found(found_.data(), static_cast<size_t>(pending_));
+    bool inside = true;
+    for (const int64_t neighbor : found) {
+      inside &= neighbor >= 0 && neighbor < num_neighbors_;
+      table_.Prefetch(neighbor);
+    }
+    if (!inside) throw std::runtime_error("answer of a partition: a neighbour lies outside its node type");
+    table_.InsertAll(found, edges_.rows.Extend(found.size()));
+    pending_ = 0;
+  }
+
+  Table& table_;
+  const int64_t num_neighbors_;
+  BatchEdges& edges_;
+  const Collect& collect_;
+  std::span<const HopAnswer> answers_;
+  std::vector<Cursor> cursors_;
+  std::vector<int64_t> found_;
+  int64_t pending_ = 0;
+};
+
+}  // namespace
+
+void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers) {
+  CheckCounts(answers);
+  CheckTargets(owners, answers);
+  BatchEdges& edges = batch.edges(edge_type);
+  BatchNodes& neighbors = batch.nodes(edges.ends.neighbor_type);
+  std::visit(
+      [&](auto& table) { Stitching(table, neighbors.plan.count, edges, batch.collect(), answers).Run(owners); },
+      neighbors.table);
+}
+
+}  // namespace gigl

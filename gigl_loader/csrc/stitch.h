@@ -1,0 +1,33 @@
+// Putting what partitions answered for their share of a frontier into a batch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "batch.h"
+
+namespace gigl {
+
+// One partition's answer: the neighbours of its next target are the next counts[i] of `num_edges`
+// entries. Entries of `positions` and `edge_ids` have 4 or 8 bytes.
+struct HopAnswer {
+  std::span<const int32_t> counts;
+  const void* positions;
+  const void* edge_ids;
+  const int64_t* slots;
+  int64_t num_edges;
+  bool wide_positions;
+  bool wide_edge_ids;
+};
+
+// Slots of partition p are moved by p << kSlotBits in a batch, which keeps them apart.
+constexpr int kSlotBits = 40;
+
+// Adds one hop of one edge type: owners[i] names the answer that holds target i of the frontier, and
+// every answer holds its targets in their order. Nodes are numbered as the fused sampler would.
+//
+// Answers may come from elsewhere and are checked: throws std::runtime_error where one does not
+// fit the frontier or names a node or slot that cannot be. The batch must then be begun again.
+void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers);
+
+}  // namespace gigl

@@ -1,0 +1,114 @@
+"""A partition that lies on this host, as a ``NeighborStore``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import edge_type_address
+from gigl_loader.native import Adjacency, copy_rows, draw_hop
+from gigl_loader.sampling.rows import as_rows
+from gigl_loader.sampling.store import Neighbors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.store import NeighborAsk, RowAsk
+
+__all__ = ["LocalStore"]
+
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+
+class LocalStore:
+    """Draws from and copies out of the memory maps of one partition, natively."""
+
+    def __init__(self, graph: Graph, part: int) -> None:
+        """``graph`` has ``part`` among its opened partitions, else ``ValueError``."""
+        self._graph = graph
+        self._part = part
+        self._lists = {edge_type: self._open_lists(edge_type) for edge_type in graph.schema.edges}
+        self._columns: dict[tuple[NodeType | EdgeType, str], _Column] = {}
+
+    def sample(self, ask: NeighborAsk) -> Neighbors:
+        lists = self._lists.get(ask.edge_type)
+        if lists is None:
+            raise ValueError(f"unknown edge type {ask.edge_type!r}")
+        try:
+            drawn = draw_hop(
+                lists.adjacency,
+                lists.target_ids,
+                lists.num_neighbors,
+                ask.targets,
+                key=ask.key,
+                address=lists.address,
+                hop=ask.hop,
+                fanout=ask.fanout,
+                replace=ask.replace,
+                with_edge_ids=ask.with_edge_ids,
+                with_slots=ask.with_slots,
+            )
+        except RuntimeError as error:
+            raise FormatError(str(error)) from None
+        return Neighbors(*drawn)
+
+    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+        columns = [self._column(ask.kind, name) for name in ask.columns]
+        for column, matrix in zip(columns, out, strict=True):
+            copy_rows(column.rows, ask.rows, places, matrix, first=column.first)
+
+    def close(self) -> None:
+        """Do nothing: the maps are the graph's."""
+
+    def _open_lists(self, edge_type: EdgeType) -> _Lists:
+        schema = self._graph.schema
+        target_type = schema.target_type(edge_type)
+        topology = self._graph.topology(edge_type, self._part)
+        return _Lists(
+            adjacency=Adjacency(
+                self._graph.bounds(target_type)[self._part : self._part + 2],
+                [topology["indptr"]],
+                [topology["indices"]],
+                [topology["edge_ids"]],
+            ),
+            target_ids=self._graph.node_ids(target_type),
+            num_neighbors=schema.nodes[schema.neighbor_type(edge_type)].count,
+            address=edge_type_address(edge_type),
+        )
+
+    def _column(self, kind: NodeType | EdgeType, name: str) -> _Column:
+        column = self._columns.get((kind, name))
+        if column is None:  # Two threads may open it at once, to the same end.
+            column = self._columns[kind, name] = self._open_column(kind, name)
+        return column
+
+    def _open_column(self, kind: NodeType | EdgeType, name: str) -> _Column:
+        schema = self._graph.schema
+        if isinstance(kind, str):
+            array = self._graph.node_column(kind, name, self._part)
+            row_bytes = schema.nodes[kind].columns[name].row_bytes
+            return _Column(as_rows(array, row_bytes), int(self._graph.bounds(kind)[self._part]))
+        array = self._graph.edge_column(kind, name, self._part)
+        return _Column(as_rows(array, schema.edges[kind].columns[name].row_bytes), 0)
+
+
+class _Lists(NamedTuple):
+    """What drawing over one edge type needs."""
+
+    adjacency: Adjacency
+    target_ids: Int64Array | None
+    num_neighbors: int
+    address: int
+
+
+class _Column(NamedTuple):
+    """A column of the partition; row r of it is called ``first + r``."""
+
+    rows: Bytes
+    first: int
