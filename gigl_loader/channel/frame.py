@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from gigl_loader.channel.notes import add_note
 from gigl_loader.channel.rules import check
-from gigl_loader.errors import SamplingError
+from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.tensors import Layout
 
 if TYPE_CHECKING:
@@ -154,7 +154,11 @@ class Failure:
     def error(self) -> SamplingError:
         """Return the exception that tells the trainer."""
         place = "" if self.worker is None else f"worker {self.worker}, "
-        error = SamplingError(f"{place}epoch {self.epoch}, batch {self.batch}: {self.type}: {self.message}")
+        place += f"epoch {self.epoch}, batch {self.batch}"
+        if self.type == StorageUnavailable.__name__:  # The one that says: nothing was consumed, ask again.
+            error: SamplingError = StorageUnavailable(f"{place}: {self.message}")
+        else:
+            error = SamplingError(f"{place}: {self.type}: {self.message}")
         if self.worker is not None:
             add_note(error, f"in sampling process {self.worker}:\n{self.traceback}")
         return error

@@ -72,9 +72,10 @@ class Envelope:
 
 
 def encode(envelope: Envelope, request: NeighborAsk | RowAsk | SplitAsk, schema: GraphSchema) -> bytes:
-    """Return a request as bytes. Its positions must lie in the partition."""
+    """Return a request as bytes. The service checks what it asks for; ``ValueError`` for an unknown type."""
     part = envelope.partition
     if isinstance(request, NeighborAsk):
+        _known(request.edge_type, schema.edges, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         arguments = {
             "edge_type": json.dumps(request.edge_type),
@@ -85,6 +86,8 @@ def encode(envelope: Envelope, request: NeighborAsk | RowAsk | SplitAsk, schema:
         }
         return _document(envelope, "neighbors", arguments, _relative(request.targets, first))
     if isinstance(request, RowAsk):
+        if isinstance(request.kind, str):
+            _known(request.kind, schema.nodes, "node type")
         first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
         arguments = {"kind": json.dumps(request.kind), "columns": json.dumps(request.columns)}
         return _document(envelope, "rows", arguments, _relative(request.rows, first))
@@ -129,6 +132,8 @@ def parse(
         fields.check_all_read()
     except FormatError as error:
         raise Refused(Kind.MALFORMED, str(error)) from None
+    except ValueError as error:
+        raise Refused(Kind.INVALID, str(error)) from None
     return partition, request
 
 
@@ -199,7 +204,7 @@ class _Fields:
         self._unread.discard("rows")
         rows = np.array(_aligned(self._layout.view(self._buffer, "rows")), dtype=np.int64)
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-            raise Refused(Kind.INVALID, f"rows {rows.min()} to {rows.max()} of a partition of {count}")
+            raise ValueError(f"rows {rows.min()} to {rows.max()} lie outside a partition of {count}")
         rows += first
         return rows
 
@@ -278,7 +283,7 @@ def _edge_type(value: object, schema: GraphSchema) -> EdgeType:
 
 def _known(name: object, names: Mapping[Any, object], what: str) -> None:
     if name not in names:
-        raise Refused(Kind.INVALID, f"unknown {what} {str(name)[:100]!r}")
+        raise ValueError(f"no {what} {str(name)[:100]!r}")
 
 
 def _are_names(value: object) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.errors import FormatError, SamplingError
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.tensors import Layout
 from tests.support.frames import Draft, read_everything
 
@@ -263,6 +263,13 @@ def test_a_failure_travels_whole() -> None:
     (note,) = raised.value.__notes__
     assert "in sampling process 1" in note
     assert "in caught" in note
+
+
+def test_a_host_that_does_not_answer_is_told_from_other_failures() -> None:
+    failure = Failure.of(StorageUnavailable("host 1 is silent"), epoch=2, batch=5, worker=None)
+    assert str(failure.error()) == "epoch 2, batch 5: host 1 is silent"
+    assert type(failure.error()) is StorageUnavailable
+    assert type(Failure.of(SamplingError("x"), epoch=0, batch=0, worker=0).error()) is SamplingError
 
 
 def test_long_failures_are_cut() -> None:
