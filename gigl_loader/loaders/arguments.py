@@ -17,6 +17,8 @@ from gigl_loader.options import START_METHODS, WorkerOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gigl_loader.shared import SharedTensors
+
 __all__ = [
     "LoaderOptions",
     "byte_count",
@@ -48,6 +50,7 @@ class LoaderOptions(TypedDict, total=False):
     worker_concurrency: int
     channel_size: int | str
     prefetch_size: int | None
+    seed_weights: SharedTensors | torch.Tensor | None
     sharding: str | None
     even_batches: bool
     device: torch.device | str | int | None

@@ -22,7 +22,9 @@ from gigl_loader.loaders.signature import full_signature
 from gigl_loader.loaders.start import start_turn, wait_gap
 from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
+from gigl_loader.loaders.weights import read_seed_weights
 from gigl_loader.sampling.schedule import Schedule, Shard
+from gigl_loader.sampling.weighted import SeedDraw
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.options import NodeType, SamplingPlan, WorkerOptions
     from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.shared import SharedTensors
 
 __all__ = ["BaseDistLoader", "Dataset"]
 
@@ -104,6 +107,7 @@ class BaseDistLoader:
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,
+        seed_weights: SharedTensors | torch.Tensor | None = None,
         sharding: str | None = None,
         even_batches: bool = True,
         device: torch.device | str | int | None = None,
@@ -133,6 +137,10 @@ class BaseDistLoader:
             Address space for batches in flight, in bytes or as ``"4GB"``. Memory is used on demand.
         ``prefetch_size``
             Only for a graph store: ``ValueError`` here.
+        ``seed_weights``
+            Draw the seeds of each batch with replacement, in proportion to weights that may change while
+            batches are made: shared tensors, one of which is named ``weight``, one float32 or float64 for
+            each entry of the input. A tensor alone stays as it is. ``shuffle`` has no place beside it.
         ``sharding``
             How the ranks of a process group share the input, which every rank passes whole: "batches"
             (the default there) gives each a share, ``"none"`` gives this rank all of it, whatever others do.
@@ -205,6 +213,7 @@ class BaseDistLoader:
         self._described: dict[str, Any] | None = None
         self._next_epoch = 0
         self._seeds = self.seed_nodes()
+        self._seed_weights = self._read_weights(seed_weights)
         self._agreement = self._agree(name)
         if self._agreement is not None and self._random_seed:
             run_seed = self._agreement.run_seed(run_seed)
@@ -252,7 +261,9 @@ class BaseDistLoader:
         self._check_usable()
         progress = self._resumed or Progress(epoch=self._next_epoch)
         if self._agreement is not None:
-            where = {"seed": self.seed, "epoch": progress.epoch, "batch": progress.first}
+            # The end of a rank with one batch less is the last batch of the others.
+            given = min(progress.first + len(progress.ahead), self._schedule.num_steps - 1)
+            where = {"seed": self.seed, "epoch": progress.epoch, "batch": given}
             self._agreement.begin(where, self._timeout)
         self._resumed = None
         self._next_epoch = progress.epoch + 1
@@ -373,6 +384,29 @@ class BaseDistLoader:
             drop_last=self.drop_last,
             run_seed=run_seed,
             shard=self._shard,
+            draw=self._seed_draw(run_seed),
+        )
+
+    def _read_weights(self, seed_weights: Any) -> SharedTensors | None:
+        if seed_weights is None:
+            return None
+        if self.shuffle:
+            raise ValueError(
+                "shuffle=True has no meaning beside seed_weights: seeds are drawn anew each time"
+            )
+        return read_seed_weights(seed_weights, self._seeds, self.dataset.schema)
+
+    def _seed_draw(self, run_seed: int) -> SeedDraw | None:
+        if self._seed_weights is None:
+            return None
+        return SeedDraw.of(
+            self._seed_weights,
+            self._seeds.positions,
+            places=self._seeds.places,
+            run_seed=run_seed,
+            rank=self.topology.rank,
+            # Half: so that the batch fails with the name of the lock's holder before the loader gives up.
+            timeout_s=self._timeout / 2,
         )
 
     def _start(self) -> None:
@@ -453,6 +487,7 @@ class BaseDistLoader:
                 shuffle=self.shuffle,
                 drop_last=self.drop_last,
                 sharding=_sharding_in_words(self._shard),
+                **({} if self._seed_weights is None else {"drawn_by_weights": True}),
             )
         return self._described
 

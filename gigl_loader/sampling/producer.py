@@ -173,6 +173,7 @@ class WorkerSource:
                 plan=plan,
                 reference=self._graph.reference,
                 ring=ring,
+                draw=None if self._schedule.draw is None else self._schedule.draw.files,
             )
             lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
             self._lanes.append(lane)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.native import permutation
+
+if TYPE_CHECKING:
+    from gigl_loader.sampling.weighted import SeedDraw
 
 __all__ = ["Request", "Schedule", "Shard"]
 
@@ -64,7 +68,9 @@ class Schedule:
         drop_last: bool,
         run_seed: int,
         shard: Shard = WHOLE,
+        draw: SeedDraw | None = None,
     ) -> None:
+        """With ``draw``, a request counts for its number of seeds only: whoever samples draws them."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.seeds = seeds
@@ -73,6 +79,7 @@ class Schedule:
         self.drop_last = drop_last
         self.run_seed = run_seed
         self.shard = shard
+        self.draw = draw
         self._whole_steps = len(seeds) // (batch_size * shard.world_size)
         self._order: tuple[int, Int64Array] | None = None
 

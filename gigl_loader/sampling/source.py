@@ -14,6 +14,7 @@ import numpy as np
 
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.slots import SlotPool
+from gigl_loader.sampling.weighted import WeightedSampler
 
 if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
@@ -80,7 +81,7 @@ class InlineSource:
 
     def __init__(self, sampler: BatchSampler, schedule: Schedule, *, channel_bytes: int = 4 << 30) -> None:
         """``channel_bytes`` of address space are set aside for frames; memory is committed when touched."""
-        self._sampler = sampler
+        self._sampler = sampler if schedule.draw is None else WeightedSampler(sampler, schedule.draw)
         self._schedule = schedule
         self._slots: SlotPool | None = _private_slots(channel_bytes)
         self._epoch = -1

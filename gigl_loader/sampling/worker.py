@@ -23,6 +23,7 @@ from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.processes import leave_with
 from gigl_loader.sampling.schedule import Request
 from gigl_loader.sampling.setting import Handover
+from gigl_loader.sampling.weighted import SeedDraw, WeightedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +73,11 @@ def _serve(link: socket.socket, handover: Handover) -> None:
     setting = handover.setting
     ring = Ring(handover.ring_fd, setting.ring)
     module, _, function = setting.sampler.partition(":")
-    bench = _Bench(ring, getattr(import_module(module), function)(setting), setting.worker)
+    sampler: BatchSampler = getattr(import_module(module), function)(setting)
+    if setting.draw is not None:
+        draw = SeedDraw.received(setting.draw, run_seed=setting.plan.run_seed)
+        sampler = WeightedSampler(sampler, draw)
+    bench = _Bench(ring, sampler, setting.worker)
     ring.note(State.IDLE)
     with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left while we were sampling.
         link.send(Answer(Outcome.STARTED, 0, 0, 0, 0, time.process_time_ns()).pack())

@@ -30,7 +30,15 @@ MAY_IMPORT = {
     "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
     "dataset": VALUES | {"graph", "sampling"},
     "loaders": VALUES
-    | {"native", "graph", "sampling.source", "sampling.schedule", "channel.frame", "channel.slots"},
+    | {
+        "native",
+        "graph",
+        "sampling.source",
+        "sampling.schedule",
+        "sampling.weighted",
+        "channel.frame",
+        "channel.slots",
+    },
     "demo": EVERYTHING,
     "bench": EVERYTHING,
     "cli": EVERYTHING,

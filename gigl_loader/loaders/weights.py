@@ -1,0 +1,46 @@
+"""From what a user calls seed weights to shared weights of the input."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gigl_loader.sampling.weighted import WEIGHT
+from gigl_loader.shared import SharedTensors
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.loaders.seeds import SeedNodes
+
+__all__ = ["read_seed_weights"]
+
+
+def read_seed_weights(value: Any, seeds: SeedNodes, schema: GraphSchema) -> SharedTensors:
+    """Return shared tensors whose ``weight`` holds one float32 or float64 for each entry of the input.
+
+    A tensor alone is copied: such weights stay as they are. ``TypeError`` and ``ValueError`` name the
+    rule that is broken.
+    """
+    if isinstance(value, torch.Tensor):
+        value = SharedTensors.create({WEIGHT: value})
+    if not isinstance(value, SharedTensors):
+        raise TypeError(
+            "seed_weights must be a tensor, or SharedTensors.create({'weight': ...}) for weights that "
+            f"change while batches are made, got a {type(value).__name__}"
+        )
+    if WEIGHT not in value:
+        raise ValueError(
+            f"seed_weights needs a tensor named '{WEIGHT}'; it has: {', '.join(value) or 'none'}"
+        )
+    weight = value[WEIGHT]
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"seed weights must be float32 or float64, got {weight.dtype}")
+    # Seeds have places only where the input was a mask over all nodes.
+    count = len(seeds.positions) if seeds.places is None else schema.nodes[seeds.node_type].count
+    if weight.shape != (count,):
+        raise ValueError(
+            f"seed_weights needs one weight for each entry of the input, shape ({count},), "
+            f"got {tuple(weight.shape)}"
+        )
+    return value
