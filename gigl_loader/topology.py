@@ -155,7 +155,7 @@ def _torchrun_numbers(variables: Mapping[str, str], group: RankGroup) -> dict[st
 def _collect_hosts(variables: Mapping[str, str], group: RankGroup, master: str, timeout: float) -> list[str]:
     here = json.dumps([_boot_id(variables), own_address(master)])
     group.publish("host", here)
-    what = "say where it runs (without torchrun's variables, all ranks must build the first loader)"
+    what = "tell which host they are on (without torchrun's variables, all ranks must build the first loader)"
     return group.collect("host", timeout=timeout, what=what)
 
 
