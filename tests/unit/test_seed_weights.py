@@ -1,0 +1,131 @@
+"""Loaders whose seeds are drawn by weights that the training loop changes."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader import DistDataset, DistNeighborLoader, SamplingError, SharedTensors
+from tests.support.pyg_graphs import homogeneous, same_batch
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+SEEDS = torch.tensor([7, 3, 11, 3, 19, 2, 5, 0])
+
+
+def loader_of(weights: Any, nodes: Any = SEEDS, **options: Any) -> DistNeighborLoader:
+    defaults: dict[str, Any] = {"batch_size": 4, "seed": 2, "num_workers": 0, "timeout": 20.0}
+    dataset = DistDataset.from_pyg(homogeneous())
+    return DistNeighborLoader(dataset, [3, 2], nodes, seed_weights=weights, **{**defaults, **options})
+
+
+def ones(count: int = len(SEEDS)) -> SharedTensors:
+    return SharedTensors.create({"weight": torch.ones(count)})
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_seeds_are_drawn_by_the_weights_of_that_moment(num_workers: int) -> None:
+    weights = ones()
+    with loader_of(weights, num_workers=num_workers) as loader:
+        list(loader)
+        with weights.lock():
+            weights["weight"].zero_()
+            weights["weight"][4] = 1
+        for batch in loader:  # A new epoch: nothing of it was drawn before.
+            assert batch.batch.tolist() == [19] * 4
+            assert batch.input_id.tolist() == [4] * 4
+            assert (batch.batch_size, batch.n_id[0]) == (1, 19)
+
+
+def test_any_number_of_workers_draws_the_same() -> None:
+    expected = list(loader_of(ones()))
+    assert len(expected) == 2
+    for batch in expected:
+        assert torch.equal(SEEDS[batch.input_id], batch.batch)
+    for num_workers in (1, 2):
+        with loader_of(ones(), num_workers=num_workers) as loader:
+            assert all(map(same_batch, list(loader), expected))
+    assert not same_batch(expected[0], expected[1])
+
+
+def test_a_tensor_alone_stays_as_it_is() -> None:
+    weights = torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    loader = loader_of(weights)
+    weights[:] = 0
+    assert [batch.batch.tolist() for batch in loader] == [[3] * 4] * 2
+
+
+def test_weights_of_a_mask_are_those_of_all_nodes() -> None:
+    mask = torch.zeros(homogeneous().num_nodes, dtype=torch.bool)
+    mask[[4, 9]] = True
+    weights = SharedTensors.create({"weight": torch.ones(len(mask))})
+    loader = loader_of(weights, mask, batch_size=2)
+    for batch in loader:
+        assert set(batch.batch.tolist()) <= {4, 9}
+        weights["weight"][batch.input_id] += 1  # What the docs show: places in the input.
+    assert weights["weight"][~mask].sum() == len(mask) - 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_weights_that_go_wrong_fail_the_batch_and_nothing_else(num_workers: int) -> None:
+    weights = ones()
+    with loader_of(weights, num_workers=num_workers) as loader:
+        list(loader)
+        weights["weight"][2] = math.nan
+        epoch = iter(loader)
+        for _ in range(len(loader)):  # A worker draws all of so short an epoch at once.
+            with pytest.raises(SamplingError, match="weight 2 is nan"):
+                next(epoch)
+        weights["weight"][2] = 1
+        assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "kind", "message"),
+    [
+        ([1.0], {}, TypeError, "must be a tensor, or SharedTensors.create"),
+        (torch.ones(7), {}, ValueError, r"shape \(8,\), got \(7,\)"),
+        (torch.ones(8, dtype=torch.int64), {}, TypeError, "float32 or float64, got torch.int64"),
+        (SharedTensors.create({"w": torch.ones(8)}), {}, ValueError, "named 'weight'; it has: w"),
+        (torch.zeros(8), {}, ValueError, "all zero"),
+        (-torch.ones(8), {}, ValueError, "weight 0 is -1"),
+        (torch.ones(8), {"shuffle": True}, ValueError, "drawn anew each time"),
+    ],
+)
+def test_what_cannot_be_drawn_by_is_refused(
+    weights: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        loader_of(weights, **options)
+
+
+def test_who_keeps_the_lock_while_waiting_for_a_batch_is_told() -> None:
+    weights = ones()
+    with loader_of(weights, num_workers=1, timeout=0.8) as loader:
+        loader._source.wait_until_up(20)
+        with (
+            weights.lock(),
+            pytest.raises(SamplingError, match=rf"free within 0.4 s: process {os.getpid()} "),
+        ):
+            next(loader)
+
+
+def test_a_state_of_other_seeds_is_refused() -> None:
+    state = loader_of(ones()).state_dict()
+    loader = loader_of(None)
+    with pytest.raises(ValueError, match="drawn_by_weights is None here, True in the state"):
+        loader.load_state_dict(state)
+
+
+def test_an_epoch_goes_on_with_the_batches_not_yet_seen() -> None:
+    """With equal weights, the same ones; where weights changed, those drawn by the new ones."""
+    expected = list(loader_of(ones()))
+    loader = loader_of(ones())
+    next(loader)
+    resumed = loader_of(ones())
+    resumed.load_state_dict(loader.state_dict())
+    assert same_batch(next(resumed), expected[1])
