@@ -15,6 +15,7 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.local_store import LocalStore
+from tests.support.peers import remote_stores
 
 if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
@@ -54,7 +55,7 @@ def _local(graph: Graph) -> Iterator[list[NeighborStore]]:
     yield [LocalStore(graph, part) for part in range(graph.schema.num_partitions)]
 
 
-STORE_KINDS = [StoreKind("local", _local)]
+STORE_KINDS = [StoreKind("local", _local), StoreKind("remote", remote_stores)]
 
 
 @dataclass(frozen=True)
