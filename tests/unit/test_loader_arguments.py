@@ -269,6 +269,7 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "worker_concurrency": 4,
         "channel_size": "4GB",
         "prefetch_size": None,
+        "seed_weights": None,
         "sharding": None,
         "even_batches": True,
         "device": None,
