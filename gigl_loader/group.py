@@ -7,16 +7,21 @@ collective of the training loop, and it can say who did not come. Values are tex
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+T = TypeVar("T")
+
 __all__ = ["RankGroup", "name_ranks", "wait_for"]
 
 _PREFIX = "gigl"
+_PATIENCE_S = 60.0
+"""For one answer of the store. It takes milliseconds, and longer than this only where its holder hangs."""
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 """A wait asks the store again after a pause that doubles up to this: 64 ranks then ask 1,280 times a second.
@@ -28,14 +33,18 @@ Not the store's own ``wait``: it holds the connection that other threads of the 
 class RankGroup:
     """The ranks of a process group, as seen by one of them."""
 
-    def __init__(self, store: Any, rank: int, world_size: int) -> None:
-        """``store`` is any ``torch.distributed.Store`` that all ranks share."""
+    def __init__(self, store: Any, rank: int, world_size: int, *, patience_s: float = _PATIENCE_S) -> None:
+        """``store`` is any ``torch.distributed.Store`` that all ranks share.
+
+        ``ConnectionError`` where it does not answer within ``patience_s`` seconds, or is gone.
+        """
         self._store = store
+        self._patience_s = patience_s
         self.rank = rank
         self.world_size = world_size
 
     @classmethod
-    def current(cls) -> RankGroup | None:
+    def current(cls, *, patience_s: float = _PATIENCE_S) -> RankGroup | None:
         """Return the default process group; ``None`` where there is none, or with one rank."""
         # A process that never imported torch has no process group, and need not import it to know.
         distributed = sys.modules.get("torch.distributed")
@@ -45,22 +54,21 @@ class RankGroup:
         if world_size == 1:
             return None
         store = distributed.distributed_c10d._get_default_store()
-        return cls(store, int(distributed.get_rank()), world_size)
+        return cls(store, int(distributed.get_rank()), world_size, patience_s=min(patience_s, _PATIENCE_S))
 
     def publish(self, key: str, value: str) -> None:
         """Let all ranks see this rank's ``value``."""
-        with _store_errors():
-            self._store.set(self._of(key, self.rank), value)
+        self._ask(lambda: self._store.set(self._of(key, self.rank), value))
 
     def published(self, key: str, *, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return what ranks have published so far, by rank. Does not wait."""
-        found = {}
-        with _store_errors():
-            for rank in range(self.world_size) if ranks is None else ranks:
-                name = self._of(key, rank)
-                if self._store.check([name]):
-                    found[rank] = self._store.get(name).decode()
-        return found
+        names = {rank: self._of(key, rank) for rank in (range(self.world_size) if ranks is None else ranks)}
+
+        def look() -> dict[int, str]:
+            there = (rank for rank, name in names.items() if self._store.check([name]))
+            return {rank: self._store.get(names[rank]).decode() for rank in there}
+
+        return self._ask(look)
 
     def collect(
         self, key: str, *, timeout: float, what: str, ranks: Iterable[int] | None = None
@@ -90,14 +98,33 @@ class RankGroup:
 
         Atomic: of several ranks that expect the same, one is served.
         """
-        with _store_errors():
-            there: bytes = self._store.compare_set(f"{_PREFIX}/{key}", expected, value)
+        there: bytes = self._ask(lambda: self._store.compare_set(f"{_PREFIX}/{key}", expected, value))
         return there.decode()
 
     def turn(self, key: str) -> int:
         """Return how often this rank has asked for this key: 1, 2, 3, ..."""
+        return self._ask(lambda: int(self._store.add(self._of(f"turn/{key}", self.rank), 1)))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Ask in a thread: torch's stores wait for ever for a holder that is there and says nothing."""
+        answers: list[T] = []
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                answers.append(question())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True, name="gigl-store")
         with _store_errors():
-            return int(self._store.add(self._of(f"turn/{key}", self.rank), 1))
+            thread.start()
+            thread.join(self._patience_s)
+            if errors:
+                raise errors[0]
+            if not answers:
+                raise RuntimeError(f"no answer within {self._patience_s:g} s")
+        return answers[0]
 
     def _of(self, key: str, rank: int) -> str:
         return f"{_PREFIX}/{key}/{rank}"

@@ -71,7 +71,7 @@ class Topology:
         ``environment`` and ``group`` stand in for ``os.environ`` and the default process group.
         """
         variables = os.environ if environment is None else environment
-        group = group or RankGroup.current()
+        group = group or RankGroup.current(patience_s=timeout)
         master = variables.get("MASTER_ADDR") or "localhost"
         if group is None:
             _refuse_missing_group(variables)

@@ -173,10 +173,13 @@ class BaseDistLoader:
                 f"not a {type(dataset).__name__}"
             )
         self.dataset = dataset
-        group = RankGroup.current()
+        self._timeout = arguments.seconds("timeout", timeout, above_zero=True)
+        group = RankGroup.current(patience_s=self._timeout)
         self.sharding = arguments.sharding(sharding, many_ranks=group is not None)
         # A loader that stands alone must not wait for others, not even to know where it stands.
-        self.topology = Topology.without_asking() if sharding == "none" else self.resolve_runtime()
+        self.topology = (
+            Topology.without_asking() if sharding == "none" else self.resolve_runtime(self._timeout)
+        )
         self._group = group
         self._shard = self._shard_of(arguments.flag("even_batches", even_batches))
         arguments.refuse_prefetch_size(prefetch_size)
@@ -185,7 +188,6 @@ class BaseDistLoader:
         self.shuffle = arguments.flag("shuffle", shuffle)
         self.drop_last = arguments.flag("drop_last", drop_last)
         self.num_workers = arguments.whole_number("num_workers", num_workers, minimum=0)
-        self._timeout = arguments.seconds("timeout", timeout, above_zero=True)
         self._options = arguments.worker_options(
             num_workers=self.num_workers,
             worker_concurrency=worker_concurrency,
@@ -248,9 +250,9 @@ class BaseDistLoader:
     # What users call
 
     @staticmethod
-    def resolve_runtime() -> Topology:
-        """Return where this process stands among the trainers."""
-        return Topology.detect()
+    def resolve_runtime(timeout: float = 300.0) -> Topology:
+        """Return where this process stands among the trainers, asked for at most ``timeout`` seconds."""
+        return Topology.detect(timeout=timeout)
 
     def __len__(self) -> int:
         """Batches per epoch, exactly."""

@@ -268,7 +268,10 @@ class WorkerSource:
     def _timeout_error(self, timeout: float) -> TimeoutError:
         workers = "; ".join(lane.describe() for lane in self._lanes)
         wanted = f"batch {self._position}" if self._options.in_order else "any batch"
-        error = TimeoutError(f"no batch within {timeout:g} s ({wanted} of epoch {self._epoch}); {workers}")
+        missing = f"no batch within {timeout:g} s ({wanted} of epoch {self._epoch})"
+        if self._epoch < 0:
+            missing = f"the sampling processes were not up within {timeout:g} s"
+        error = TimeoutError(f"{missing}; {workers}")
         for worker, stacks in collect_stacks([lane.companion for lane in self._lanes]).items():
             add_note(error, f"stacks of worker {worker}:\n{stacks}")
         return error

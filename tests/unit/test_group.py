@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -129,3 +130,17 @@ def test_waiting_ends_with_the_condition_or_in_time() -> None:
 )
 def test_ranks_are_named_shortly(ranks: Any, text: str) -> None:
     assert name_ranks(ranks) == text
+
+
+def test_a_store_whose_holder_hangs_is_told_in_time() -> None:
+    held = threading.Event()
+
+    class Hangs:
+        def set(self, key: str, value: str) -> None:
+            held.wait(10)
+
+    try:
+        with pytest.raises(ConnectionError, match="does not answer.*no answer within 0.05 s"):
+            RankGroup(Hangs(), 0, 2, patience_s=0.05).publish("key", "value")
+    finally:
+        held.set()
