@@ -1,0 +1,196 @@
+"""Requests: what is written is read, and every rule that may be broken is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
+from gigl_loader.rpc import requests
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.requests import Envelope, Ping, SplitAsk, encode, encode_ping, parse
+from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.tensors import Layout, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+LIKES = ("user", "likes", "item")
+SCHEMA = GraphSchema(
+    edge_dir="in",
+    homogeneous=False,
+    num_partitions=2,
+    nodes={
+        "user": NodeSchema(count=9, bounds=(0, 4, 9), columns={}, splits={}),
+        "item": NodeSchema(
+            count=10,
+            bounds=(0, 6, 10),
+            columns={"x": Column("F32", (2,)), "y": Column("I64")},
+            splits={"train": 3},
+        ),
+    },
+    edges={LIKES: EdgeSchema(count=50, wide_indices=False, columns={"w": Column("F32")})},
+)
+ENVELOPE = Envelope(graph="abc", partition=1)
+ASK = NeighborAsk(
+    edge_type=LIKES,
+    targets=np.array([6, 9, 6]),
+    key=2**64 - 1,
+    hop=2,
+    fanout=-1,
+    replace=True,
+    with_edge_ids=False,
+    with_slots=True,
+)
+ROWS = RowAsk(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
+EDGE_ROWS = RowAsk(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
+
+
+def read(request: bytes) -> tuple[int, Any]:
+    return parse(request, SCHEMA, "abc", {1: lambda _: 30})
+
+
+def edited(request: bytes, changes: Mapping[str, str | None], rows: npt.NDArray[Any] | None = None) -> bytes:
+    """Return a request with other metadata (``None`` leaves an entry out) and other rows."""
+    buffer = np.frombuffer(request, np.uint8)
+    layout = Layout.parse(buffer)
+    metadata = {name: text for name, text in {**layout.metadata, **changes}.items() if text is not None}
+    arrays = {name: layout.view(buffer, name) for name in layout.specs} if rows is None else {"rows": rows}
+    header = Layout.plan({name: spec_of(array) for name, array in arrays.items()}, metadata).header
+    return header + b"".join(array.tobytes() for array in arrays.values())
+
+
+def same(left: object, right: object) -> bool:
+    return type(left) is type(right) and all(
+        np.array_equal(getattr(left, field.name), getattr(right, field.name))
+        for field in fields(left)  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [ASK, ROWS, EDGE_ROWS, SplitAsk(node_type="item", split="train")],
+    ids=["neighbors", "rows of nodes", "rows of edges", "split"],
+)
+def test_a_request_is_read_as_it_was_written(request_: Any) -> None:
+    partition, found = read(encode(ENVELOPE, request_, SCHEMA))
+    assert partition == 1
+    assert same(found, request_)
+
+
+def test_a_ping_says_nothing() -> None:
+    assert read(encode_ping(ENVELOPE)) == (1, Ping())
+
+
+def test_positions_travel_as_four_bytes_from_the_start_of_the_partition() -> None:
+    request = encode(ENVELOPE, ASK, SCHEMA)
+    layout = Layout.parse(np.frombuffer(request, np.uint8))
+    assert layout.view(np.frombuffer(request, np.uint8), "rows").tolist() == [0, 3, 0]
+    assert layout.specs["rows"].dtype == "I32"
+    assert len(request) < 500
+
+
+def test_positions_that_need_eight_bytes_get_them() -> None:
+    ask = RowAsk(kind=LIKES, columns=("w",), rows=np.array([2**33]))
+    _, found = parse(encode(ENVELOPE, ask, SCHEMA), SCHEMA, "abc", {1: lambda _: 2**34})
+    assert isinstance(found, RowAsk)
+    assert found.rows.tolist() == [2**33]
+
+
+def test_unknown_types_are_refused_before_anything_is_sent() -> None:
+    with pytest.raises(ValueError, match="no edge type"):
+        encode(ENVELOPE, NeighborAsk(**{**_as_dict(ASK), "edge_type": ("a", "b", "c")}), SCHEMA)
+    with pytest.raises(ValueError, match="no node type 'absent'"):
+        encode(ENVELOPE, RowAsk(kind="absent", columns=(), rows=np.array([0])), SCHEMA)
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+N = encode(ENVELOPE, ASK, SCHEMA)
+R = encode(ENVELOPE, ROWS, SCHEMA)
+E = encode(ENVELOPE, EDGE_ROWS, SCHEMA)
+S = encode(ENVELOPE, SplitAsk(node_type="item", split="train"), SCHEMA)
+I32, I64 = np.int32, np.int64
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "message"),
+    [
+        (b"", Kind.MALFORMED, "cannot hold the 8-byte header length"),
+        (b"\xff" * 100, Kind.MALFORMED, "a header of"),
+        (N[:-1], Kind.MALFORMED, "arrays end at byte"),
+        (N + b"x", Kind.MALFORMED, "1 bytes follow its end"),
+        (edited(N, {"wire": None}), Kind.MALFORMED, "no 'wire'"),
+        (
+            edited(N, {"wire": "2"}),
+            Kind.MALFORMED,
+            "wire version '2', this service reads 1: install the same",
+        ),
+        (edited(N, {"graph": None}), Kind.MALFORMED, "no 'graph'"),
+        (
+            edited(N, {"graph": "b" * 64}),
+            Kind.OTHER_GRAPH,
+            "asked about graph bbbbbbbbbbbb, this service has abc",
+        ),
+        (edited(N, {"partition": "0"}), Kind.OTHER_GRAPH, r"partition 0 is not here, only \[1\]"),
+        (edited(N, {"partition": "-1"}), Kind.MALFORMED, "partition -1 does not lie in"),
+        (edited(N, {"partition": "one"}), Kind.MALFORMED, "partition is 'one', not a number"),
+        (edited(N, {"ask": None}), Kind.MALFORMED, "no 'ask'"),
+        (edited(N, {"ask": "everything"}), Kind.MALFORMED, "unknown ask 'everything'"),
+        (edited(N, {"more": "1"}), Kind.MALFORMED, "unknown entry 'more'"),
+        (edited(N, {"edge_type": "nonsense"}), Kind.MALFORMED, "edge_type is not JSON"),
+        (edited(N, {"edge_type": "[" * 9_999}), Kind.MALFORMED, "edge_type is not JSON"),
+        (edited(N, {"edge_type": '["a", "b"]'}), Kind.MALFORMED, "a list of three names"),
+        (edited(N, {"edge_type": "[1, 2, 3]"}), Kind.MALFORMED, "a list of three names"),
+        (edited(N, {"edge_type": '["a", "b", "c"]'}), Kind.INVALID, "no edge type"),
+        (edited(N, {"key": str(2**64)}), Kind.MALFORMED, "key .* does not lie in"),
+        (edited(N, {"key": "1" * 5_000}), Kind.MALFORMED, "key is .*, not a number"),
+        (edited(N, {"key": "٣"}), Kind.MALFORMED, "key is .*, not a number"),
+        (edited(N, {"hop": "255"}), Kind.MALFORMED, "hop 255 does not lie in"),
+        (edited(N, {"fanout": "-2"}), Kind.MALFORMED, "fanout -2 does not lie in"),
+        (edited(N, {"fanout": str(2**31)}), Kind.MALFORMED, "fanout .* does not lie in"),
+        (edited(N, {"flags": '["fast"]'}), Kind.MALFORMED, "flags .* are not among"),
+        (edited(N, {"flags": '["replace", "replace"]'}), Kind.MALFORMED, "not a list of different names"),
+        (edited(N, {}, np.array([-1], I32)), Kind.INVALID, "rows -1 to -1 lie outside a partition of 4"),
+        (edited(N, {}, np.array([0, 4], I64)), Kind.INVALID, "rows 0 to 4 lie outside a partition of 4"),
+        (edited(N, {}, np.array([0.0])), Kind.MALFORMED, "'rows' must be I32 or I64 of one dimension"),
+        (edited(N, {}, np.array([[0]], I32)), Kind.MALFORMED, "'rows' must be I32 or I64 of one dimension"),
+        (edited(S, {}, np.array([0], I32)), Kind.MALFORMED, "unknown entry 'rows'"),
+        (edited(R, {"kind": "7"}), Kind.MALFORMED, "a list of three names"),
+        (edited(R, {"kind": '"absent"'}), Kind.INVALID, "no node type 'absent'"),
+        (edited(R, {"columns": '"x"'}), Kind.MALFORMED, "columns is not a list of different names"),
+        (edited(R, {"columns": '["x", "x"]'}), Kind.MALFORMED, "columns is not a list of different names"),
+        (edited(R, {"columns": '["x", "z"]'}), Kind.INVALID, "no column 'z'"),
+        (edited(E, {}, np.array([30], I32)), Kind.INVALID, "rows 30 to 30 lie outside a partition of 30"),
+        (edited(S, {"node_type": "absent"}), Kind.INVALID, "no node type 'absent'"),
+        (edited(S, {"split": "absent"}), Kind.INVALID, "no split 'absent'"),
+    ],
+)
+def test_every_broken_rule_is_refused(request_: bytes, kind: Kind, message: str) -> None:
+    with pytest.raises(Refused, match=message) as raised:
+        read(request_)
+    assert raised.value.kind is kind
+
+
+def test_large_requests_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_REQUEST_BYTES", 100)
+    with pytest.raises(Refused, match="at most 100 are read") as raised:
+        read(b"x" * 101)
+    assert raised.value.kind is Kind.TOO_LARGE
+
+
+def test_arrays_at_odd_addresses_are_read() -> None:
+    request = json.dumps({"rows": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}})
+    metadata = Layout.parse(np.frombuffer(N, np.uint8)).metadata
+    text = json.dumps({**json.loads(request), "__metadata__": dict(metadata)}).encode()
+    text += b" " * (text.__len__() % 2 + 1)
+    odd = len(text).to_bytes(8, "little") + text + np.array([3], I32).tobytes()
+    assert read(odd)[1].targets.tolist() == [9]
