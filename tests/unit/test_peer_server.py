@@ -1,0 +1,431 @@
+"""The service in this process, asked over the network by callers good and bad."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+from gigl_server import data as data_port
+from gigl_server.server import build_server
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pyarrow import flight
+
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.rpc import requests
+from gigl_loader.rpc.control import ControlClient
+from gigl_loader.rpc.credentials import Credentials, authorization
+from gigl_loader.rpc.peer import check_peer, peer_stats
+from gigl_loader.rpc.remote_store import fetch_split
+from gigl_loader.rpc.requests import Envelope, encode_ping
+from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from tests.support.leftovers import wait_until
+from tests.support.peers import TOKEN, remote_store, served
+from tests.support.sources import small_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.remote_store import RemoteStore
+
+EDGE = ("node", "to", "node")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return small_graph()
+
+
+@pytest.fixture(scope="module")
+def endpoint(graph: Graph) -> Iterator[Endpoint]:
+    with served(graph) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tls() -> Credentials:
+    return Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
+
+
+@pytest.fixture(scope="module")
+def tls_endpoint(graph: Graph, tls: Credentials) -> Iterator[Endpoint]:
+    with served(graph, tls) as found:
+        yield found
+
+
+def ask(**changes: Any) -> NeighborAsk:
+    given: dict[str, Any] = {"targets": np.arange(50), "fanout": 3, **changes}
+    return NeighborAsk(
+        edge_type=EDGE, key=5, hop=0, replace=False, with_edge_ids=True, with_slots=True, **given
+    )
+
+
+def works(graph: Graph, endpoint: Endpoint) -> bool:
+    """Return whether a plain request is answered."""
+    store = remote_store(graph, endpoint)
+    try:
+        return len(store.sample(ask()).counts) == 50
+    finally:
+        store.close()
+
+
+def get(endpoint: Endpoint, ticket: bytes, *, headers: dict[str, str] | None = None) -> bytes:
+    """Ask the data port without any of our client's code."""
+    given = {"authorization": authorization(TOKEN)} if headers is None else headers
+    pairs = [(name.encode(), value.encode()) for name, value in given.items()]
+    options = flight.FlightCallOptions(timeout=10, headers=pairs)
+    client = flight.FlightClient(f"grpc+tcp://{endpoint.data_address}")
+    try:
+        reader = client.do_get(flight.Ticket(ticket), options)
+        return b"".join(chunk.data.column(0).to_numpy().tobytes() for chunk in reader)
+    finally:
+        client.close()
+
+
+def refusal(endpoint: Endpoint, ticket: bytes, **options: Any) -> dict[str, str]:
+    with pytest.raises(flight.FlightError) as raised:
+        get(endpoint, ticket, **options)
+    assert "Traceback" not in str(raised.value)
+    record: dict[str, str] = json.loads(raised.value.extra_info)
+    return record
+
+
+# --- hostile requests: the right answer, and the service goes on
+
+
+@pytest.mark.parametrize(
+    ("ticket", "kind"),
+    [
+        (b"", "malformed"),
+        (b"\xff" * 1000, "malformed"),
+        (np.random.default_rng(0).bytes(100_000), "malformed"),
+        (b"\x10" + b"\0" * 7 + b"[" * 16, "malformed"),
+    ],
+    ids=["nothing", "ones", "noise", "nesting"],
+)
+def test_garbage_is_refused(graph: Graph, endpoint: Endpoint, ticket: bytes, kind: str) -> None:
+    assert refusal(endpoint, ticket)["kind"] == kind
+    assert works(graph, endpoint)
+
+
+def test_an_oversized_request_is_refused(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_REQUEST_BYTES", 1 << 20)
+    assert refusal(endpoint, b"x" * (2 << 20))["kind"] == "too large"
+    assert works(graph, endpoint)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": ""}, {"authorization": TOKEN}, {"authorization": authorization(TOKEN[:-1])}],
+    ids=["none", "empty", "no scheme", "cut"],
+)
+def test_who_has_no_token_is_refused(graph: Graph, endpoint: Endpoint, headers: dict[str, str]) -> None:
+    ping = encode_ping(Envelope(graph=graph.manifest.digest, partition=0))
+    assert refusal(endpoint, ping, headers=headers)["kind"] == "unauthenticated"
+    assert works(graph, endpoint)
+
+
+def test_other_flight_calls_need_the_token_and_do_nothing(endpoint: Endpoint) -> None:
+    client = flight.FlightClient(f"grpc+tcp://{endpoint.data_address}")
+    good = flight.FlightCallOptions(timeout=5, headers=[(b"authorization", authorization(TOKEN).encode())])
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        list(client.list_flights(options=flight.FlightCallOptions(timeout=5)))
+    for call in (client.list_flights, client.list_actions):
+        with pytest.raises((pa.ArrowException, NotImplementedError)):
+            list(call(options=good))
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"token": "another-token-of-some-length"},
+            SamplingError,
+            "wrong token: all hosts must use the same",
+        ),
+        ({"digest": "0" * 64}, SamplingError, "asked about graph 000000000000, this service has"),
+    ],
+)
+def test_what_asking_again_cannot_mend_is_raised_at_once(
+    graph: Graph, endpoint: Endpoint, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    store = remote_store(graph, endpoint, **changes)
+    with pytest.raises(error, match=rf"^host 0 at {endpoint.control_address}: {message}") as raised:
+        store.sample(ask())
+    assert type(raised.value) is error
+    assert store.wire().calls == 1
+    store.close()
+    assert works(graph, endpoint)
+
+
+def test_a_failure_of_the_service_is_told_without_its_innards(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = remote_store(graph, endpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr("gigl_server.answers.neighbors_document", lambda _: 1 / 0)
+        with pytest.raises(SamplingError, match="failed to answer; its log says why$"):
+            store.sample(ask())
+    assert "ZeroDivisionError" in caplog.text
+    assert len(store.sample(ask()).counts) == 50
+    store.close()
+
+
+def _swallow(store: RemoteStore) -> None:
+    with suppress(SamplingError, FormatError):
+        store.sample(ask())
+
+
+def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_port, "_MOST_CALLS", 1)
+    monkeypatch.setattr(data_port, "_WAIT_FOR_A_TURN_S", 0.01)
+    entered, leave = threading.Event(), threading.Event()
+    with served(graph) as endpoint:
+        slow, quick = remote_store(graph, endpoint), remote_store(graph, endpoint)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "gigl_server.answers.Answers._document", lambda *_: (entered.set(), leave.wait(10), [])[2]
+            )
+            holder = threading.Thread(target=_swallow, args=(slow,))
+            holder.start()
+            assert entered.wait(10)
+        asker = threading.Thread(target=quick.sample, args=(ask(),))
+        asker.start()
+        assert wait_until(lambda: quick.wire().retries >= 2, seconds=10)
+        leave.set()
+        holder.join(10)
+        asker.join(10)
+        assert not asker.is_alive()
+        slow.close()
+        quick.close()
+
+
+def test_a_caller_that_leaves_in_mid_stream_frees_its_turn(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_port, "_MOST_CALLS", 1)
+    with served(graph) as endpoint:
+        store = remote_store(graph, endpoint)
+        rows = RowAsk(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB
+        ticket = store._encoded(rows)
+        client = flight.FlightClient(f"grpc+tcp://{endpoint.data_address}")
+        headers = [(b"authorization", authorization(TOKEN).encode())]
+        for _ in range(3):
+            reader = client.do_get(
+                flight.Ticket(ticket), flight.FlightCallOptions(timeout=20, headers=headers)
+            )
+            reader.read_chunk()
+            reader.cancel()
+        client.close()
+        assert len(store.sample(ask()).counts) == 50
+        store.close()
+
+
+# --- splits
+
+
+def test_splits_come_from_who_holds_them() -> None:
+    from tests.support.stores import store_graphs
+
+    graph = store_graphs()[0].graph
+    named = [(name, split) for name, nodes in graph.schema.nodes.items() for split in nodes.splits]
+    with served(graph) as endpoint:
+        given: dict[str, Any] = {"schema": graph.schema, "digest": graph.manifest.digest, "timeout_s": 10.0}
+        for node_type, split in named:
+            for part in endpoint.partitions:
+                found = fetch_split(endpoint, part, TOKEN, node_type=node_type, split=split, **given)
+                assert found.tolist() == graph.split_part(node_type, split, part).tolist()
+        with pytest.raises(ValueError, match="no split 'absent'"):
+            fetch_split(endpoint, 0, TOKEN, node_type=next(iter(graph.schema.nodes)), split="absent", **given)
+
+
+# --- control
+
+
+def test_a_peer_tells_what_it_is_and_how_it_does(graph: Graph, endpoint: Endpoint) -> None:
+    before = peer_stats(endpoint, TOKEN, timeout_s=10)
+    found = check_peer(endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+    assert found.partitions == (0,)
+    assert found.graph == graph.manifest.digest
+    assert found.data_port == endpoint.data_port
+    assert works(graph, endpoint)
+    after = peer_stats(endpoint, TOKEN, timeout_s=10)
+    assert after.calls == before.calls + 2
+    assert after.bytes_in > before.bytes_in
+    assert after.bytes_out > before.bytes_out + 50 * 4
+    assert after.cpu_s > before.cpu_s
+    assert after.sampling_s > before.sampling_s
+
+
+def test_health_is_told_to_anyone(endpoint: Endpoint) -> None:
+    with grpc.insecure_channel(endpoint.control_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "gigl.v1.Peer"):
+            reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_control_calls_need_the_token(endpoint: Endpoint) -> None:
+    for call in ("describe", "stats"):
+        with ControlClient.connected(endpoint, "another-token-of-some-length") as client:
+            with pytest.raises(grpc.RpcError) as raised:
+                getattr(client, call)(10)
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_an_oversized_control_call_is_refused(graph: Graph, endpoint: Endpoint) -> None:
+    with grpc.insecure_channel(endpoint.control_address) as channel:
+        call = channel.unary_unary("/gigl.v1.Peer/Describe")
+        with pytest.raises(grpc.RpcError) as raised:
+            call(b"x" * (1 << 20), timeout=10, metadata=(("authorization", authorization(TOKEN)),))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    check_peer(endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+
+
+# --- TLS
+
+
+def test_everything_works_over_tls(graph: Graph, tls_endpoint: Endpoint) -> None:
+    assert works(graph, tls_endpoint)
+    check_peer(tls_endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+
+
+def test_a_caller_without_tls_is_told(graph: Graph, tls_endpoint: Endpoint) -> None:
+    plain = replace(tls_endpoint, certificate="")
+    with pytest.raises(StorageUnavailable, match="host 0 at"):
+        check_peer(plain, TOKEN, digest=graph.manifest.digest, timeout_s=2)
+    store = remote_store(graph, plain, timeout_s=0.5)
+    with pytest.raises(StorageUnavailable):
+        store.sample(ask())
+    store.close()
+    assert works(graph, tls_endpoint)
+
+
+def test_a_service_without_tls_is_told(graph: Graph, endpoint: Endpoint, tls: Credentials) -> None:
+    with pytest.raises(ValueError, match="does not use TLS"):
+        check_peer(
+            replace(endpoint, certificate=tls.trusted), TOKEN, digest=graph.manifest.digest, timeout_s=5
+        )
+
+
+def test_another_certificate_is_not_trusted(graph: Graph, tls_endpoint: Endpoint) -> None:
+    other = replace(tls_endpoint, certificate=Credentials.ephemeral(["127.0.0.1"]).trusted)
+    with pytest.raises(ValueError, match="its certificate is not good for this address"):
+        check_peer(other, TOKEN, digest=graph.manifest.digest, timeout_s=5)
+    elsewhere = Credentials.ephemeral(["10.9.8.7"], token=TOKEN)
+    with served(graph, elsewhere) as found, pytest.raises(ValueError, match="its certificate is not good"):
+        check_peer(found, TOKEN, digest=graph.manifest.digest, timeout_s=5)
+
+
+# --- check_peer
+
+
+def test_check_peer_says_what_to_mend(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = graph.manifest.digest
+    with pytest.raises(ValueError, match="wrong token: all hosts must use the same one"):
+        check_peer(endpoint, "another-token-of-some-length", digest=digest, timeout_s=5)
+    with pytest.raises(ValueError, match="has another graph"):
+        check_peer(endpoint, TOKEN, digest="0" * 64, timeout_s=5)
+    with pytest.raises(ValueError, match=r"holds partitions \[0\], not \[0, 1\]"):
+        check_peer(replace(endpoint, partitions=(0, 1)), TOKEN, digest=digest, timeout_s=5)
+    with pytest.raises(StorageUnavailable, match=r"the name 'nowhere\.invalid' is not known here"):
+        check_peer(replace(endpoint, host="nowhere.invalid"), TOKEN, digest=digest, timeout_s=5)
+    monkeypatch.setattr("gigl_loader.rpc.peer.WIRE_VERSION", 99)
+    with pytest.raises(ValueError, match="install the same version on all hosts"):
+        check_peer(endpoint, TOKEN, digest=digest, timeout_s=5)
+
+
+def test_check_peer_knocks_at_both_ports(graph: Graph, endpoint: Endpoint) -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        closed = unheard.getsockname()[1]
+        for name in ("control_port", "data_port"):
+            wrong = replace(endpoint, **{name: closed})
+            with pytest.raises(StorageUnavailable, match=rf"\(port {closed}\): nothing listens there"):
+                check_peer(wrong, TOKEN, digest=graph.manifest.digest, timeout_s=5)
+
+
+def test_check_peer_suspects_a_firewall_where_nothing_answers(graph: Graph, endpoint: Endpoint) -> None:
+    with socket.socket() as deaf, socket.socket() as filler:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)  # One connection waits in its queue; the kernel drops what further ones send.
+        filler.connect(deaf.getsockname())
+        silent = replace(endpoint, control_port=deaf.getsockname()[1])
+        with pytest.raises(StorageUnavailable, match="is there a firewall"):
+            check_peer(silent, TOKEN, digest=graph.manifest.digest, timeout_s=0.3)
+
+
+# --- where it listens
+
+
+@pytest.mark.parametrize(
+    ("listen", "error", "message"),
+    [
+        ("nonsense", ValueError, "write HOST:PORT"),
+        ("0.0.0.0:0", ValueError, "say which one others shall use"),
+        ("203.0.113.7:0", ValueError, "needs TLS"),
+        ("nowhere.invalid:0", ValueError, "needs TLS"),
+    ],
+)
+def test_an_address_that_cannot_be_right(
+    graph: Graph, listen: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build_server(graph, [0], listen, Credentials(token=TOKEN))
+
+
+def test_an_address_where_nobody_can_listen(graph: Graph, endpoint: Endpoint, tls: Credentials) -> None:
+    taken = f"127.0.0.1:{endpoint.control_port}"
+    with pytest.raises(
+        OSError, match=f"^cannot listen on {taken}: Address already in use; choose another port"
+    ):
+        build_server(graph, [0], taken, tls)
+    with pytest.raises(OSError, match=r"^cannot listen on 127.*: Address already in use"):
+        build_server(graph, [0], "127.0.0.1:0", tls, data_port=endpoint.data_port)
+    with pytest.raises(
+        OSError, match=r"^cannot listen on 203\.0\.113\.7:0: .*; give an address of this host"
+    ):
+        build_server(graph, [0], "203.0.113.7:0", tls)
+    with pytest.raises(
+        OSError, match=r"^cannot listen on nowhere\.invalid:0: .*; give an address of this host"
+    ):
+        build_server(graph, [0], "nowhere.invalid:0", tls)
+
+
+def test_the_port_after_control_is_for_data(graph: Graph) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with build_server(graph, [0], f"127.0.0.1:{port}", Credentials(token=TOKEN)) as server:
+        assert (server.endpoint.control_port, server.endpoint.data_port) == (port, port + 1)
+
+
+def test_others_come_where_they_are_told_to(graph: Graph) -> None:
+    insecure = Credentials.plaintext(token=TOKEN, insecure=True)
+    with build_server(graph, [0], "0.0.0.0:0", insecure, advertise="127.0.0.1", host_index=3) as server:
+        assert (server.endpoint.host, server.endpoint.host_index) == ("127.0.0.1", 3)
+        assert works(graph, server.endpoint)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_closed_server_leaves_its_ports(graph: Graph) -> None:
+    with served(graph) as endpoint:
+        assert works(graph, endpoint)
+    for port in (endpoint.control_port, endpoint.data_port):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
