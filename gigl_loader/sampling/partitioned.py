@@ -1,0 +1,197 @@
+"""The partitions of a graph behind one face, wherever each of them lies."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.native import copy_rows, split_by_owner
+from gigl_loader.sampling.store import NeighborAsk, Neighbors, RowAsk, WireCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.columns import RowWant
+    from gigl_loader.sampling.store import NeighborStore
+
+__all__ = ["SLOT_BITS", "FrontierAsk", "PartitionedStore"]
+
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+SLOT_BITS = 40
+"""Slots of partition p are offset by ``p << SLOT_BITS`` in a batch: nobody needs to know counts of others."""
+
+_MOST_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FrontierAsk:
+    """One hop of one edge type for targets of all partitions."""
+
+    edge_type: EdgeType
+    targets: Sequence[Int64Array]
+    """Positions, by partition."""
+    key: int
+    hop: int
+    fanout: int
+    replace: bool
+    with_edge_ids: bool
+    with_slots: bool
+
+    def share(self, part: int) -> NeighborAsk:
+        """Return what one partition is asked."""
+        return NeighborAsk(
+            edge_type=self.edge_type,
+            targets=self.targets[part],
+            key=self.key,
+            hop=self.hop,
+            fanout=self.fanout,
+            replace=self.replace,
+            with_edge_ids=self.with_edge_ids,
+            with_slots=self.with_slots,
+        )
+
+
+class PartitionedStore:
+    """Asks the owners of nodes, all at once: others in a pool of threads, this host's in the caller's.
+
+    Any number of samplers may use it at once. Waiting ends because every store's answer has a deadline.
+    """
+
+    def __init__(
+        self,
+        schema: GraphSchema,
+        *,
+        local: Mapping[int, NeighborStore],
+        remote: Mapping[int, NeighborStore],
+        concurrency: int = 1,
+    ) -> None:
+        """``local`` and ``remote`` hold one store for every partition between them.
+
+        ``concurrency`` is the number of samplers that ask at the same time.
+        """
+        if sorted([*local, *remote]) != list(range(schema.num_partitions)):
+            raise ValueError(
+                f"every partition of {schema.num_partitions} needs one store, got local {sorted(local)} "
+                f"and remote {sorted(remote)}"
+            )
+        self._stores: dict[int, NeighborStore] = {**local, **remote}
+        self._local = frozenset(local)
+        self._bounds: dict[NodeType | EdgeType, Int64Array] = {
+            node_type: np.array(nodes.bounds, np.int64) for node_type, nodes in schema.nodes.items()
+        }
+        slots = np.arange(schema.num_partitions + 1, dtype=np.int64) << SLOT_BITS
+        self._bounds |= dict.fromkeys(schema.edges, slots)
+        threads = len(remote) * concurrency * min(max(len(schema.edges), 1), _MOST_AT_ONCE)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ask") if remote else None
+
+    def bounds(self, node_type: NodeType) -> Int64Array:
+        """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
+        return self._bounds[node_type]
+
+    def sample(self, asks: Sequence[FrontierAsk]) -> list[list[Neighbors]]:
+        """Return, for every ask, the answers by partition. Errors are those of the stores."""
+        work = _Round(self._pool)
+        answers: list[list[Neighbors]] = []
+        for ask in asks:
+            answers.append([_NOBODY] * len(self._stores))
+            for part, targets in enumerate(ask.targets):
+                if len(targets):
+                    share, store = ask.share(part), self._stores[part]
+                    work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
+        work.finish()
+        return answers
+
+    def gather(self, wants: Sequence[RowWant]) -> None:
+        """Write all rows that are wanted. When this returns or raises, nothing more is written."""
+        work = _Round(self._pool)
+        for want in wants:
+            if want.columns:
+                shares = split_by_owner(want.rows, self._bounds[want.kind])
+                for part, (rows, places) in enumerate(shares):
+                    if len(rows):
+                        self._gather(work, part, want, rows, places)
+        work.finish()
+
+    def _gather(self, work: _Round, part: int, want: RowWant, rows: Int64Array, places: Int64Array) -> None:
+        here = part in self._local
+        if not isinstance(want.kind, str):
+            rows -= part << SLOT_BITS
+        fetch = _gather if want.distinct or here else _gather_once
+        work.add(partial(fetch, self._stores[part], want, rows, places), here=here)
+
+    def wire(self) -> WireCounts:
+        """Return what all stores sent and received so far."""
+        counts = (store.wire() for store in self._stores.values() if hasattr(store, "wire"))
+        return sum(counts, WireCounts())
+
+    def close(self) -> None:
+        """Close all stores, which ends what they are asked, then the threads. Closing twice is fine."""
+        for store in self._stores.values():
+            store.close()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+_NOBODY = Neighbors(
+    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64)
+)
+"""The answer of a partition that was asked nothing."""
+
+
+class _Round:
+    """Jobs that belong together: those for others begin at once, those for this thread in ``finish``."""
+
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
+        self._pool = pool
+        self._away: list[Future[None]] = []
+        self._here: list[Callable[[], None]] = []
+
+    def add(self, job: Callable[[], None], *, here: bool) -> None:
+        if here or self._pool is None:
+            self._here.append(job)
+        else:
+            self._away.append(self._pool.submit(job))
+
+    def finish(self) -> None:
+        """Run what is left, wait for all, then raise the first error.
+
+        Nobody is left behind: a job that went on after an error could write into memory that is
+        another batch's by then.
+        """
+        try:
+            for job in self._here:
+                job()
+        finally:
+            wait(self._away)
+        for future in self._away:
+            future.result()
+
+
+def _sample(store: NeighborStore, ask: NeighborAsk, answers: list[Neighbors], part: int) -> None:
+    answers[part] = store.sample(ask)
+
+
+def _gather(store: NeighborStore, want: RowWant, rows: Int64Array, places: Int64Array) -> None:
+    store.gather(RowAsk(kind=want.kind, columns=want.columns, rows=rows), places, want.out)
+
+
+def _gather_once(store: NeighborStore, want: RowWant, rows: Int64Array, places: Int64Array) -> None:
+    """Fetch each row once, though several places want it."""
+    unique, which = np.unique(rows, return_inverse=True)
+    if len(unique) == len(rows):
+        return _gather(store, want, rows, places)
+    fetched: list[Bytes] = [np.empty((len(unique), out.shape[1]), np.uint8) for out in want.out]
+    ask = RowAsk(kind=want.kind, columns=want.columns, rows=unique)
+    store.gather(ask, np.arange(len(unique), dtype=np.int64), fetched)
+    for source, out in zip(fetched, want.out, strict=True):
+        copy_rows(source, which.astype(np.int64, copy=False), places, out)
+    return None
