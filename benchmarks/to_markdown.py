@@ -21,6 +21,19 @@ TABLES = (
         "first_batch_s": ("first batch, s", "{:.2f}"),
         "later_first_batch_s": ("first batch of later epochs, s", "{:.3f}"),
     },
+    {
+        "cpu_sampling_s_per_kseed": ("CPU s per 1,000 seeds: sampling", "{:.4f}"),
+        "cpu_gathering_s_per_kseed": ("gathering", "{:.4f}"),
+        "cpu_wire_s_per_kseed": ("wire", "{:.4f}"),
+        "cpu_rest_s_per_kseed": ("rest", "{:.4f}"),
+        "cpu_s_per_gb": ("CPU s per GB", "{:.2f}"),
+    },
+    {
+        "wire_mb_per_batch": ("MB on the wire per batch", "{:.2f}"),
+        "remote_mb_per_batch": ("remote rows and lists, MB", "{:.2f}"),
+        "wire_over_remote": ("times", "{:.3f}"),
+        "calls_per_batch": ("calls per batch", "{:.1f}"),
+    },
     {"gb_per_s": ("GB/s", "{:.2f}")},
     {
         "peak_pss_gb": ("peak PSS, GB", "{:.2f}"),
@@ -28,12 +41,19 @@ TABLES = (
         "worker_private_mb": ("a worker's own, MB", "{:.1f}"),
         "worker_adds_mb": ("beyond a bare interpreter, MB", "{:.1f}"),
     },
+    {
+        "before_mb": ("before the loaders, MB", "{:,.0f}"),
+        "start_adds_mb": ("their start adds, MB", "{:,.0f}"),
+        "in_flight_adds_mb": ("and with batches in flight, MB", "{:,.0f}"),
+    },
 )
 
 
 def markdown(document: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of all tables. Figures are medians, with the lowest and highest round."""
     for columns in TABLES:
+        if not any(columns.keys() & metrics.keys() for metrics in document["subjects"].values()):
+            continue
         yield "| | " + " | ".join(heading for heading, _ in columns.values()) + " |"
         yield "|---|" + "---:|" * len(columns)
         for name, metrics in document["subjects"].items():

@@ -45,11 +45,11 @@ class Pass:
 
 
 def open_loader(
-    graph: Path, workload: Workload, seeds: npt.NDArray[np.int64], num_workers: int
+    dataset: DistDataset, workload: Workload, seeds: npt.NDArray[np.int64], num_workers: int
 ) -> DistNeighborLoader:
     """Return a loader over these seeds, in their order, with edge ids, on the CPU."""
     return DistNeighborLoader(
-        DistDataset.open(graph),
+        dataset,
         list(workload.fanout),
         torch.from_numpy(seeds),
         batch_size=workload.batch_size,
@@ -69,7 +69,7 @@ def loader_case(
 
     def case() -> dict[str, Figures]:
         start = time.perf_counter()
-        with open_loader(graph, workload, seeds, num_workers) as loader:
+        with open_loader(DistDataset.open(graph), workload, seeds, num_workers) as loader:
             built = time.perf_counter() - start
             first = built + Pass.over(loader).first_batch_s
             cpu, start = CpuMeter(), time.perf_counter()

@@ -57,7 +57,7 @@ def _watch(command: Sequence[str]) -> tuple[Memory, dict[int, int]]:
                 raise TimeoutError(f"the memory run did not end within {_LIMIT_S:g} s")
             now = {pid: memory_of(pid) for pid in process_tree(process.pid)}
             whole = sum(now.values(), Memory())
-            peak = Memory(max(peak.proportional, whole.proportional), max(peak.anonymous, whole.anonymous))
+            peak = peak.or_more(whole)
             for pid, memory in now.items():
                 if pid != process.pid:
                     workers[pid] = max(workers.get(pid, 0), memory.anonymous)
@@ -88,12 +88,13 @@ def _later(pid: int) -> Memory:
 def main(graph: str, seeds: str, workload: str, num_workers: str) -> None:
     """Take one epoch of batches, as the process that is watched."""
     from gigl_loader.bench.loading import Pass, open_loader
+    from gigl_loader.dataset import DistDataset
 
     sizes = json.loads(workload)
     sizes["fanout"] = tuple(sizes["fanout"])
     size = Workload(**sizes)
     taken = np.load(seeds)[: size.num_seeds]
-    with open_loader(Path(graph), size, taken, int(num_workers)) as loader:
+    with open_loader(DistDataset.open(graph), size, taken, int(num_workers)) as loader:
         Pass.over(loader)
 
 

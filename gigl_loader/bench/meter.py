@@ -71,9 +71,23 @@ class Memory:
     """Resident memory, pages shared with others counted in parts (PSS). Holds mapped files too."""
     anonymous: int = 0
     """Memory of its own that no file backs: what a process truly adds."""
+    shared: int = 0
+    """Touched shared memory that no file on a disk backs, in parts."""
 
     def __add__(self, other: Memory) -> Memory:
-        return Memory(self.proportional + other.proportional, self.anonymous + other.anonymous)
+        return Memory(
+            self.proportional + other.proportional,
+            self.anonymous + other.anonymous,
+            self.shared + other.shared,
+        )
+
+    def or_more(self, other: Memory) -> Memory:
+        """Return the larger of each."""
+        return Memory(
+            max(self.proportional, other.proportional),
+            max(self.anonymous, other.anonymous),
+            max(self.shared, other.shared),
+        )
 
 
 def memory_of(pid: int) -> Memory:
@@ -83,4 +97,6 @@ def memory_of(pid: int) -> Memory:
     except OSError:
         return Memory()
     kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return Memory(kilobytes["Pss"] * 1024, kilobytes["Anonymous"] * 1024)
+    return Memory(
+        kilobytes["Pss"] * 1024, kilobytes["Anonymous"] * 1024, kilobytes.get("Pss_Shmem", 0) * 1024
+    )

@@ -1,7 +1,8 @@
 """A peer on the same files: a script that runs another system and prints JSON lines.
 
-The script is called as ``SCRIPT setup`` once, then as ``SCRIPT DATA sampler`` and ``SCRIPT DATA colocated``
-with the environment variables NB (batches), NW (workers), SEED and REPS; it prints a JSON line per result.
+The script is called as ``SCRIPT setup`` once, then as ``SCRIPT DATA sampler``, ``SCRIPT DATA colocated`` and
+``SCRIPT DATA store`` with the environment variables NB (batches), NW (workers), S (hosts that hold a part
+each), SEED and REPS; it prints a JSON line per result.
 """
 
 from __future__ import annotations
@@ -40,10 +41,20 @@ def set_up_peer(script: Path) -> None:
 
 
 def peer_case(
-    script: Path, folder: Path, workload: Workload, mode: str, *, num_workers: int, repeats: int = 2
+    script: Path,
+    folder: Path,
+    workload: Workload,
+    mode: str,
+    *,
+    num_workers: int,
+    hosts: int = 1,
+    repeats: int = 2,
 ) -> Case:
-    """Run one mode of the peer, seeded, and return what it measured under the names that it prints."""
-    environment = _environment(workload, num_workers, repeats)
+    """Run one mode of the peer, seeded, and return what it measured under the names that it prints.
+
+    ``num_workers`` are those of each host.
+    """
+    environment = _environment(workload, num_workers, repeats) | {"S": str(hosts)}
 
     def case() -> dict[str, Figures]:
         output = _run([str(script), str(folder), mode], environment, _RUN_LIMIT_S)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gigl_loader
+from gigl_loader.bench.hosts import BARE, HOSTS
 from gigl_loader.bench.rounds import Measured
 from gigl_loader.bench.workload import Workload
 
@@ -42,6 +43,12 @@ _RATIOS = (
     Ratio("2 workers over inline", "seeds_per_s", "loader, 2 workers", "loader, inline"),
     Ratio("2 workers over GLT colocated", "seeds_per_s", "loader, 2 workers", "glt_colocated_w2_seed1"),
     Ratio(
+        "2 ranks over 1, of 2 workers in all", "seeds_per_s", "2 ranks, 1 worker each", "1 rank, 2 workers"
+    ),
+    Ratio("2 hosts over GLT store", "seeds_per_s", HOSTS, "glt_store_s2_w1_seed1"),
+    Ratio("CPU of 2 hosts over GLT store", "cpu_s_per_kseed", HOSTS, "glt_store_s2_w1_seed1"),
+    Ratio("CPU of the wire over a bare transfer", "cpu_wire_s_per_kseed", HOSTS, BARE),
+    Ratio(
         "CPU of 2 workers over GLT colocated",
         "cpu_s_per_kseed",
         "loader, 2 workers",
@@ -63,6 +70,25 @@ _TABLES = (
             ("later_first_batch_s", "later epochs s", "{:.3f}"),
         ),
     ),
+    (
+        "CPU seconds per 1,000 seeds, by what they were spent on",
+        (
+            ("cpu_sampling_s_per_kseed", "sampling", "{:.4f}"),
+            ("cpu_gathering_s_per_kseed", "gathering", "{:.4f}"),
+            ("cpu_wire_s_per_kseed", "wire", "{:.4f}"),
+            ("cpu_rest_s_per_kseed", "rest", "{:.4f}"),
+            ("cpu_s_per_gb", "CPU s/GB", "{:.2f}"),
+        ),
+    ),
+    (
+        "network",
+        (
+            ("wire_mb_per_batch", "MB/batch", "{:.2f}"),
+            ("remote_mb_per_batch", "of it remote rows and lists", "{:.2f}"),
+            ("wire_over_remote", "times", "{:.3f}"),
+            ("calls_per_batch", "calls/batch", "{:.1f}"),
+        ),
+    ),
     ("feature rows", (("gb_per_s", "GB/s", "{:.2f}"),)),
     (
         "memory",
@@ -72,6 +98,14 @@ _TABLES = (
             ("worker_private_mb", "worker's own MB", "{:.1f}"),
             ("bare_interpreter_mb", "bare interpreter MB", "{:.1f}"),
             ("worker_adds_mb", "worker adds MB", "{:.1f}"),
+        ),
+    ),
+    (
+        "memory that no file of the graph backs",
+        (
+            ("before_mb", "before loaders MB", "{:,.0f}"),
+            ("start_adds_mb", "start adds MB", "{:,.0f}"),
+            ("in_flight_adds_mb", "with batches in flight MB", "{:,.0f}"),
         ),
     ),
 )
@@ -163,7 +197,7 @@ def _medians(measured: Measured, title: str, columns: Iterable[tuple[str, str, s
     return table
 
 
-_OURS = ("sampler", "gather", "loader")
+_OURS = ("sampler", "gather", "loader", "1 rank", "2 ranks", "2 hosts")
 
 
 def save_plot(measured: Measured, path: Path) -> None:
@@ -173,7 +207,7 @@ def save_plot(measured: Measured, path: Path) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     subjects = measured.subjects
-    loaders = [name for name in subjects if "loader" in name or "colocated" in name]
+    loaders = [name for name in subjects if "seeds_per_s" in subjects[name].samples and "sampler" not in name]
     samplers = [name for name in subjects if "sampler" in name]
     gathers = [name for name in subjects if "gb_per_s" in subjects[name].samples]
     _bars(left, measured, samplers, ("edges_per_s", 1e6), "sampler: million edges/s")

@@ -13,15 +13,23 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from gigl_loader.bench.hosts import hosts_case
 from gigl_loader.bench.loading import loader_case
 from gigl_loader.bench.memory import memory_case
 from gigl_loader.bench.peer import peer_case, peer_memory_case, set_up_peer
+from gigl_loader.bench.ranks import ranks_case, start_memory_case
 from gigl_loader.bench.rounds import Case, Measured, run_rounds, workers_in_words
 from gigl_loader.bench.sampling import gather_case, sampler_case
 from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 
-__all__ = ["Suite", "run_suite"]
+__all__ = ["GROUPS", "Suite", "run_suite"]
+
+GROUPS = ("sampling", "loading", "ranks", "hosts", "memory")
+"""What can be measured, in order."""
+
+_TWO = 2
+"""Hosts of the group of that name; partitions of its graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +41,18 @@ class Suite:
     """Holds the workload's files, or will."""
     rounds: int = 3
     workers: tuple[int, ...] = (0, 1, 2)
-    memory: bool = True
+    groups: tuple[str, ...] = GROUPS
     peer_script: Path | None = None
 
+    @property
+    def seeds(self) -> Path:
+        """File of the training seeds."""
+        return self.folder / "train.npy"
+
     def __post_init__(self) -> None:
+        unknown = [group for group in self.groups if group not in GROUPS]
+        if unknown or not self.groups:
+            raise ValueError(f"--measure takes some of {','.join(GROUPS)}, got {','.join(self.groups)!r}")
         script = self.peer_script
         if script is not None and not os.access(script, os.X_OK):
             raise ValueError(f"--peer-script {script} is not an executable file")
@@ -46,6 +62,8 @@ def run_suite(suite: Suite, console: Console) -> Measured:
     """Run every measurement of the suite, those of time alternating."""
     with console.status("preparing the workload") if console.is_terminal else _quiet():
         graph = prepare(suite.workload, suite.folder)
+        if "hosts" in suite.groups:
+            prepare(suite.workload, suite.folder, partitions=_TWO)
         if suite.peer_script is not None:
             set_up_peer(suite.peer_script.absolute())
     with _one_thread(), _bar(console) as progress:
@@ -56,28 +74,60 @@ def run_suite(suite: Suite, console: Console) -> Measured:
 
 
 def _timed(suite: Suite, graph: Path) -> dict[str, Case]:
-    seeds = np.load(suite.folder / "train.npy")[: suite.workload.num_seeds]
-    opened = Graph.open(graph)
-    cases = {
-        "sampler": sampler_case(opened, suite.workload, seeds),
-        "gather": gather_case(opened, suite.workload, seeds),
-    }
-    for count in suite.workers:
-        cases[f"loader, {workers_in_words(count)}"] = loader_case(
-            graph, suite.workload, seeds, num_workers=count
-        )
-    if suite.peer_script is not None:
-        script = suite.peer_script.absolute()
-        for mode in ("sampler", "colocated"):
-            cases[f"peer, {mode}"] = peer_case(script, suite.folder, suite.workload, mode, num_workers=2)
+    makers = {"sampling": _sampling, "loading": _loading, "ranks": _ranks, "hosts": _hosts}
+    cases: dict[str, Case] = {}
+    for group, make in makers.items():
+        if group in suite.groups:
+            cases |= make(suite, graph)
     return cases
 
 
+def _sampling(suite: Suite, graph: Path) -> dict[str, Case]:
+    seeds = np.load(suite.seeds)[: suite.workload.num_seeds]
+    opened = Graph.open(graph)
+    return {
+        "sampler": sampler_case(opened, suite.workload, seeds),
+        "gather": gather_case(opened, suite.workload, seeds),
+        **_peer(suite, "sampler", num_workers=2),
+    }
+
+
+def _loading(suite: Suite, graph: Path) -> dict[str, Case]:
+    seeds = np.load(suite.seeds)[: suite.workload.num_seeds]
+    cases = {
+        f"loader, {workers_in_words(count)}": loader_case(graph, suite.workload, seeds, num_workers=count)
+        for count in suite.workers
+    }
+    return cases | _peer(suite, "colocated", num_workers=2)
+
+
+def _ranks(suite: Suite, graph: Path) -> dict[str, Case]:
+    """Two ranks of a worker each, beside one rank with as many workers."""
+    return {
+        f"{ranks} ranks": ranks_case(graph, suite.seeds, suite.workload, ranks=ranks, num_workers=workers)
+        for ranks, workers in ((1, 2), (2, 1))
+    }
+
+
+def _hosts(suite: Suite, graph: Path) -> dict[str, Case]:
+    parted = prepare(suite.workload, suite.folder, partitions=_TWO)
+    cases = {"hosts": hosts_case(parted, suite.seeds, suite.workload)}
+    return cases | _peer(suite, "store", num_workers=1, hosts=_TWO)
+
+
+def _peer(suite: Suite, mode: str, *, num_workers: int, hosts: int = 1) -> dict[str, Case]:
+    if suite.peer_script is None:
+        return {}
+    script = suite.peer_script.absolute()
+    case = peer_case(script, suite.folder, suite.workload, mode, num_workers=num_workers, hosts=hosts)
+    return {f"peer, {mode}": case}
+
+
 def _weighed(suite: Suite, graph: Path) -> list[Case]:
-    if not suite.memory:
+    if "memory" not in suite.groups:
         return []
-    seeds = suite.folder / "train.npy"
-    cases = [memory_case(graph, seeds, suite.workload, num_workers=count) for count in suite.workers]
+    cases = [memory_case(graph, suite.seeds, suite.workload, num_workers=count) for count in suite.workers]
+    cases.append(start_memory_case(graph, suite.seeds, suite.workload, ranks=4, num_workers=2))
     if suite.peer_script is not None:
         script = suite.peer_script.absolute()
         cases.append(peer_memory_case(script, suite.folder, suite.workload, num_workers=2))

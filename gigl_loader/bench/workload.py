@@ -50,8 +50,10 @@ FULL = Workload(nodes=1_000_000, edges=30_000_000, dim=128, fanout=(15, 10, 5), 
 QUICK = Workload(nodes=20_000, edges=300_000, dim=32, fanout=(15, 10, 5), batch_size=128, batches=12)
 
 
-def prepare(workload: Workload, folder: Path) -> Path:
+def prepare(workload: Workload, folder: Path, *, partitions: int = 1) -> Path:
     """Make what is missing in ``folder``: the arrays, and the graph built from them. Return the graph's path.
+
+    Several partitions are assigned by hash: of P, a node's neighbours lie elsewhere in (P - 1) / P of cases.
 
     Raises ``ValueError`` where the folder holds the arrays of another workload.
     """
@@ -60,9 +62,9 @@ def prepare(workload: Workload, folder: Path) -> Path:
         _generate(workload, folder)
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
     _check(workload, folder, arrays)
-    graph = folder / "graph"
+    graph = folder / ("graph" if partitions == 1 else f"graph-{partitions}")
     if not graph.exists():
-        _build(arrays, graph)
+        _build(arrays, graph, partitions)
     return graph
 
 
@@ -100,10 +102,11 @@ def _check(workload: Workload, folder: Path, arrays: dict[str, npt.NDArray[Any]]
         )
 
 
-def _build(arrays: dict[str, npt.NDArray[Any]], graph: Path) -> None:
+def _build(arrays: dict[str, npt.NDArray[Any]], graph: Path, partitions: int) -> None:
     edges = ArrayTable("edges", {"src": arrays["src"], "dst": arrays["dst"]})
     nodes = NodeTable(
         ArrayTable("nodes", {"x": arrays["feat"], "y": arrays["label"]}),
         splits={"train": ArrayTable("train", {"id": arrays["train"]})},
     )
-    build_graph(GraphTables({HOMOGENEOUS_EDGE: edges}, {HOMOGENEOUS_NODE: nodes}), graph)
+    tables = GraphTables({HOMOGENEOUS_EDGE: edges}, {HOMOGENEOUS_NODE: nodes})
+    build_graph(tables, graph, num_partitions=partitions, assigner="range" if partitions == 1 else "hash")

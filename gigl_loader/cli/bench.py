@@ -31,7 +31,9 @@ def bench(
         Path | None,
         typer.Option(help="Script that runs a peer on the same files (see benchmarks/README.md)."),
     ] = None,
-    memory: Annotated[bool, typer.Option(help="Measure memory too, in runs of their own.")] = True,
+    measure: Annotated[
+        str, typer.Option(help="What to measure, some of: sampling, loading, ranks, hosts, memory.")
+    ] = "sampling,loading,ranks,hosts,memory",
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the medians into this PNG file.")] = None,
 ) -> None:
@@ -57,7 +59,7 @@ def bench(
             folder=folder,
             rounds=rounds,
             workers=worker_counts,
-            memory=memory,
+            groups=tuple(part.strip() for part in measure.split(",")),
             peer_script=peer_script,
         )
         measured = run_suite(suite, console)

@@ -1,0 +1,90 @@
+"""A bare Arrow Flight transfer between two processes: what messages of some sizes cost at the least.
+
+As a program it is the side that sends.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from gigl_loader.bench.meter import CpuMeter
+
+__all__ = ["bare_transfer"]
+
+_CHUNK_BYTES = 1 << 20
+_SIZE = struct.Struct("<Q")
+_SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+_LIMIT_S = 60.0
+
+
+def bare_transfer(*, calls: int, request_bytes: int, reply_bytes: int) -> float:
+    """Return the CPU seconds, of both processes, of so many calls with bodies of these sizes.
+
+    Replies come in chunks of 1 MiB out of warm memory, and are dropped as they come.
+    """
+    ticket = flight.Ticket(_SIZE.pack(reply_bytes).ljust(request_bytes, b"\0"))
+    options = flight.FlightCallOptions(timeout=_LIMIT_S)
+    with _sender() as port, flight.connect(f"grpc://127.0.0.1:{port}") as client:
+        _receive(client, ticket, options)
+        cpu = CpuMeter()
+        for _ in range(calls):
+            _receive(client, ticket, options)
+        return cpu.read()[0]
+
+
+def _receive(client: Any, ticket: Any, options: Any) -> None:
+    for chunk in client.do_get(ticket, options):
+        assert chunk.data.num_rows
+
+
+@contextmanager
+def _sender() -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gigl_loader.bench.flight"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class _Sender(flight.FlightServerBase):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._memory = np.ones(_CHUNK_BYTES, np.uint8)
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        (left,) = _SIZE.unpack_from(ticket.ticket)
+        return flight.GeneratorStream(_SCHEMA, self._chunks(left))
+
+    def _chunks(self, left: int) -> Iterator[Any]:
+        while left > 0:
+            size = min(left, _CHUNK_BYTES)
+            column = pa.Array.from_buffers(pa.uint8(), size, [None, pa.py_buffer(self._memory)], null_count=0)
+            yield pa.RecordBatch.from_arrays([column], schema=_SCHEMA)
+            left -= size
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    sender = _Sender()
+    print(sender.port, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

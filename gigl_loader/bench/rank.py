@@ -1,0 +1,123 @@
+"""One trainer of a crowd: the process that ``crowd.py`` starts. It prints lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gigl_loader.bench.crowd import Job
+from gigl_loader.bench.loading import Pass, open_loader
+from gigl_loader.bench.meter import CpuMeter
+from gigl_loader.bench.remote import RemoteShare
+from gigl_loader.dataset import DistDataset
+from gigl_loader.loaders.neighbor import DistNeighborLoader
+
+__all__ = ["main"]
+
+_COSTS = ("cpu_seconds", "cpu_sampling", "cpu_gathering", "wire_bytes_in", "wire_bytes_out", "peer_calls")
+
+
+def main(task: str, text: str) -> None:
+    """Run ``measure`` or ``start`` as one of several ranks."""
+    torch.set_num_threads(1)
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        dist.init_process_group("gloo")
+    {"measure": _measure, "start": _start}[task](Job.from_json(text))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _measure(job: Job) -> None:
+    """Take an epoch to warm everything, one to see what lies on other hosts, then those that count."""
+    with _dataset(job) as dataset, _loader(job, dataset) as loader:
+        Pass.over(loader)
+        share = RemoteShare.over(loader, job) if job.partitions is not None else RemoteShare()
+        _meet()
+        before, cpu, began = _costs(job, dataset, loader), CpuMeter(), time.perf_counter()
+        passes = [Pass.over(loader) for _ in range(job.epochs)]
+        seconds = time.perf_counter() - began
+        _meet()  # Until all are done, this host serves the others.
+        (tree_cpu, _), after = cpu.read(), _costs(job, dataset, loader)
+        _say(
+            seconds=seconds,
+            seeds=sum(each.seeds for each in passes),
+            nodes=sum(each.nodes for each in passes),
+            edges=sum(each.edges for each in passes),
+            batches=sum(each.batches for each in passes),
+            tree_cpu=tree_cpu,
+            remote_bytes_per_batch=share.bytes_per_batch,
+            **{name: after[name] - before[name] for name in after},
+        )
+        _meet()
+
+
+def _start(job: Job) -> None:
+    """Stop to be weighed: before a loader is built, when its workers are up, with batches in flight."""
+    with _dataset(job) as dataset:
+        _meet()
+        _stop("before")
+        with _loader(job, dataset) as loader:
+            loader._source.wait_until_up(300)
+            _stop("up")
+            next(iter(loader))
+            _stop("first batch")
+            _meet()
+
+
+@contextmanager
+def _dataset(job: Job) -> Iterator[DistDataset]:
+    if job.partitions is None:
+        yield DistDataset.open(job.graph)
+        return
+    host = int(os.environ["GROUP_RANK"])
+    with DistDataset.open(job.graph, partitions=list(job.partitions[host])) as dataset:
+        yield dataset
+
+
+def _loader(job: Job, dataset: DistDataset) -> DistNeighborLoader:
+    seeds = np.load(Path(job.seeds))[: job.workload.num_seeds]
+    return open_loader(dataset, job.workload, seeds, job.num_workers)
+
+
+def _costs(job: Job, dataset: DistDataset, loader: DistNeighborLoader) -> dict[str, float]:
+    """Return what workers and this host's peer service cost so far."""
+    stats = loader.stats()
+    costs = {f"workers_{name}": float(stats.get(name, 0)) for name in _COSTS}
+    own = _own_service(job, dataset)
+    return costs | {f"service_{name}": own.get(name, 0.0) for name in ("cpu_s", "sampling_s", "gathering_s")}
+
+
+def _own_service(job: Job, dataset: DistDataset) -> dict[str, float]:
+    """Return the totals of the service that this rank started, which is none where there are no hosts."""
+    if job.partitions is None or os.environ["LOCAL_RANK"] != "0":
+        return {}
+    totals: dict[str, float] = dataset.peer_stats()[int(os.environ["GROUP_RANK"])]
+    return totals
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _stop(where: str) -> None:
+    _say(at=where)
+    sys.stdin.readline()
+
+
+def _say(**figures: Any) -> None:
+    print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
