@@ -9,15 +9,19 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader.sampling.worker import open_sampler
+from gigl_loader.sampling.worker import open_samplers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.sampling.ledger import Ledger
     from gigl_loader.sampling.schedule import Request
     from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
@@ -55,7 +59,8 @@ class FaultPlan:
             case "segv":
                 ctypes.string_at(0)
             case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # Sent to the process, another thread might take it, and this one go on for a while.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "exit":
                 os._exit(3)
             case "raise":
@@ -92,6 +97,10 @@ class FaultySampler:
     faults: FaultPlan
     setting: WorkerSetting | None = None
 
+    @property
+    def ledger(self) -> Ledger:
+        return self.sampler.ledger
+
     def sample(self, request: Request) -> SampledBatch:
         if self.setting is None:
             if request.batch == self.faults.at_batch:
@@ -101,8 +110,8 @@ class FaultySampler:
         return self.sampler.sample(request)
 
 
-def faulty_sampler(setting: WorkerSetting) -> BatchSampler:
+def faulty_sampler(setting: WorkerSetting) -> Sequence[BatchSampler]:
     faults = FaultPlan(**setting.reference["faults"])
     if faults.happens(setting, None):
         faults.commit()
-    return FaultySampler(open_sampler(setting), faults, setting)
+    return [FaultySampler(sampler, faults, setting) for sampler in open_samplers(setting)]

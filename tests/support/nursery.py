@@ -71,7 +71,7 @@ class Nursery:
     def everyone(self) -> list[psutil.Process]:
         """Return ranks, what they started, and what was left by those that have ended."""
         self.status(0)  # Reaps: the dead are nobody.
-        return psutil.Process(self._process.pid).children(recursive=True)
+        return list(psutil.Process(self._process.pid).children(recursive=True))
 
     def close(self) -> None:
         """End everyone. Closing twice is fine."""
@@ -94,7 +94,10 @@ class Nursery:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the nursery has ended; standard error says why")
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
 
@@ -129,7 +132,15 @@ def _become(order: dict[str, Any]) -> Callable[[], None]:
         enter_network(order["network"])
     module, _, function = order["program"].partition(":")
     program = getattr(import_module(module), function)
-    return lambda: program(**order["arguments"])
+
+    def run() -> None:
+        try:
+            program(**order["arguments"])
+        except Exception as error:
+            Path(order["failure"]).write_text(f"{type(error).__name__}: {error}")
+            raise
+
+    return run
 
 
 def _redirect(descriptor: int, path: str, flags: int) -> None:

@@ -42,6 +42,8 @@ class Ended:
     """Exit code, or minus the signal."""
     output: str
     errors: str
+    failure: str
+    """Type and message of the exception that ended it, if one did."""
     seconds: float
     """From the start of all ranks to its end."""
 
@@ -49,11 +51,6 @@ class Ended:
     def lines(self) -> list[Any]:
         """What it printed, as JSON lines."""
         return [json.loads(line) for line in self.output.splitlines()]
-
-    @property
-    def message(self) -> str:
-        """Last line that it wrote to standard error: of an exception, its type and message."""
-        return self.errors.rstrip().rpartition("\n")[2]
 
 
 def places(*per_host: int, hosts: Sequence[Host] | None = None) -> list[Place]:
@@ -102,7 +99,7 @@ class Ranks:
     ) -> None:
         """Start them. ``special`` has further arguments by rank; output goes to ``folder``."""
         self._nursery = nursery
-        self._folder = folder
+        self.folder = folder
         self._temporary = folder / "temporary"
         self._temporary.mkdir()
         self._hosts = {place.host.index: place.host for place in where if place.host}.values()
@@ -123,6 +120,7 @@ class Ranks:
                     "directory": str(ROOT),
                     "output": str(self._path(rank, "output")),
                     "errors": str(self._path(rank, "errors")),
+                    "failure": str(self._path(rank, "failure")),
                 }
             )
             for rank, place in enumerate(where)
@@ -147,11 +145,16 @@ class Ranks:
         text = self._read(rank, "output")
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def wait_for(self, rank: int, wanted: Any, *, seconds: float) -> None:
-        """Wait until a rank has printed a line, given as its value."""
-        if not wait_until(lambda: wanted in self.printed(rank) or self._all_ended(), seconds=seconds):
-            raise AssertionError(f"rank {rank} did not say {wanted!r} within {seconds} s{self._report()}")
-        assert wanted in self.printed(rank), self._report()
+    def wait_for(self, rank: int, word: str, *, seconds: float) -> list[Any]:
+        """Wait until a rank has printed a JSON list that begins with ``word``, and return it."""
+
+        def said() -> list[list[Any]]:
+            return [line for line in self.printed(rank) if line[0] == word]
+
+        wait_until(lambda: said() or self._has_ended(rank), seconds=seconds)
+        lines = said()
+        assert lines, f"rank {rank} did not say {word!r} within {seconds} s{self._report()}"
+        return lines[0]
 
     def send(self, rank: int, number: int) -> None:
         """Send a signal to a rank."""
@@ -197,9 +200,8 @@ class Ranks:
     def _ended(self, rank: int) -> Ended:
         status = self._nursery.status(self.pids[rank])
         assert status is not None
-        return Ended(
-            rank, status, self._read(rank, "output"), self._read(rank, "errors"), self._seconds[rank]
-        )
+        texts = {kind: self._read(rank, kind) for kind in ("output", "errors", "failure")}
+        return Ended(rank, status, **texts, seconds=self._seconds[rank])
 
     def _report(self) -> str:
         lines = [
@@ -210,7 +212,7 @@ class Ranks:
         return "".join(lines)
 
     def _path(self, rank: int, kind: str) -> Path:
-        return self._folder / f"rank-{rank}.{kind}"
+        return self.folder / f"rank-{rank}.{kind}"
 
     def _read(self, rank: int, kind: str) -> str:
         with suppress(FileNotFoundError):

@@ -91,7 +91,7 @@ def test_every_rank_knows_its_place(nursery: Nursery, tmp_path: Path) -> None:
 def test_an_exception_is_a_status_and_a_message(nursery: Nursery, tmp_path: Path) -> None:
     with Ranks(nursery, f"{ME}:fail", places(1), tmp_path) as ranks:
         (ended,) = ranks.finish(seconds=10)
-    assert (ended.status, ended.message) == (1, "ValueError: on purpose")
+    assert (ended.status, ended.failure) == (1, "ValueError: on purpose")
     assert "Traceback" in ended.errors
 
 
@@ -107,7 +107,7 @@ def test_orphans_of_a_killed_rank_fail_the_test_and_are_ended(
 
 def test_ranks_that_take_too_long_fail_the_test_and_are_ended(nursery: Nursery, tmp_path: Path) -> None:
     ranks = Ranks(nursery, f"{ME}:wait_with_a_child", places(2), tmp_path)
-    with pytest.raises(AssertionError, match=r"not all ranks ended within 0.1 s\n--- rank 0"), ranks:
+    with pytest.raises(AssertionError, match=r"not all ranks ended within 0\.1 s"), ranks:
         ranks.finish(seconds=0.1)
     assert nursery.everyone() == []
 

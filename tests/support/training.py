@@ -1,0 +1,150 @@
+"""What ranks do in tests of faults: train as a user would, say how far they are, and stop where told to.
+
+Every step is said as a JSON line. A rank waits at a *gate* until the test opens it, so that a fault
+comes exactly where it is meant to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.sampling.producer import WorkerSource
+from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
+from tests.support.leftovers import wait_until
+from tests.support.ranks import Ended
+
+__all__ = ["FANOUT", "OPTIONS", "PROGRAM", "digest", "open_gate", "seen_by", "shares", "train"]
+
+PROGRAM = f"{__name__}:train"
+FANOUT = [3, 2]
+OPTIONS: dict[str, Any] = {
+    "batch_size": 25,
+    "shuffle": True,
+    "drop_last": True,
+    "seed": 9,
+    "num_workers": 1,
+    "timeout": 5.0,
+}
+_GATE_SECONDS = 60.0
+
+
+def train(
+    *,
+    graph: str,
+    folder: str,
+    join: bool = True,
+    gates: Sequence[str] = (),
+    collectives: bool = True,
+    collective_seconds: float = 5.0,
+    retries: int = 0,
+    faults: dict[str, Any] | None = None,
+    mistake: str = "",
+    dataset: dict[str, Any] | None = None,
+    loader: dict[str, Any] | None,
+) -> None:
+    """Go through the batches of ``graph``, with an all-reduce after each. ``gates`` name steps to wait at.
+
+    ``join`` the process group or forget to; ``loader=None`` is a rank that builds none. ``retries`` is how
+    many errors to carry on after; each is said. ``faults`` are a ``FaultPlan`` for the workers of a graph
+    that lies here. A ``mistake`` is the step after which the user's own code fails.
+    """
+    progress = _Progress(Path(folder), gates, mistake)
+    if join:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=collective_seconds))
+    progress.reach("joined")
+    with DistDataset.open(graph, **(dataset or {})) as opened:
+        progress.reach("opened")
+        if faults is not None:
+            _plan_faults(opened, FaultPlan(**faults))
+        if loader is None:
+            dist.barrier()
+            return
+        with DistNeighborLoader(opened, FANOUT, "train", **OPTIONS | loader) as batches:
+            progress.reach("built")
+            for number, batch in _batches(batches, retries, progress):
+                progress.reach(f"batch {number}", digest(batch))
+                if collectives:
+                    dist.all_reduce(torch.ones(1))
+            progress.reach("drained")
+    progress.reach("closed")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _batches(loader: DistNeighborLoader, retries: int, progress: _Progress) -> Iterator[tuple[int, Any]]:
+    """Yield the batches of an epoch with their numbers, asking again after so many errors."""
+    batches = iter(loader)
+    number = 0
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except Exception as error:
+            if retries == 0:
+                raise
+            retries -= 1
+            progress.reach(f"retry {number}", f"{type(error).__name__}: {error}")
+            continue
+        yield number, batch
+        number += 1
+
+
+def digest(batch: Any) -> int:
+    """Return a number that differs when the batch does."""
+    value = 0
+    for name in ("n_id", "edge_index", "e_id", "x", "y", "input_id"):
+        value = zlib.crc32(batch[name].numpy().tobytes(), value)
+    return value
+
+
+def shares(batches: Sequence[int], world_size: int) -> list[list[int]]:
+    """Return what each rank sees of the batches of a rank alone: a last step that lacks some is dropped."""
+    steps = len(batches) // world_size
+    return [list(batches[rank : steps * world_size : world_size]) for rank in range(world_size)]
+
+
+def seen_by(rank: Ended) -> list[int]:
+    """Return the digests of the batches that a rank saw."""
+    return [line[1] for line in rank.lines if line[0].startswith("batch ")]
+
+
+def open_gate(folder: Path, step: str, *, rank: int) -> None:
+    """Let a rank go on from a step at which it waits, or will wait."""
+    (folder / f"gate-{rank}-{step}").touch()
+
+
+def _plan_faults(dataset: DistDataset, faults: FaultPlan) -> None:
+    """Let the workers of loaders of this dataset follow a plan of faults."""
+    graph: Any = GraphWithFaults(dataset._graph, faults)
+
+    def open_source(plan: Any, schedule: Any, options: Any, **_: Any) -> WorkerSource:
+        return WorkerSource(graph, plan, schedule, options, sampler=FAULTY_SAMPLER)
+
+    dataset.open_source = open_source  # type: ignore[method-assign]
+
+
+class _Progress:
+    def __init__(self, folder: Path, gates: Sequence[str], mistake: str) -> None:
+        self._folder = folder
+        self._mistake = mistake
+        self._gates = frozenset(gates)
+        self._rank = os.environ.get("RANK", "0")
+
+    def reach(self, step: str, *more: object) -> None:
+        print(json.dumps([step, *more]), flush=True)
+        if step in self._gates:
+            gate = self._folder / f"gate-{self._rank}-{step}"
+            assert wait_until(gate.exists, seconds=_GATE_SECONDS), f"{gate} stayed closed"
+        if step == self._mistake:
+            raise ZeroDivisionError("the user's own mistake")
