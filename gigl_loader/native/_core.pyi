@@ -96,6 +96,23 @@ def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Arra
     ``ValueError`` unless ``colptr`` rises from 0 to E.
     """
 
+def count_rows(bits: npt.NDArray[np.uint64], ranks: npt.NDArray[np.int32]) -> int:
+    """Fill ``ranks`` with the number of set bits before each word of ``bits``, and return that of all."""
+
+def split_by_cache(
+    bits: npt.NDArray[np.uint64],
+    ranks: npt.NDArray[np.int32],
+    num_rows: int,
+    rows: Int64Array,
+    places: Int64Array,
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """Split requests for rows by a set of rows: bit ``r`` of ``bits`` says whether row r is in it.
+
+    Returns, in order: of those in the set, the number in the set and the place; of the others, the row
+    and the place. ``ranks`` are those of ``count_rows``. ``ValueError`` for a row outside
+    ``[0, num_rows)``.
+    """
+
 class Adjacency:
     """One edge type, all the partitions on this host. Keeps the arrays it is given alive.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.row_cache import RowCache
 from tests.support.peers import remote_stores
 
 if TYPE_CHECKING:
@@ -55,7 +57,22 @@ def _local(graph: Graph) -> Iterator[list[NeighborStore]]:
     yield [LocalStore(graph, part) for part in range(graph.schema.num_partitions)]
 
 
-STORE_KINDS = [StoreKind("local", _local), StoreKind("remote", remote_stores)]
+@contextmanager
+def _cached(graph: Graph) -> Iterator[list[NeighborStore]]:
+    """Partitions 1 and 2 behind a cache that holds some of their rows."""
+    stores: list[NeighborStore] = [LocalStore(graph, part) for part in range(graph.schema.num_partitions)]
+    elsewhere = {part: stores[part] for part in range(1, len(stores))}
+    fd = RowCache.create(graph, (0,), elsewhere, nbytes=2000)
+    cache = RowCache.open(fd, graph.schema)
+    os.close(fd)
+    yield [stores[0], *(cache.before(store, part) for part, store in elsewhere.items())]
+
+
+STORE_KINDS = [
+    StoreKind("local", _local),
+    StoreKind("cached", _cached),
+    StoreKind("remote", remote_stores),
+]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,193 @@
+"""Rows of nodes that other hosts own, kept on this host so that they need not cross the network.
+
+The cache is filled once, when hosts have found each other, and never changes: it decides from where
+a row comes, not what it is. It lies in one memory file that all ranks and workers of the host map.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.graph.schema import type_name
+from gigl_loader.memfile import create_memory, map_memory
+from gigl_loader.native import copy_rows, count_rows, split_by_cache
+from gigl_loader.sampling.hot_nodes import hot_nodes
+from gigl_loader.sampling.store import NeighborAsk, Neighbors, NeighborStore, RowAsk
+from gigl_loader.tensors import ArraySpec, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import GraphSchema, NodeSchema
+    from gigl_loader.options import NodeType
+
+__all__ = ["CachingStore", "RowCache"]
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedRows:
+    """The cached rows of one node type of one partition."""
+
+    first: int
+    """Position of the partition's first node."""
+    num_rows: int
+    """Nodes of the partition, cached or not."""
+    bits: npt.NDArray[np.uint64]
+    ranks: npt.NDArray[np.int32]
+    columns: Mapping[str, Bytes]
+    """Cached rows of each column, by ascending position."""
+
+
+class RowCache:
+    """The cache of one host, mapped. Read-only but while it is made."""
+
+    def __init__(self, memory: Bytes, layout: Layout, schema: GraphSchema) -> None:
+        self._memory = memory
+        self._layout = layout
+        self._schema = schema
+
+    @classmethod
+    def create(
+        cls, graph: Graph, parts: tuple[int, ...], stores: Mapping[int, NeighborStore], nbytes: int
+    ) -> int:
+        """Fetch the rows most worth having into a new memory file and return its descriptor.
+
+        ``parts`` are the partitions on this host, ``stores`` answer for the others. ``nbytes`` bounds
+        the rows; the bitmaps of which nodes are cached come on top, 1.5 bits for each node elsewhere.
+        """
+        chosen = hot_nodes(graph, parts, nbytes)
+        layout = _plan(graph.schema, chosen, stores)
+        fd = create_memory("gigl-row-cache", layout.nbytes)
+        try:
+            memory = map_memory(fd, layout.nbytes)
+            memory[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
+            cls(memory, layout, graph.schema)._fill(chosen, stores)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    @classmethod
+    def open(cls, fd: int, schema: GraphSchema) -> RowCache:
+        """Map the cache in memory file ``fd``, which stays the caller's."""
+        memory = map_memory(fd, os.fstat(fd).st_size)
+        return cls(memory, Layout.parse(memory, what="row cache"), schema)
+
+    @property
+    def nbytes(self) -> int:
+        return self._layout.nbytes
+
+    def before(self, store: NeighborStore, part: int) -> NeighborStore:
+        """Return a store that asks ``store``, which answers for ``part``, for what is not cached."""
+        cached = {
+            node_type: rows
+            for node_type in self._schema.nodes
+            if (rows := self._rows(part, node_type)) is not None
+        }
+        return CachingStore(store, cached)
+
+    def _rows(self, part: int, node_type: NodeType) -> _CachedRows | None:
+        prefix, nodes = _prefix(part, node_type), self._schema.nodes[node_type]
+        if f"{prefix}/bits" not in self._layout.specs:
+            return None
+        begin, end = nodes.bounds[part], nodes.bounds[part + 1]
+        columns = {
+            name: self._view(f"{prefix}/rows/{type_name(name)}").view(np.uint8).reshape(-1, column.row_bytes)
+            for name, column in nodes.columns.items()
+            if column.row_bytes
+        }
+        return _CachedRows(
+            begin, end - begin, self._view(f"{prefix}/bits"), self._view(f"{prefix}/ranks"), columns
+        )
+
+    def _view(self, name: str) -> Array:
+        return self._layout.view(self._memory, name)
+
+    def _fill(self, chosen: Mapping[NodeType, Int64Array], stores: Mapping[int, NeighborStore]) -> None:
+        for part, node_type, nodes, positions in _by_partition(self._schema, chosen, stores):
+            rows = self._rows(part, node_type)
+            assert rows is not None
+            _set_bits(rows.bits, positions - nodes.bounds[part])
+            count_rows(rows.bits, rows.ranks)
+            ask = RowAsk(kind=node_type, columns=tuple(rows.columns), rows=positions)
+            places = np.arange(len(positions), dtype=np.int64)
+            stores[part].gather(ask, places, list(rows.columns.values()))
+
+
+class CachingStore:
+    """A store whose rows are partly on this host."""
+
+    def __init__(self, inner: NeighborStore, cached: Mapping[NodeType, _CachedRows]) -> None:
+        self._inner = inner
+        self._cached = cached
+
+    def sample(self, ask: NeighborAsk) -> Neighbors:
+        return self._inner.sample(ask)
+
+    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+        cached = self._cached.get(ask.kind) if isinstance(ask.kind, str) else None
+        if cached is None:
+            self._inner.gather(ask, places, out)
+            return
+        hits, hit_places, misses, miss_places = split_by_cache(
+            cached.bits, cached.ranks, cached.num_rows, ask.rows - cached.first, places
+        )
+        if len(misses):
+            rest = RowAsk(kind=ask.kind, columns=ask.columns, rows=misses + cached.first)
+            self._inner.gather(rest, miss_places, out)
+        for name, target in zip(ask.columns, out, strict=True):
+            if target.shape[1]:
+                copy_rows(cached.columns[name], hits, hit_places, target)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _plan(
+    schema: GraphSchema, chosen: Mapping[NodeType, Int64Array], stores: Mapping[int, NeighborStore]
+) -> Layout:
+    specs: dict[str, ArraySpec] = {}
+    for part, node_type, nodes, positions in _by_partition(schema, chosen, stores):
+        prefix = _prefix(part, node_type)
+        words = -(-(nodes.bounds[part + 1] - nodes.bounds[part]) // 64)
+        specs[f"{prefix}/bits"] = ArraySpec("U64", (words,))
+        specs[f"{prefix}/ranks"] = ArraySpec("I32", (words,))
+        for name, column in nodes.columns.items():
+            if column.row_bytes:
+                specs[f"{prefix}/rows/{type_name(name)}"] = column.spec(len(positions))
+    return Layout.plan(specs)
+
+
+def _by_partition(
+    schema: GraphSchema, chosen: Mapping[NodeType, Int64Array], parts: Mapping[int, Any]
+) -> Iterator[tuple[int, NodeType, NodeSchema, Int64Array]]:
+    """Yield the chosen nodes of each partition and type that has any."""
+    for node_type, positions in chosen.items():
+        nodes = schema.nodes[node_type]
+        ends = np.searchsorted(positions, nodes.bounds)
+        for part in parts:
+            mine = positions[ends[part] : ends[part + 1]]
+            if len(mine):
+                yield part, node_type, nodes, mine
+
+
+def _prefix(part: int, node_type: NodeType) -> str:
+    return f"{part}/{type_name(node_type)}"
+
+
+def _set_bits(bits: npt.NDArray[np.uint64], rows: Int64Array) -> None:
+    """Set the bits of ``rows``, which ascend."""
+    flags = np.uint64(1) << (rows % 64).astype(np.uint64)
+    words, first = np.unique(rows // 64, return_index=True)
+    bits[words] = np.bitwise_or.reduceat(flags, first)
