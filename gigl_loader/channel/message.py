@@ -19,12 +19,12 @@ from gigl_loader.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Answer", "Ask", "Outcome", "receive", "receive_fds", "send_fds"]
+__all__ = ["NOTHING", "Answer", "Ask", "Outcome", "Spent", "receive", "receive_fds", "send_fds"]
 
 _LARGEST = 256
 _FDS_PER_MESSAGE = 128  # The kernel takes 253.
 _ASK = struct.Struct("<5Q")
-_ANSWER = struct.Struct("<6Q")
+_ANSWER = struct.Struct("<12Q")
 _COUNT = struct.Struct("<Q")
 _FD = array("i")
 
@@ -59,6 +59,25 @@ class Ask(NamedTuple):
         return cls(*_fields(_ASK, data))
 
 
+class Spent(NamedTuple):
+    """What a process has spent since its start, over all its threads."""
+
+    cpu_ns: int = 0
+    cpu_sampling_ns: int = 0
+    """Of sampling threads, while nodes and edges were drawn and put together."""
+    cpu_gathering_ns: int = 0
+    """Of sampling threads, while frames were written."""
+    wire_bytes_in: int = 0
+    wire_bytes_out: int = 0
+    peer_calls: int = 0
+
+    def plus(self, other: Spent) -> Spent:
+        return Spent(*(mine + more for mine, more in zip(self, other, strict=True)))
+
+
+NOTHING = Spent()
+
+
 class Answer(NamedTuple):
     """What became of the request in box ``box``."""
 
@@ -68,15 +87,17 @@ class Answer(NamedTuple):
     nbytes: int
     sampling_ns: int
     """Wall time from taking the request to the finished frame."""
-    cpu_ns: int
-    """CPU time of the process since its start."""
+    unavailable: int = 0
+    """1 where the frame is the record of a ``StorageUnavailable``: the batch may be asked for again."""
+    spent: Spent = NOTHING
 
     def pack(self) -> bytes:
-        return _ANSWER.pack(*self)
+        return _ANSWER.pack(*self[:6], *self.spent)
 
     @classmethod
     def unpack(cls, data: bytes) -> Answer:
-        return cls(*_fields(_ANSWER, data))
+        fields = _fields(_ANSWER, data)
+        return cls(*fields[:6], Spent(*fields[6:]))
 
 
 def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:

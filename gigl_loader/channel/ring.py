@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from gigl_loader.channel.slots import SlotPool
 from gigl_loader.memfile import create_memory, map_memory
 
-__all__ = ["Ring", "RingLayout", "State", "create_memory", "map_memory"]
+__all__ = ["Doing", "Ring", "RingLayout", "State", "create_memory", "map_memory"]
 
 _PAGE = 4096
 _FLAGS_AT = 1024
@@ -37,6 +38,24 @@ class State(IntEnum):
     STARTING = 0
     IDLE = 1
     SAMPLING = 2
+
+
+class Doing(NamedTuple):
+    """What a worker says that it is doing, and for how long."""
+
+    state: State
+    epoch: int
+    batch: int
+    """The oldest batch under way."""
+    seconds: float
+    others: int
+    """How many other batches are under way."""
+
+    @property
+    def batches(self) -> str:
+        """The batches under way, in words."""
+        more = f" and {self.others} more" if self.others else ""
+        return f"batch {self.batch} of epoch {self.epoch}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +117,14 @@ class Ring:
         """Return the request in a box: ``[2, count]``, seeds (positions) and input ids."""
         return self._boxes[box, :, :count]
 
-    def note(self, state: State, *, epoch: int = 0, batch: int = 0) -> None:
-        """Say what the worker is doing from now on."""
-        self._words[8:12] = state, epoch, batch, time.monotonic_ns()
+    def note(
+        self, state: State, *, epoch: int = 0, batch: int = 0, since_ns: int | None = None, others: int = 0
+    ) -> None:
+        """Say what the worker is doing: ``batch``, its oldest, since then (monotonic), and ``others``."""
+        since = time.monotonic_ns() if since_ns is None else since_ns
+        self._words[8:13] = state, epoch, batch, since, others
 
-    def doing(self) -> tuple[State, int, int, float]:
-        """Return state, epoch, batch and for how many seconds."""
-        state, epoch, batch, since = self._words[8:12].tolist()
-        return State(state), epoch, batch, (time.monotonic_ns() - since) / 1e9
+    def doing(self) -> Doing:
+        """Return what the worker said that it is doing."""
+        state, epoch, batch, since, others = self._words[8:13].tolist()
+        return Doing(State(state), epoch, batch, (time.monotonic_ns() - since) / 1e9, others)

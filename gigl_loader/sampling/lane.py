@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gigl_loader.channel.message import Answer, Ask, Outcome, receive
+from gigl_loader.channel.message import NOTHING, Answer, Ask, Outcome, Spent, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import FormatError
 from gigl_loader.sampling.companion import Companion
@@ -40,10 +40,10 @@ class Tally:
     oversize: int = 0
     restarts: int = 0
     sampling_ns: int = 0
-    cpu_ns: int = 0
-    """Of the process that lives."""
-    past_cpu_ns: int = 0
-    """Of those before it."""
+    spent: Spent = NOTHING
+    """By the process that lives."""
+    past: Spent = NOTHING
+    """By those before it."""
 
 
 class Delivery(NamedTuple):
@@ -54,6 +54,8 @@ class Delivery(NamedTuple):
     slot: int
     apart: Bytes | None
     nbytes: int
+    unavailable: bool
+    """It is the record of a ``StorageUnavailable``: the batch may be asked for again."""
 
 
 class Death(NamedTuple):
@@ -151,6 +153,16 @@ class Lane:
         finally:
             slots.give(delivery.slot)
 
+    def take_back(self, delivery: Delivery) -> Bytes:
+        """Return a copy of a frame that does not count as delivered, and give it up."""
+        try:
+            memory = delivery.apart
+            if memory is None:
+                memory = self._ring.slots.buffer(delivery.slot)[: delivery.nbytes]
+            return memory.copy()
+        finally:
+            self.drop(delivery)
+
     def drop(self, delivery: Delivery) -> None:
         """Give up a frame that was not handed out."""
         self._undelivered -= 1
@@ -181,8 +193,8 @@ class Lane:
     def restart(self) -> None:
         """Start another process in the place of one that was buried."""
         self.tally.restarts += 1
-        self.tally.past_cpu_ns += self.tally.cpu_ns
-        self.tally.cpu_ns = 0
+        self.tally.past = self.tally.past.plus(self.tally.spent)
+        self.tally.spent = NOTHING
         self._setting = replace(self._setting, life=self._setting.life + 1)
         self._start()
 
@@ -207,7 +219,7 @@ class Lane:
         self.tally.pid = self.companion.pid
 
     def _take(self, answer: Answer, fds: list[int]) -> Delivery | None:
-        self.tally.cpu_ns = answer.cpu_ns
+        self.tally.spent = answer.spent
         if answer.outcome == Outcome.STARTED:
             self.companion.started = True
             return None
@@ -229,14 +241,15 @@ class Lane:
         if answer.outcome == Outcome.OVERSIZE and len(fds) == 1:
             self._count_oversize(answer.nbytes)
             self._undelivered += 1
-            return Delivery(self, ask.batch, 0, map_memory(fds[0], answer.nbytes), answer.nbytes)
+            memory = map_memory(fds[0], answer.nbytes)
+            return Delivery(self, ask.batch, 0, memory, answer.nbytes, bool(answer.unavailable))
         slots, slot = self._ring.slots, answer.slot
         free = slot < len(slots) and not slots.is_lent(slot) and slot not in self._finished_slots
         if answer.outcome != Outcome.FRAME or not free or answer.nbytes > slots.slot_bytes:
             raise FormatError(f"worker {self.worker} sent {answer}")
         self._undelivered += 1
         self._finished_slots.add(slot)
-        return Delivery(self, ask.batch, slot, None, answer.nbytes)
+        return Delivery(self, ask.batch, slot, None, answer.nbytes, bool(answer.unavailable))
 
     def _lend_apart(self, memory: Bytes) -> Bytes:
         # A mapping holds a file descriptor, of which a process may have only a thousand.
@@ -262,13 +275,13 @@ class Lane:
         run_state = self.companion.run_state
         if run_state.startswith(("stopped", "dead")):
             return f"{run_state}, {self._last_seen()}"
-        state, epoch, batch, seconds = self._ring.doing()
-        verb = {State.STARTING: "starting", State.IDLE: "idle", State.SAMPLING: "sampling"}[state]
-        what = f" batch {batch} of epoch {epoch}" if state == State.SAMPLING else ""
-        return f"{verb}{what} for {seconds:.1f} s ({run_state})"
+        doing = self._ring.doing()
+        verb = {State.STARTING: "starting", State.IDLE: "idle", State.SAMPLING: "sampling"}[doing.state]
+        what = f" {doing.batches}" if doing.state == State.SAMPLING else ""
+        return f"{verb}{what} for {doing.seconds:.1f} s ({run_state})"
 
     def _last_seen(self) -> str:
-        state, epoch, batch, _ = self._ring.doing()
-        if state == State.SAMPLING:
-            return f"while it sampled batch {batch} of epoch {epoch}"
-        return "while it started" if state == State.STARTING else "while it had nothing to sample"
+        doing = self._ring.doing()
+        if doing.state == State.SAMPLING:
+            return f"while it sampled {doing.batches}"
+        return "while it started" if doing.state == State.STARTING else "while it had nothing to sample"

@@ -25,6 +25,7 @@ from gigl_loader.sampling.setting import WorkerSetting
 from gigl_loader.sampling.source import check_epoch
 
 if TYPE_CHECKING:
+    from gigl_loader.channel.message import Spent
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import SamplingPlan, WorkerOptions
     from gigl_loader.sampling.lane import Death, Delivery
@@ -40,6 +41,20 @@ _CANNOT_START = {
     "forkserver": "it cannot start: forkserver imports the main module again, "
     "which needs `if __name__ == '__main__':` around what it runs",
 }
+_SUMMED = (
+    "batches",
+    "bytes",
+    "copied_out",
+    "oversize",
+    "restarts",
+    "seconds_sampling",
+    "cpu_seconds",
+    "cpu_sampling",
+    "cpu_gathering",
+    "wire_bytes_in",
+    "wire_bytes_out",
+    "peer_calls",
+)
 _MIN_SPARE_SLOTS = 2  # Per worker, for the batch in use and the one before it.
 _SPARE_SLOTS = 8  # Over all workers: frames that the consumer may keep before they are copied.
 _MOST_IN_FLIGHT = 128  # Per worker. A socket's buffer holds some 270 messages.
@@ -59,17 +74,20 @@ class WorkerSource:
         schedule: Schedule,
         options: WorkerOptions,
         *,
-        sampler: str = "gigl_loader.sampling.worker:open_sampler",
+        sampler: str = "gigl_loader.sampling.worker:open_samplers",
+        timeout_s: float = 300.0,
     ) -> None:
         """Start the workers. Returns before they are up; how that went shows in ``receive``.
 
-        ``sampler`` names, as ``module:function``, what makes a worker's ``BatchSampler`` from its
-        ``WorkerSetting``.
+        ``sampler`` names, as ``module:function``, what makes a worker's samplers from its
+        ``WorkerSetting``: one for each batch that it samples at the same time. ``timeout_s`` is how
+        long ``receive`` will be told to wait, for those who ask others to know when to give up.
         """
         check_start_method(options.start_method)
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
         self._schedule = schedule
         self._options = options
+        self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._generation = 0
         self._epoch = -1
@@ -123,6 +141,8 @@ class WorkerSource:
             raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
         began = time.monotonic()
         try:
+            if self._returned:  # A batch that was not available: nobody may be at work, so ask for it again.
+                self._hand_out()
             while (batch := self._next_ready()) is None:
                 self._wait(began + timeout, timeout)
         finally:
@@ -146,12 +166,11 @@ class WorkerSource:
                 "oversize": tally.oversize,
                 "restarts": tally.restarts,
                 "seconds_sampling": tally.sampling_ns / 1e9,
-                "cpu_seconds": (tally.cpu_ns + tally.past_cpu_ns) / 1e9,
+                **_spent(tally.spent.plus(tally.past)),
             }
             for worker, tally in enumerate(self._tallies)
         ]
-        summed = ("batches", "bytes", "copied_out", "oversize", "restarts", "seconds_sampling", "cpu_seconds")
-        total = {name: sum(worker[name] for worker in workers) for name in summed}
+        total = {name: sum(worker[name] for worker in workers) for name in _SUMMED}
         return {**total, "seconds_waiting": self._seconds_waiting, "workers": workers}
 
     def _start(self, plan: SamplingPlan, sampler: str) -> None:
@@ -173,6 +192,8 @@ class WorkerSource:
                 plan=plan,
                 reference=self._graph.reference,
                 ring=ring,
+                concurrency=in_flight,
+                timeout_s=self._timeout_s,
                 draw=None if self._schedule.draw is None else self._schedule.draw.files,
             )
             lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
@@ -230,9 +251,11 @@ class WorkerSource:
             lane.ask(self._schedule.request(self._epoch, batch))
 
     def _deliver(self, batch: int) -> Frame:
+        delivery = self._ready.pop(batch)
+        if delivery.unavailable:
+            self._raise_unavailable(delivery)
         self._remaining -= 1
         self._position = batch + 1
-        delivery = self._ready.pop(batch)
         memory = delivery.lane.hand_out(delivery)
         self._hand_out()
         frame = Frame.parse(memory, edge_dir=self._graph.schema.edge_dir)
@@ -240,6 +263,18 @@ class WorkerSource:
             raise FormatError(f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {batch}")
         frame.raise_failure()
         return frame
+
+    def _raise_unavailable(self, delivery: Delivery) -> None:
+        """Raise what kept the owner of some nodes from answering. Nothing counts as received.
+
+        All batches that failed like it will be asked for again: by then, the owner may be back.
+        """
+        heapq.heappush(self._returned, delivery.batch)
+        record = delivery.lane.take_back(delivery)
+        for other in [each for each in self._ready.values() if each.unavailable]:
+            other.lane.drop(self._ready.pop(other.batch))
+            heapq.heappush(self._returned, other.batch)
+        Frame.parse(record, edge_dir=self._graph.schema.edge_dir).raise_failure()
 
     def _replace(self, lane: Lane, fd: int) -> None:
         """Start a worker in the place of one that is gone, as long as that makes sense."""
@@ -275,6 +310,17 @@ class WorkerSource:
         for worker, stacks in collect_stacks([lane.companion for lane in self._lanes]).items():
             add_note(error, f"stacks of worker {worker}:\n{stacks}")
         return error
+
+
+def _spent(spent: Spent) -> dict[str, Any]:
+    return {
+        "cpu_seconds": spent.cpu_ns / 1e9,
+        "cpu_sampling": spent.cpu_sampling_ns / 1e9,
+        "cpu_gathering": spent.cpu_gathering_ns / 1e9,
+        "wire_bytes_in": spent.wire_bytes_in,
+        "wire_bytes_out": spent.wire_bytes_out,
+        "peer_calls": spent.peer_calls,
+    }
 
 
 def _load(lane: Lane) -> tuple[int, int]:

@@ -27,18 +27,22 @@ class WorkerSetting:
     """How many processes had this number before."""
     trainer_pid: int
     sampler: str
-    """``module:function`` that takes this setting and returns a ``BatchSampler``."""
+    """``module:function`` that takes this setting and returns a sequence of ``BatchSampler``: as many
+    batches are sampled at once, a thread for each."""
     plan: SamplingPlan
     reference: dict[str, Any]
     """Names the graph. File descriptors in it are those of the process that reads them."""
     ring: RingLayout
+    concurrency: int = 1
+    """Batches in flight: as many samplers can be kept busy."""
+    timeout_s: float = 300.0
+    """How long the trainer waits for a batch."""
     draw: dict[str, int] | None = None
     """Where seeds are drawn by weights: descriptors of the weights and of the seeds, by these names."""
 
     def to_json(self) -> str:
-        document = {
-            name: getattr(self, name) for name in ("worker", "life", "trainer_pid", "sampler", "draw")
-        }
+        plain = ("worker", "life", "trainer_pid", "sampler", "concurrency", "timeout_s", "draw")
+        document = {name: getattr(self, name) for name in plain}
         document |= {"plan": self.plan.to_json(), "ring": asdict(self.ring), "reference": self.reference}
         return json.dumps(document)
 

@@ -14,10 +14,12 @@ import numpy as np
 
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.slots import SlotPool
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.sampling.weighted import WeightedSampler
 
 if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
+    from gigl_loader.sampling.ledger import Ledger
     from gigl_loader.sampling.schedule import Request, Schedule
     from gigl_loader.tensors import Layout
 
@@ -39,6 +41,10 @@ class SampledBatch(Protocol):
 
 class BatchSampler(Protocol):
     """Makes the batch of a request. The same request gives the same bytes, always and everywhere."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it has cost so far. Samplers of a process may share one."""
 
     def sample(self, request: Request) -> SampledBatch:
         """Sample, and size the frame."""
@@ -64,16 +70,21 @@ class BatchSource(Protocol):
         """Return the next batch. Its arrays stay valid for as long as anyone keeps one of them.
 
         ``SamplingError`` if the batch failed: it counts as received, and the next call returns the
-        one after it. ``WorkerDied`` if batches can no longer be made. ``TimeoutError`` after
-        ``timeout`` seconds: nothing was consumed, calling again goes on waiting. ``ValueError`` after
-        the last batch.
+        one after it. ``StorageUnavailable``, which is one, if the owner of some nodes did not answer:
+        nothing was consumed, and the next call has the batch sampled again. ``WorkerDied`` if batches
+        can no longer be made. ``TimeoutError`` after ``timeout`` seconds: nothing was consumed,
+        calling again goes on waiting. ``ValueError`` after the last batch.
         """
 
     def close(self) -> None:
         """End whatever makes the batches. Frames that were received stay valid. Closing twice is fine."""
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and others."""
+        """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and others.
+
+        ``cpu_sampling`` and ``cpu_gathering`` are CPU seconds of sampling threads; ``wire_bytes_in``,
+        ``wire_bytes_out`` and ``peer_calls`` count the traffic with owners elsewhere.
+        """
 
 
 class InlineSource:
@@ -112,7 +123,8 @@ class InlineSource:
             frame = self._sample(self._slots)
         except Exception as error:
             record = Failure.of(error, epoch=self._epoch, batch=self._position, worker=None)
-            self._position += 1
+            if not isinstance(error, StorageUnavailable):
+                self._position += 1
             raise record.error() from error
         finally:
             self._seconds += time.perf_counter() - began
@@ -125,12 +137,18 @@ class InlineSource:
         self._slots = None
 
     def stats(self) -> dict[str, Any]:
+        costs = self._sampler.ledger.read()
         return {
             "batches": self._batches,
             "bytes": self._bytes,
             "seconds_waiting": self._seconds,
             "seconds_sampling": self._seconds,
             "cpu_seconds": 0.0,
+            "cpu_sampling": costs.cpu_sampling_ns / 1e9,
+            "cpu_gathering": costs.cpu_gathering_ns / 1e9,
+            "wire_bytes_in": costs.wire_bytes_in,
+            "wire_bytes_out": costs.wire_bytes_out,
+            "peer_calls": costs.peer_calls,
             "copied_out": 0,
             "oversize": self._fresh,
             "restarts": 0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gigl_loader.channel.message import Answer, Ask, Outcome, receive, receive_fds, send_fds
+from gigl_loader.channel.message import Answer, Ask, Outcome, Spent, receive, receive_fds, send_fds
 from gigl_loader.errors import FormatError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def test_messages_keep_their_boundaries(pair: tuple[socket.socket, socket.socket
 
 def test_answers_carry_descriptors(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    answer = Answer(Outcome.OVERSIZE, 1, 2, 3, 4, 5)
+    answer = Answer(Outcome.OVERSIZE, 1, 2, 3, 4, 1, Spent(5, 6, 7, 8, 9, 10))
     socket.send_fds(near, [answer.pack()], [0])
     data, (fd,) = receive(far)
     assert Answer.unpack(data) == answer

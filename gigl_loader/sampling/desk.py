@@ -1,0 +1,188 @@
+"""Where a sampling process works on requests, several at once: a thread for each of its samplers."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from gigl_loader.channel.frame import Failure
+from gigl_loader.channel.message import Answer, Outcome, Spent
+from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.sampling.schedule import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gigl_loader.channel.message import Ask
+    from gigl_loader.sampling.source import BatchSampler, SampledBatch
+
+__all__ = ["Desk"]
+
+
+class Desk:
+    """Takes requests from one thread, and has each answered by whichever sampler is free."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        samplers: Sequence[BatchSampler],
+        link: socket.socket,
+        *,
+        worker: int,
+        trace_fd: int,
+    ) -> None:
+        """Answers go to ``link``, frames into ``ring``, and the text of a crash to ``trace_fd``."""
+        self._ring = ring
+        self._link = link
+        self._worker = worker
+        self._trace_fd = trace_fd
+        self._ledgers = list({id(sampler.ledger): sampler.ledger for sampler in samplers}.values())
+        self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        self._slots_lock = threading.Lock()
+        self._underway = _Underway(ring)
+        self._threads = [
+            threading.Thread(target=self._work, args=(sampler,), name=f"sampler {number}", daemon=True)
+            for number, sampler in enumerate(samplers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def say_up(self) -> None:
+        """Tell the trainer that this process has started."""
+        self._link.send(Answer(Outcome.STARTED, 0, 0, 0, 0, 0, self._spent()).pack())
+
+    def put(self, ask: Ask) -> None:
+        """Have a request answered. Does not wait."""
+        self._asks.put(ask)
+
+    def leave(self, timeout: float) -> bool:
+        """Take no more requests; return whether all threads came to their end within ``timeout`` s."""
+        for _ in self._threads:
+            self._asks.put(None)
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self, sampler: BatchSampler) -> None:
+        try:
+            while (ask := self._asks.get()) is not None:
+                self._answer(ask, sampler)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # The trainer left while we were sampling. The thread that reads requests sees it, too.
+        except BaseException:
+            os.write(self._trace_fd, traceback.format_exc().encode())
+            os._exit(1)  # A process with a thread less would leave its requests open for ever.
+
+    def _answer(self, ask: Ask, sampler: BatchSampler) -> None:
+        """Make the frame of a request, or of its failure, and tell the trainer where it lies."""
+        began = time.perf_counter_ns()
+        if ask.generation != self._ring.generation:
+            self._link.send(Answer(Outcome.SKIPPED, ask.box, 0, 0, 0, 0, self._spent()).pack())
+            return
+        unavailable = False
+        with self._underway.entered(ask):
+            try:
+                placed = self._place(sampler.sample(self._request(ask)))
+            except Exception as error:
+                unavailable = isinstance(error, StorageUnavailable)
+                failure = Failure.of(error, epoch=ask.epoch, batch=ask.batch, worker=self._worker)
+                placed = self._place(failure)
+        outcome = Outcome.FRAME if placed.fd is None else Outcome.OVERSIZE
+        wall_ns = time.perf_counter_ns() - began
+        answer = Answer(outcome, ask.box, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent())
+        if placed.fd is None:
+            self._link.send(answer.pack())
+            return
+        try:
+            socket.send_fds(self._link, [answer.pack()], [placed.fd])
+        finally:
+            os.close(placed.fd)
+
+    def _request(self, ask: Ask) -> Request:
+        seeds, input_ids = self._ring.box(ask.box, ask.num_seeds).copy()
+        return Request(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
+
+    def _place(self, sampled: SampledBatch) -> _Placed:
+        """Write a frame into a slot, or into a memory file where no slot is large enough."""
+        nbytes = sampled.layout.nbytes
+        slots = self._ring.slots
+        with self._slots_lock:
+            slot = slots.take() if nbytes <= slots.slot_bytes else None
+        if slot is None:
+            return _Placed(0, nbytes, _written_apart(sampled, nbytes))
+        try:
+            sampled.write(slots.buffer(slot)[:nbytes])
+        except BaseException:
+            slots.give(slot)
+            raise
+        return _Placed(slot, nbytes, None)
+
+    def _spent(self) -> Spent:
+        costs = [ledger.read() for ledger in self._ledgers]
+        return Spent(
+            time.process_time_ns(),
+            sum(cost.cpu_sampling_ns for cost in costs),
+            sum(cost.cpu_gathering_ns for cost in costs),
+            sum(cost.wire_bytes_in for cost in costs),
+            sum(cost.wire_bytes_out for cost in costs),
+            sum(cost.peer_calls for cost in costs),
+        )
+
+
+class _Placed(NamedTuple):
+    """Where a frame lies: in a slot, or in a memory file."""
+
+    slot: int
+    nbytes: int
+    fd: int | None
+
+
+class _Underway:
+    """Keeps the ring's note about what the worker does true: its oldest batch, and how many others."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._lock = threading.Lock()
+        self._since: dict[Ask, int] = {}  # In the order in which they were begun.
+
+    @contextmanager
+    def entered(self, ask: Ask) -> Iterator[None]:
+        with self._lock:
+            self._since[ask] = time.monotonic_ns()
+            self._note()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._since[ask]
+                self._note()
+
+    def _note(self) -> None:
+        if not self._since:
+            return self._ring.note(State.IDLE)
+        oldest, since_ns = next(iter(self._since.items()))
+        return self._ring.note(
+            State.SAMPLING,
+            epoch=oldest.epoch,
+            batch=oldest.batch,
+            since_ns=since_ns,
+            others=len(self._since) - 1,
+        )
+
+
+def _written_apart(sampled: SampledBatch, nbytes: int) -> int:
+    fd = create_memory("gigl-oversize", nbytes)
+    try:
+        sampled.write(map_memory(fd, nbytes))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,95 @@
+"""Samplers of one worker that wait for each other: openers for a ``WorkerSource``.
+
+Barriers prove that batches are sampled at the same time; all waits end by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.sampling.worker import open_samplers
+
+if TYPE_CHECKING:
+    from gigl_loader.sampling.ledger import Ledger
+    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.setting import WorkerSetting
+    from gigl_loader.sampling.source import BatchSampler, SampledBatch
+
+__all__ = ["DYING_CREW", "FREE_CREW", "PAIRED_CREW", "UNAVAILABLE_CREW", "Before"]
+
+PAIRED_CREW = f"{__name__}:paired_crew"
+DYING_CREW = f"{__name__}:dying_crew"
+FREE_CREW = f"{__name__}:free_crew"
+UNAVAILABLE_CREW = f"{__name__}:unavailable_crew"
+
+_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Before:
+    """Samples as another does, after something else has happened."""
+
+    sampler: BatchSampler
+    happen: Callable[[Request], None]
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.sampler.ledger
+
+    def sample(self, request: Request) -> SampledBatch:
+        self.happen(request)
+        return self.sampler.sample(request)
+
+
+def _crew(setting: WorkerSetting, happen: Callable[[Request], None]) -> Sequence[BatchSampler]:
+    return [Before(open_samplers(setting)[0], happen) for _ in range(setting.concurrency)]
+
+
+def paired_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
+    """No batch is sampled before another one has begun."""
+    barrier = threading.Barrier(2, timeout=_SECONDS)
+    return _crew(setting, lambda _: barrier.wait() and None)
+
+
+def free_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
+    """Several samplers that wait for nobody."""
+    return _crew(setting, lambda _: None)
+
+
+def dying_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
+    """In the first life of a worker, it is killed as soon as all its samplers are at work."""
+    barrier = threading.Barrier(setting.concurrency, timeout=_SECONDS)
+
+    def die(_: Request) -> None:
+        if setting.life == 0:
+            barrier.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _crew(setting, die)
+
+
+@dataclass
+class _Outage:
+    """Batches from the third on are not available the first time that they are asked for."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def happen(self, request: Request) -> None:
+        with self.lock:
+            first = (request.epoch, request.batch) not in self.seen
+            self.seen.add((request.epoch, request.batch))
+        if request.batch >= 2 and first:
+            raise StorageUnavailable(
+                f"host 1 (10.0.0.2:7000), partition 1: no answer to batch {request.batch}"
+            )
+
+
+def unavailable_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
+    return _crew(setting, _Outage().happen)
