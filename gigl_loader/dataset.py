@@ -4,46 +4,103 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.graph import Graph, open_partitions
+from gigl_loader.group import RankGroup
+from gigl_loader.hosts.meeting import tell_failure
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
     from torch_geometric.data import Data, HeteroData
+    from typing_extensions import Self
 
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.hosts.membership import Membership
     from gigl_loader.options import EdgeType, NodeType, SamplingPlan, WorkerOptions
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.schedule import Schedule
-    from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.sampling.source import BatchSampler, BatchSource
 
     Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["DistDataset"]
 
+_PEERS_SAMPLERS = "gigl_loader.hosts.peers:open_samplers"
+_SHARE_OF_PEERS = 0.8
+"""Of the time that a loader waits: so that the batch fails, naming the host, before the loader gives up."""
+
 
 class DistDataset:
-    """A graph whose partitions all lie on this host.
+    """A graph, of which this host holds all partitions, or some, and other hosts the others.
 
     Made by :meth:`open` (a directory that ``gigl-loader partition`` wrote) or :meth:`from_pyg` (an
     object in memory). Opening maps files and copies nothing, so sampling processes share its memory.
+    It is a context manager; leaving it early matters to other hosts, which may still ask this one.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, membership: Membership | None = None) -> None:
+        """Use :meth:`open` or :meth:`from_pyg`."""
         self._graph = graph
+        self._membership = membership
+        self._stores: list[PartitionedStore] = []
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> DistDataset:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        partitions: int | Sequence[int] | None = None,
+        listen: str | None = None,
+        advertise: str | None = None,
+        credentials: Credentials | None = None,
+        timeout: float = 300.0,
+    ) -> DistDataset:
         """Map the graph directory at ``path``, whatever its size.
 
-        Raises ``FileNotFoundError`` where there is none, and ``FormatError`` for one that is damaged
-        or half written.
+        With all partitions here, that is all. Where some are missing, every rank of the process group must
+        call this, and local rank 0 of each host serves what its host holds to the others.
+
+        ``partitions``
+            Those to hold; by default all that lie at ``path``. The same on all ranks of a host.
+        ``listen``
+            ``"HOST:PORT"`` of this host's service; data goes over the port after it. By default free
+            ports of the address that this host uses towards the master.
+        ``advertise``
+            Name or address by which others reach this host, where that is another.
+        ``credentials``
+            Token and certificate. By default a random token, told through the process group, and TLS with a
+            certificate made for the run, or plain text where all are on one machine.
+        ``timeout``
+            Seconds that any wait for another rank may take.
+
+        Raises ``FileNotFoundError`` where there is no graph, ``FormatError`` for one that is damaged or
+        half written, ``ValueError`` where hosts do not hold one whole graph between them (and who holds
+        what), ``TimeoutError`` naming ranks that do not come, ``StorageUnavailable`` for hosts that cannot
+        be reached and ``OSError`` for an address that cannot be listened on: on all ranks alike.
         """
-        return cls(Graph.open(path))
+        group = RankGroup.current(patience_s=timeout)
+        try:
+            graph = open_partitions(path, partitions)
+            if graph.is_whole:
+                return cls(graph)
+            if group is None:
+                raise ValueError(_alone_with(graph))
+        except Exception as error:
+            if group is not None:
+                tell_failure(group, error)
+            raise
+        from gigl_loader.hosts.membership import Membership  # gRPC and Arrow, which only peers need.
+
+        membership = Membership.join(
+            group, graph, listen=listen, advertise=advertise, credentials=credentials, timeout=timeout
+        )
+        return cls(graph, membership)
 
     @classmethod
     def from_pyg(
@@ -73,6 +130,11 @@ class DistDataset:
             assigner=assigner,
         )
         return cls(Graph.open(folder))
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Partitions that this host holds, ascending."""
+        return self._graph.parts
 
     @property
     def schema(self) -> GraphSchema:
@@ -108,7 +170,9 @@ class DistDataset:
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return the positions of a split, by ascending node id. ``ValueError`` lists the known splits."""
-        return self._graph.split(node_type, split)
+        if self._membership is None:
+            return self._graph.split(node_type, split)
+        return self._membership.split(self._graph, node_type, split)
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         """Return the positions of these nodes, in order. ``ValueError`` names the first ten unknown."""
@@ -133,15 +197,62 @@ class DistDataset:
         timeout: float = 300.0,
         channel_bytes: int = 4 << 30,
     ) -> BatchSource:
-        """Return where the batches of this plan come from: sampling processes, or inline without options."""
+        """Return where the batches of this plan come from: sampling processes, or inline without options.
+
+        Where other hosts hold partitions, a batch fails with ``StorageUnavailable`` before ``timeout``
+        seconds are over, the time that a loader waits.
+        """
+        peers_timeout_s = _SHARE_OF_PEERS * timeout
         if options is None:
-            return InlineSource(Sampler(self._graph, plan), schedule, channel_bytes=channel_bytes)
+            sampler = self._inline_sampler(plan, peers_timeout_s)
+            return InlineSource(sampler, schedule, channel_bytes=channel_bytes)
         # Loaded on demand: it needs Linux, sampling inline does not.
         from gigl_loader.sampling.producer import WorkerSource
 
-        return WorkerSource(self._graph, plan, schedule, options)
+        if self._membership is None:
+            return WorkerSource(self._graph, plan, schedule, options)
+        return WorkerSource(
+            self._graph, plan, schedule, options, sampler=_PEERS_SAMPLERS, timeout_s=peers_timeout_s
+        )
+
+    def peer_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
+        """Return what each host's service has done for others since it started, by host index.
+
+        Seconds of CPU, calls and bytes; nothing where this host holds the whole graph.
+        """
+        return {} if self._membership is None else self._membership.peers.stats(timeout_s=timeout)
+
+    def close(self) -> None:
+        """End what serves other hosts, once all ranks have closed the dataset, too, or the timeout is over.
+
+        Close loaders first. Closing twice is fine, and needless where this host holds the whole graph.
+        """
+        self._leave(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leave(wait=kind is None)
+
+    def _leave(self, *, wait: bool) -> None:
+        while self._stores:
+            self._stores.pop().close()
+        if self._membership is not None:
+            self._membership.close(wait=wait)
+
+    def _inline_sampler(self, plan: SamplingPlan, timeout_s: float) -> BatchSampler:
+        if self._membership is None:
+            return Sampler(self._graph, plan)
+        from gigl_loader.sampling.stepped import SteppedSampler
+
+        store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
+        self._stores.append(store)
+        return SteppedSampler(self._graph, plan, store)
 
     def __reduce__(self) -> tuple[Callable[[str], DistDataset], tuple[Any, ...]]:
+        if self._membership is not None:
+            raise TypeError("a DistDataset of several hosts cannot be pickled: open it in each rank")
         path = self._graph.reference.get("path")
         if path is None:
             raise TypeError(
@@ -155,3 +266,12 @@ class DistDataset:
             f"DistDataset({self.num_nodes:,} nodes of {len(self.node_types)} types, "
             f"{self.num_edges:,} edges of {len(self.edge_types)} types, edge_dir={self.edge_dir!r})"
         )
+
+
+def _alone_with(graph: Graph) -> str:
+    held = ", ".join(map(str, graph.parts))
+    return (
+        f"of {graph.schema.num_partitions} partitions, {graph.folder} has only {held} here, and there is no "
+        "process group in which to find the others: call torch.distributed.init_process_group(...) on every "
+        "host first, or copy all partitions here"
+    )

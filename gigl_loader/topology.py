@@ -14,7 +14,7 @@ from gigl_loader.group import RankGroup
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Topology", "own_address"]
+__all__ = ["Topology", "announce_host", "own_address"]
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
@@ -72,14 +72,14 @@ class Topology:
         """
         variables = os.environ if environment is None else environment
         group = group or RankGroup.current(patience_s=timeout)
-        master = variables.get("MASTER_ADDR") or "localhost"
+        master = _master(variables)
         if group is None:
             _refuse_missing_group(variables)
             return cls(master_address=master)
         of_torchrun = _torchrun_numbers(variables, group)
         if of_torchrun is not None:
             return cls._from_torchrun(of_torchrun, group, master)
-        return cls._from_hosts(_collect_hosts(variables, group, master, timeout), group, master)
+        return cls._from_hosts(_collect_hosts(variables, group, timeout), group, master)
 
     @classmethod
     def without_asking(cls, environment: Mapping[str, str] | None = None) -> Topology:
@@ -152,11 +152,20 @@ def _torchrun_numbers(variables: Mapping[str, str], group: RankGroup) -> dict[st
     return numbers if same else None
 
 
-def _collect_hosts(variables: Mapping[str, str], group: RankGroup, master: str, timeout: float) -> list[str]:
-    here = json.dumps([_boot_id(variables), own_address(master)])
-    group.publish("host", here)
+def announce_host(group: RankGroup, environment: Mapping[str, str] | None = None) -> None:
+    """Tell the other ranks where this one runs, in case that they detect their topology and it does not."""
+    variables = os.environ if environment is None else environment
+    group.publish("host", json.dumps([_boot_id(variables), own_address(_master(variables))]))
+
+
+def _collect_hosts(variables: Mapping[str, str], group: RankGroup, timeout: float) -> list[str]:
+    announce_host(group, variables)
     what = "tell which host they are on (without torchrun's variables, all ranks must build the first loader)"
     return group.collect("host", timeout=timeout, what=what)
+
+
+def _master(variables: Mapping[str, str]) -> str:
+    return variables.get("MASTER_ADDR") or "localhost"
 
 
 def _boot_id(variables: Mapping[str, str]) -> str:

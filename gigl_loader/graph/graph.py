@@ -15,11 +15,18 @@ from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
-from gigl_loader.graph.paths import edges_path, ids_path, nodes_path, splits_path, topology_path
+from gigl_loader.graph.paths import (
+    edges_path,
+    ids_path,
+    nodes_path,
+    part_folder,
+    splits_path,
+    topology_path,
+)
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 from gigl_loader.graph.verification import check_part, verify_graph
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "open_partitions"]
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -31,10 +38,16 @@ class Graph:
     Arrays are read-only views of the maps, shared with every process that opens the same graph.
     """
 
-    def __init__(self, folder: Folder, manifest: Manifest, documents: Mapping[str, Document]) -> None:
+    def __init__(
+        self, folder: Folder, manifest: Manifest, documents: Mapping[str, Document], parts: tuple[int, ...]
+    ) -> None:
         self.schema: GraphSchema = manifest.schema
+        self.parts = parts
+        """Partitions that were opened, ascending."""
         self.folder = folder
         self.manifest = manifest
+        self.notes: dict[str, Any] = {}
+        """What else a process that opens the graph by its ``reference`` shall know, JSON-able."""
         self._documents = documents
         self._directories = {node_type: self._directory(node_type) for node_type in self.schema.nodes}
 
@@ -47,19 +60,29 @@ class Graph:
         """
         folder = _folder(where)
         manifest = Manifest.read(folder)
-        graph = cls(folder, manifest, _documents(folder, manifest, parts))
-        graph._check_edge_counts(parts)
+        opened = range(manifest.schema.num_partitions) if parts is None else sorted(set(parts))
+        graph = cls(folder, manifest, _documents(folder, manifest, opened), tuple(opened))
+        graph._check_edge_counts()
         return graph
 
     @classmethod
     def from_reference(cls, reference: Mapping[str, Any]) -> Graph:
         """Open the graph that another process named by its ``reference``."""
-        return cls.open(folder_from(reference))
+        return cls.open(folder_from(reference), parts=reference.get("parts"))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all partitions were opened."""
+        return len(self.parts) == self.schema.num_partitions
 
     @property
     def reference(self) -> dict[str, Any]:
-        """Where the graph lies, JSON-able. A child process needs ``pass_fds`` to use it."""
-        return self.folder.reference
+        """Where the graph lies and what was opened of it, JSON-able, with ``notes``.
+
+        A child process needs ``pass_fds`` to use it.
+        """
+        parts = {} if self.is_whole else {"parts": list(self.parts)}
+        return {**self.folder.reference, **parts, **self.notes}
 
     @property
     def pass_fds(self) -> tuple[int, ...]:
@@ -130,7 +153,10 @@ class Graph:
     def split(self, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split by ascending node id: one order for every partitioning."""
         parts = [self.split_part(node_type, name, part) for part in range(self.schema.num_partitions)]
-        positions = np.concatenate(parts)
+        return self.in_id_order(node_type, np.concatenate(parts))
+
+    def in_id_order(self, node_type: NodeType, positions: Array) -> Array:
+        """Return ascending positions by ascending node id."""
         directory = self._directories[node_type]
         if directory.ascending:
             return positions
@@ -168,8 +194,8 @@ class Graph:
             raise ValueError(f"unknown edge type {edge_type!r}; known: {_listed(self.schema.edges)}")
         return self.schema.edges[edge_type]
 
-    def _check_edge_counts(self, parts: Sequence[int] | None) -> None:
-        if parts is not None:
+    def _check_edge_counts(self) -> None:
+        if not self.is_whole:
             return
         for edge_type, edges in self.schema.edges.items():
             stored = sum(
@@ -191,29 +217,65 @@ def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
     return DiskFolder(path)
 
 
-def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int] | None) -> dict[str, Document]:
+def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> dict[str, Document]:
     schema = manifest.schema
-    for part in parts or ():
+    for part in parts:
         if not 0 <= part < schema.num_partitions:
             raise ValueError(f"no partition {part} in a graph of {schema.num_partitions}")
     documents = {}
-    for name in _expected(schema, range(schema.num_partitions) if parts is None else parts):
+    for name in _expected(schema, parts):
         if name not in manifest.files:
             raise FormatError(f"{name}: missing from {MANIFEST_NAME}")
         documents[name] = Document(folder, name, manifest.files[name])
-    for part in range(schema.num_partitions) if parts is None else parts:
+    for part in parts:
         check_part(schema, documents, part)
     return documents
 
 
+def open_partitions(path: str | os.PathLike[str], partitions: int | Sequence[int] | None) -> Graph:
+    """Open those partitions of the graph at ``path``, by default all that lie there.
+
+    ``ValueError`` for partitions that are not there, besides what ``Graph.open`` raises.
+    """
+    folder = _folder(path)
+    schema = Manifest.read(folder).schema
+    there = _present_parts(folder, schema)
+    wanted = there if partitions is None else _part_numbers(partitions)
+    absent = sorted(set(wanted).difference(there))
+    if absent or not wanted:
+        raise ValueError(
+            f"partitions {_listed(absent or range(schema.num_partitions))} do not lie at {folder}: of "
+            f"{schema.num_partitions}, it has {_listed(there)}"
+        )
+    return Graph.open(folder, parts=wanted)
+
+
+def _part_numbers(partitions: Any) -> list[int]:
+    given = [partitions] if isinstance(partitions, int) else list(partitions)
+    if not given or any(type(part) is not int for part in given):
+        raise TypeError(f"partitions must be a whole number or a list of some, got {partitions!r}")
+    return sorted(set(given))
+
+
+def _present_parts(folder: Folder, schema: GraphSchema) -> list[int]:
+    """Return the partitions that lie in ``folder``, whole or not: half of one is damage, not absence."""
+    there = {name.partition("/")[0] for name in folder.names()}
+    parts = range(schema.num_partitions)
+    return [part for part in parts if part_folder(part) in there or not _expected_of_part(schema, part)]
+
+
 def _expected(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
     names = [ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.ids != "identity"]
-    for part in parts:
-        names += [topology_path(part, edge_type) for edge_type in schema.edges]
-        names += [edges_path(part, edge_type) for edge_type, edges in schema.edges.items() if edges.columns]
-        names += [nodes_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.columns]
-        names += [splits_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.splits]
-    return names
+    return names + [name for part in parts for name in _expected_of_part(schema, part)]
+
+
+def _expected_of_part(schema: GraphSchema, part: int) -> list[str]:
+    return [
+        *(topology_path(part, edge_type) for edge_type in schema.edges),
+        *(edges_path(part, edge_type) for edge_type, edges in schema.edges.items() if edges.columns),
+        *(nodes_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.columns),
+        *(splits_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.splits),
+    ]
 
 
 def _listed(names: Any) -> str:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from gigl_loader.graph.schema import EdgeType, NodeType, type_name
 
-__all__ = ["edges_path", "ids_path", "nodes_path", "splits_path", "topology_path"]
+__all__ = ["edges_path", "ids_path", "nodes_path", "part_folder", "splits_path", "topology_path"]
 
 
 def ids_path(node_type: NodeType) -> str:
     return f"ids/{type_name(node_type)}.safetensors"
 
 
+def part_folder(part: int) -> str:
+    return f"part-{part:05d}"
+
+
 def topology_path(part: int, edge_type: EdgeType) -> str:
-    return f"part-{part:05d}/topology/{type_name(edge_type)}.safetensors"
+    return f"{part_folder(part)}/topology/{type_name(edge_type)}.safetensors"
 
 
 def nodes_path(part: int, node_type: NodeType) -> str:
-    return f"part-{part:05d}/nodes/{type_name(node_type)}.safetensors"
+    return f"{part_folder(part)}/nodes/{type_name(node_type)}.safetensors"
 
 
 def edges_path(part: int, edge_type: EdgeType) -> str:
-    return f"part-{part:05d}/edges/{type_name(edge_type)}.safetensors"
+    return f"{part_folder(part)}/edges/{type_name(edge_type)}.safetensors"
 
 
 def splits_path(part: int, node_type: NodeType) -> str:
-    return f"part-{part:05d}/splits/{type_name(node_type)}.safetensors"
+    return f"{part_folder(part)}/splits/{type_name(node_type)}.safetensors"

@@ -43,7 +43,7 @@ def run_ranks(
             return error
 
     with (
-        mock.patch.object(RankGroup, "current", side_effect=lambda: getattr(place, "group", None)),
+        mock.patch.object(RankGroup, "current", side_effect=lambda **_: getattr(place, "group", None)),
         mock.patch("gigl_loader.topology._boot_id", side_effect=lambda _: place.host),
         ThreadPoolExecutor(world_size) as threads,
     ):

@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "channel": VALUES | {"native"},
     "sampling": VALUES | {"native", "graph", "channel"},
     "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
-    "dataset": VALUES | {"graph", "sampling"},
+    "hosts": VALUES | {"graph", "sampling", "rpc"},
+    "dataset": VALUES | {"graph", "sampling", "hosts.meeting"},
     "loaders": VALUES
     | {
         "native",
@@ -46,7 +47,7 @@ MAY_IMPORT = {
 """By part of ``gigl_loader``: prefixes of module names, besides the part's own."""
 
 MAY_IMPORT_LAZILY = {
-    "dataset": frozenset({"partition", "rpc"}),
+    "dataset": frozenset({"hosts", "partition", "rpc"}),
 }
 """What a part may import on top of that inside functions, where it is needed, and for type checkers."""
 

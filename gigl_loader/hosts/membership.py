@@ -1,0 +1,213 @@
+"""Opening a graph of which each host holds some partitions: every host serves its own to the others."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from gigl_loader.group import name_ranks, wait_for
+from gigl_loader.hosts.holdings import Holding, check_holdings
+from gigl_loader.hosts.meeting import FIRST_STEP, Meeting
+from gigl_loader.hosts.peers import PEERS, Peers
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.credentials import Credentials, new_token
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.host_service import HostService
+from gigl_loader.rpc.peer import check_peer
+from gigl_loader.topology import Topology, own_address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.group import RankGroup
+    from gigl_loader.options import NodeType
+
+    Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["Membership"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_REACH_S = 20.0
+"""A service that is known to be up answers in milliseconds; a firewall that drops packets never does."""
+_FIRST_NOTICE_S = 5.0
+
+
+class Membership:
+    """One rank's part in a graph that several hosts hold. Local rank 0 has the host's service."""
+
+    def __init__(self, meeting: Meeting, peers: Peers, service: HostService | None, timeout: float) -> None:
+        self.peers = peers
+        self._meeting = meeting
+        self._service = service
+        self._timeout = timeout
+        self._closed = False
+
+    @classmethod
+    def join(
+        cls,
+        group: RankGroup,
+        graph: Graph,
+        *,
+        listen: str | None,
+        advertise: str | None,
+        credentials: Credentials | None,
+        timeout: float,
+    ) -> Membership:
+        """Meet all ranks, serve this host's partitions (local rank 0 does) and check that peers answer.
+
+        Returns on every rank or raises on every rank.
+        """
+        meeting = Meeting(group, timeout=timeout)
+        with meeting.telling_failures(FIRST_STEP):
+            topology = Topology.detect(group=group, timeout=timeout)
+        holdings = _exchange_holdings(meeting, topology, graph)
+        address = _reachable_address(topology, holdings)
+        token = credentials.token if credentials else meeting.first("token", new_token())
+        service = None
+        if topology.local_rank == 0:
+            with meeting.telling_failures("endpoint"):
+                service = HostService.start(
+                    graph.reference,
+                    graph.parts,
+                    listen=listen or str(Address(address, 0)),
+                    advertise=advertise or (address if listen else None),
+                    credentials=credentials or _credentials(advertise or address, token),
+                    host_index=topology.host_index,
+                    timeout_s=timeout,
+                )
+        try:
+            peers = _exchange_endpoints(meeting, topology, holdings, service, token)
+            _check_reach(meeting, peers, graph, holdings, service)
+        except BaseException:
+            if service is not None:
+                service.close()
+            raise
+        graph.notes[PEERS] = peers.to_json()
+        return cls(meeting, peers, service, timeout)
+
+    def split(self, graph: Graph, node_type: NodeType, name: str) -> Int64Array:
+        """Return the positions of a split over all partitions, by ascending node id."""
+        return self.peers.split(graph, node_type, name, timeout_s=self._timeout)
+
+    def close(self, *, wait: bool) -> None:
+        """Leave. Local rank 0 ends the host's service, but with ``wait`` only when all ranks have left.
+
+        Ranks that do not leave within the timeout are logged. Closing twice is fine.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._leave(wait=wait and self._service is not None)
+        except ConnectionError:
+            logger.info("the process group is gone: nobody can be waited for")
+        finally:
+            if self._service is not None:
+                self._service.close()
+
+    def _leave(self, *, wait: bool) -> None:
+        self._meeting.tell("left", True)
+        if not wait or wait_for(self._all_left, min(_FIRST_NOTICE_S, self._timeout)):
+            return
+        logger.info("serving until %s close the dataset, too", self._still_there())
+        if not wait_for(self._all_left, max(self._timeout - _FIRST_NOTICE_S, 0)):
+            logger.warning(
+                "%s did not close the dataset within %g s: no longer serving them",
+                self._still_there(),
+                self._timeout,
+            )
+
+    def _all_left(self) -> bool:
+        return len(self._meeting.told("left")) == self._meeting.group.world_size
+
+    def _still_there(self) -> str:
+        left = self._meeting.told("left")
+        return name_ranks(rank for rank in range(self._meeting.group.world_size) if rank not in left)
+
+
+def _exchange_holdings(meeting: Meeting, topology: Topology, graph: Graph) -> list[Holding]:
+    mine = Holding(
+        host_index=topology.host_index,
+        local_rank=topology.local_rank,
+        digest=graph.manifest.digest,
+        partitions=graph.parts,
+        address=own_address(topology.master_address),
+        where=str(graph.folder),
+    )
+    meeting.tell(FIRST_STEP, asdict(mine))
+    what = (
+        "open the graph as one of several hosts (every rank must; a host that has all partitions says which "
+        "it holds: partitions=)"
+    )
+    told = meeting.hear(FIRST_STEP, what=what)
+    holdings = [Holding(**document | {"partitions": tuple(document["partitions"])}) for document in told]
+    check_holdings(holdings, graph.schema.num_partitions)
+    return holdings
+
+
+def _reachable_address(topology: Topology, holdings: Sequence[Holding]) -> str:
+    """Return the address that this host uses towards others.
+
+    On the host of rank 0, the master's name often stands for a loopback address: look elsewhere then.
+    """
+    mine = holdings[topology.rank].address
+    if not Address(mine, 0).is_loopback:
+        return mine
+    others = (each.address for each in holdings if not Address(each.address, 0).is_loopback)
+    elsewhere = next(others, None)
+    return mine if elsewhere is None else own_address(elsewhere)
+
+
+def _credentials(host: str, token: str) -> Credentials:
+    if Address(host, 0).is_loopback:
+        return Credentials.plaintext(token=token)
+    return Credentials.ephemeral([host], token=token)
+
+
+def _leaders(holdings: Sequence[Holding]) -> list[int]:
+    """Return the ranks that serve, by host index."""
+    leaders = [rank for rank, each in enumerate(holdings) if each.local_rank == 0]
+    return sorted(leaders, key=lambda rank: holdings[rank].host_index)
+
+
+def _exchange_endpoints(
+    meeting: Meeting, topology: Topology, holdings: Sequence[Holding], service: HostService | None, token: str
+) -> Peers:
+    if service is not None:
+        meeting.tell("endpoint", service.endpoint.to_json())
+    told = meeting.hear("endpoint", ranks=_leaders(holdings), what="serve the partitions of their hosts")
+    endpoints = tuple(Endpoint.from_json(text) for text in told)
+    return Peers(endpoints=endpoints, host_index=topology.host_index, token=token)
+
+
+def _check_reach(
+    meeting: Meeting, peers: Peers, graph: Graph, holdings: Sequence[Holding], service: HostService | None
+) -> None:
+    """Let local rank 0 of every host check every service, its own too. All ranks hear how it went."""
+    leaders = _leaders(holdings)
+    if service is not None:
+        try:
+            with meeting.telling_failures("reach"):
+                _reach(peers, graph, min(meeting.timeout, _MOST_REACH_S))
+            meeting.tell("reach", True)
+        finally:
+            # What others find must not be that this service ended because of what we found.
+            meeting.settle("reach", ranks=leaders)
+    meeting.hear("reach", ranks=leaders, what="say whether they reach the other hosts")
+
+
+def _reach(peers: Peers, graph: Graph, timeout_s: float) -> None:
+    """Check all services at once. Raises what the first that is not right raises."""
+
+    def check(endpoint: Endpoint) -> None:
+        check_peer(endpoint, peers.token, digest=graph.manifest.digest, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor(min(len(peers.endpoints), 16)) as threads:
+        list(threads.map(check, peers.endpoints))

@@ -1,0 +1,116 @@
+"""Who holds which partition, and samplers that ask them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.graph.graph import Graph
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.peer import peer_stats
+from gigl_loader.rpc.remote_store import RemoteStore, fetch_split
+from gigl_loader.sampling.ledger import Ledger
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.stepped import SteppedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from gigl_loader.options import NodeType
+    from gigl_loader.sampling.setting import WorkerSetting
+    from gigl_loader.sampling.source import BatchSampler
+
+    Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["PEERS", "Peers", "open_samplers"]
+
+PEERS = "peers"
+"""Where a graph's reference tells a sampling process about its peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """The services of all hosts, this one's included, as one host sees them."""
+
+    endpoints: tuple[Endpoint, ...]
+    """By host index."""
+    host_index: int
+    """Of this host."""
+    token: str = field(repr=False)
+
+    def holder(self, partition: int) -> Endpoint:
+        """Return who is to be asked about a partition. Hosts that ask spread over those that hold it."""
+        holders = [endpoint for endpoint in self.endpoints if partition in endpoint.partitions]
+        return holders[self.host_index % len(holders)]
+
+    def open_store(self, graph: Graph, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
+        """Return a store of all partitions: those that ``graph`` has opened here, and the others' remotely.
+
+        A peer is asked for ``timeout_s`` seconds in all before it counts as gone.
+        """
+        local = {part: LocalStore(graph, part) for part in graph.parts}
+        remote = {
+            part: RemoteStore(
+                self.holder(part),
+                part,
+                self.token,
+                schema=graph.schema,
+                digest=graph.manifest.digest,
+                timeout_s=timeout_s,
+            )
+            for part in range(graph.schema.num_partitions)
+            if part not in local
+        }
+        return PartitionedStore(graph.schema, local=local, remote=remote, concurrency=concurrency)
+
+    def split(self, graph: Graph, node_type: NodeType, name: str, *, timeout_s: float) -> Int64Array:
+        """Return the positions of a split over all partitions, by ascending node id."""
+        here = {part: graph.split_part(node_type, name, part) for part in graph.parts}
+        parts = [
+            here[part]
+            if part in here
+            else fetch_split(
+                self.holder(part),
+                part,
+                self.token,
+                schema=graph.schema,
+                digest=graph.manifest.digest,
+                node_type=node_type,
+                split=name,
+                timeout_s=timeout_s,
+            )
+            for part in range(graph.schema.num_partitions)
+        ]
+        return graph.in_id_order(node_type, np.concatenate(parts))
+
+    def stats(self, *, timeout_s: float) -> dict[int, dict[str, Any]]:
+        """Return what each host's service has done since it started, by host index."""
+        return {
+            endpoint.host_index: asdict(peer_stats(endpoint, self.token, timeout_s=timeout_s))
+            for endpoint in self.endpoints
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        endpoints = [json.loads(endpoint.to_json()) for endpoint in self.endpoints]
+        return {"endpoints": endpoints, "host_index": self.host_index, "token": self.token}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Peers:
+        """Undo ``to_json``."""
+        endpoints = tuple(Endpoint.from_json(json.dumps(each)) for each in document["endpoints"])
+        return cls(endpoints=endpoints, host_index=document["host_index"], token=document["token"])
+
+
+def open_samplers(setting: WorkerSetting) -> Sequence[BatchSampler]:
+    """Return as many samplers as a sampling process works on batches at once. They share one store."""
+    graph = Graph.from_reference(setting.reference)
+    peers = Peers.from_json(setting.reference[PEERS])
+    store = peers.open_store(graph, timeout_s=setting.timeout_s, concurrency=setting.concurrency)
+    ledger = Ledger(store.wire)
+    return [SteppedSampler(graph, setting.plan, store, ledger) for _ in range(setting.concurrency)]

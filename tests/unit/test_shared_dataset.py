@@ -1,0 +1,306 @@
+"""Hosts that hold some partitions each: threads stand for their ranks, the services are real."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import socket
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gigl_loader import DistDataset, DistNeighborLoader, FormatError, StorageUnavailable
+from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.rpc.credentials import Credentials
+from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
+from tests.support.thread_ranks import run_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gigl_loader.group import RankGroup
+
+TWO_HOSTS = ["a", "b"]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two partitions in one directory: on a real host, one of them would not lie there."""
+    path = tmp_path_factory.mktemp("graphs") / "graph"
+    build_graph(tables_from_pyg(homogeneous()), path, num_partitions=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def host_graphs(graph: Path) -> list[Path]:
+    """What lies on each of two hosts."""
+    paths = [graph.parent / f"host-{host}" for host in range(2)]
+    for host, path in enumerate(paths):
+        shutil.copytree(graph, path, ignore=shutil.ignore_patterns(f"part-{1 - host:05d}"))
+    return paths
+
+
+def _values(results: Sequence[Any]) -> list[Any]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return list(results)
+
+
+def _messages(
+    world_size: int, opened: Callable[[int], dict[str, Any]], path: Path, hosts: Sequence[str] | None = None
+) -> list[str]:
+    """Return what each rank is told that opens with these arguments and must not succeed."""
+
+    def program(group: RankGroup) -> None:
+        DistDataset.open(path, timeout=10, **opened(group.rank)).close()
+
+    results = run_ranks(world_size, program, hosts=hosts or [str(rank) for rank in range(world_size)])
+    assert all(isinstance(result, Exception) for result in results), results
+    return [f"{type(error).__name__}: {error}" for error in results]
+
+
+# Opening and sampling
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_two_hosts_sample_the_batches_of_one(graph: Path, host_graphs: list[Path]) -> None:
+    whole = DistDataset.open(graph)
+    options: dict[str, Any] = {
+        "batch_size": 25,
+        "shuffle": True,
+        "seed": 4,
+        "num_workers": 0,
+        "name": "train",
+    }
+    alone = list(DistNeighborLoader(whole, [4, 3], "train", **options))
+
+    def program(group: RankGroup) -> list[Any]:
+        with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
+            assert dataset.partitions == (group.rank,)
+            assert dataset.graph_digest == whole.graph_digest
+            with DistNeighborLoader(dataset, [4, 3], "train", timeout=20, **options) as loader:
+                batches = list(loader)
+            assert dataset.peer_stats()[1 - group.rank]["calls"] > 0
+        return batches
+
+    shares = _values(run_ranks(2, program, hosts=TWO_HOSTS))
+    steps = len(alone) // 2
+    assert steps >= 2
+    together = [share[step] for step in range(steps) for share in shares]
+    assert all(map(same_batch, together, alone[: 2 * steps]))
+
+
+def test_ranks_of_a_host_share_its_service(host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> tuple[tuple[int, ...], int]:
+        with DistDataset.open(host_graphs[group.rank // 2], timeout=20) as dataset:
+            return dataset.partitions, len(dataset.peer_stats())
+
+    found = _values(run_ranks(4, program, hosts=["a", "a", "b", "b"]))
+    assert found == [((0,), 2), ((0,), 2), ((1,), 2), ((1,), 2)]
+
+
+def test_a_partition_may_lie_on_several_hosts(graph: Path) -> None:
+    def program(group: RankGroup) -> list[int]:
+        with DistDataset.open(graph, partitions=[[0], [0], [1]][group.rank], timeout=20) as dataset:
+            return sorted(dataset.split_positions("node", "train").tolist())
+
+    expected = DistDataset.open(graph).split_positions("node", "train").tolist()
+    assert _values(run_ranks(3, program, hosts=["a", "b", "c"])) == [sorted(expected)] * 3
+
+
+@pytest.mark.parametrize("assigner", ["range", "hash"])
+def test_splits_come_from_everywhere_in_order(tmp_path: Path, assigner: Any) -> None:
+    build_graph(tables_from_pyg(heterogeneous()), tmp_path / "g", num_partitions=2, assigner=assigner)
+    expected = DistDataset.open(tmp_path / "g").split_positions("user", "train").tolist()
+
+    def program(group: RankGroup) -> list[int]:
+        with DistDataset.open(tmp_path / "g", partitions=group.rank, timeout=20) as dataset:
+            with pytest.raises(ValueError, match="have no split 'nothing'"):
+                dataset.split_positions("user", "nothing")
+            positions: list[int] = dataset.split_positions("user", "train").tolist()
+            return positions
+
+    assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [expected, expected]
+
+
+def test_several_datasets_may_be_open(graph: Path, host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> int:
+        with ExitStack() as stack:
+            for path in (graph, host_graphs[group.rank], host_graphs[group.rank]):
+                stack.enter_context(DistDataset.open(path, timeout=20))
+            return group.rank
+
+    assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [0, 1]
+
+
+def test_a_rank_that_closes_first_serves_until_the_others_have_closed(host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> int:
+        dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
+        options: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "sharding": "none", "timeout": 20}
+        with DistNeighborLoader(dataset, [4, 3], "train", **options) as loader:
+            batches = iter(loader) if group.rank else islice(loader, 0)
+            count = 0
+            for _ in batches:
+                count += 1
+                if count == 1:
+                    group.collect("closing", timeout=10, what="close", ranks=[0])
+        group.publish("closing", "yes")
+        dataset.close()
+        dataset.close()
+        return count
+
+    first, second = _values(run_ranks(2, program, hosts=TWO_HOSTS))
+    assert first == 0
+    assert second > 1
+
+
+def test_a_dataset_of_several_hosts_refuses_to_be_pickled(host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> None:
+        with (
+            DistDataset.open(host_graphs[group.rank], timeout=20) as dataset,
+            pytest.raises(TypeError, match="open it in each rank"),
+        ):
+            pickle.dumps(dataset)
+
+    _values(run_ranks(2, program, hosts=TWO_HOSTS))
+
+
+# Mistakes
+
+
+def test_missing_partitions_without_a_group(host_graphs: list[Path]) -> None:
+    rule = r"^of 2 partitions, .* has only 1 here, and there is no process group .*init_process_group"
+    with pytest.raises(ValueError, match=rule):
+        DistDataset.open(host_graphs[1])
+
+
+@pytest.mark.parametrize(("partitions", "absent"), [(0, "0"), ([0, 1], "0"), (2, "2"), ([-1], "-1")])
+def test_partitions_that_do_not_lie_there(host_graphs: list[Path], partitions: Any, absent: str) -> None:
+    with pytest.raises(ValueError, match=f"^partitions {absent} do not lie at .*: of 2, it has 1$"):
+        DistDataset.open(host_graphs[1], partitions=partitions)
+
+
+@pytest.mark.parametrize("partitions", ["0", [], [0.5], [True]])
+def test_partitions_that_are_none(graph: Path, partitions: Any) -> None:
+    with pytest.raises(TypeError, match="partitions must be a whole number or a list of some"):
+        DistDataset.open(graph, partitions=partitions)
+
+
+def test_a_partition_that_lies_there_in_part_is_damage(host_graphs: list[Path], tmp_path: Path) -> None:
+    path = tmp_path / "half"
+    shutil.copytree(host_graphs[0], path)
+    shutil.rmtree(path / "part-00000" / "nodes")
+    with pytest.raises(FormatError):
+        DistDataset.open(path)
+
+
+def test_a_partition_that_nobody_holds_is_told_everywhere(graph: Path) -> None:
+    for message in _messages(3, lambda _: {"partitions": 0}, graph):
+        assert message.startswith(
+            "ValueError: no host holds partition 1 of 2: host 0 holds 0; host 1 holds 0"
+        )
+        assert "copy what is missing to a host" in message
+
+
+def test_ranks_of_a_host_with_different_partitions(graph: Path) -> None:
+    for message in _messages(2, lambda rank: {"partitions": rank}, graph, hosts=["a", "a"]):
+        assert "ranks of host 0 opened different partitions: partitions 0 on rank 0, partitions 1" in message
+
+
+def test_different_graphs_on_hosts(graph: Path, tmp_path: Path) -> None:
+    build_graph(tables_from_pyg(homogeneous(seed=1)), tmp_path / "other", num_partitions=2)
+
+    def program(group: RankGroup) -> None:
+        path = graph if group.rank else tmp_path / "other"
+        DistDataset.open(path, partitions=group.rank, timeout=10).close()
+
+    for error in run_ranks(2, program, hosts=TWO_HOSTS):
+        assert isinstance(error, ValueError)
+        assert "hosts have different graphs:" in str(error)
+
+
+def test_a_host_that_cannot_open_its_graph_tells_the_others(graph: Path, tmp_path: Path) -> None:
+    def program(group: RankGroup) -> None:
+        DistDataset.open(graph if group.rank else tmp_path / "nothing", partitions=group.rank, timeout=10)
+
+    first, second = run_ranks(2, program, hosts=TWO_HOSTS)
+    assert isinstance(first, FileNotFoundError)
+    assert isinstance(second, FileNotFoundError)
+    assert str(second).startswith("rank 0: no graph at ")
+
+
+def test_ranks_that_do_not_come_are_named(graph: Path) -> None:
+    def program(group: RankGroup) -> None:
+        DistDataset.open(graph, partitions=group.rank if group.rank else None, timeout=0.3).close()
+
+    whole, error = run_ranks(2, program, hosts=["a", "a"])
+    assert whole is None
+    assert isinstance(error, TimeoutError)
+    assert "rank 0 did not" in str(error)
+
+
+def test_a_port_that_is_taken_is_told_everywhere(graph: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        opened: dict[int, dict[str, Any]] = {0: {"partitions": 0, "listen": address}, 1: {"partitions": 1}}
+        first, second = _messages(2, opened.__getitem__, graph)
+    assert first.startswith("OSError: cannot listen on")
+    assert address in first
+    assert second.startswith("OSError: rank 0: cannot listen on")
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_different_tokens_are_told_everywhere(graph: Path) -> None:
+    def opened(rank: int) -> dict[str, Any]:
+        return {"partitions": rank, "credentials": Credentials.plaintext(token=f"{rank}" * 20)}
+
+    for message in _messages(2, opened, graph):
+        assert message.startswith("ValueError")
+        assert "token" in message
+
+
+def test_an_address_that_nobody_reaches_is_told_everywhere(graph: Path) -> None:
+    def opened(rank: int) -> dict[str, Any]:
+        extra = {} if rank else {"advertise": "no.such.host.invalid", "listen": "127.0.0.1:0"}
+        return {"partitions": rank, **extra}
+
+    for message in _messages(2, opened, graph):
+        assert message.startswith("StorageUnavailable")
+        assert "no.such.host.invalid" in message
+
+
+# Faults
+
+
+def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path]) -> None:
+    options: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "sharding": "none", "seed": 1}
+
+    def program(group: RankGroup) -> str:
+        dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
+        if group.rank == 0:
+            group.collect("begun", timeout=20, what="begin", ranks=[1])
+            dataset._membership._service.close()  # type: ignore[union-attr]
+            group.publish("gone", "yes")
+            return ""
+        with DistNeighborLoader(dataset, [4, 3], "train", timeout=1, **options) as loader:
+            batches = iter(loader)
+            next(batches)
+            group.publish("begun", "yes")
+            group.collect("gone", timeout=20, what="go", ranks=[0])
+            state = loader.state_dict()
+            messages = []
+            for _ in range(2):
+                with pytest.raises(StorageUnavailable) as caught:
+                    next(batches)
+                messages.append(str(caught.value))
+            assert loader.state_dict() == state
+            assert state["batches"] == 1
+        dataset._leave(wait=False)
+        return messages[-1]
+
+    _, message = _values(run_ranks(2, program, hosts=TWO_HOSTS))
+    assert "host 0 at 127.0.0.1:" in message
