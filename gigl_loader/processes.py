@@ -5,6 +5,7 @@ Standard library only: a child imports this before anything else.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -12,13 +13,23 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ONE_THREAD", "FreshProcess", "describe_status", "enter", "leave_with", "run_state"]
+__all__ = [
+    "ONE_THREAD",
+    "FreshProcess",
+    "describe_status",
+    "die_with_starter",
+    "enter",
+    "in_main_thread",
+    "leave_with",
+    "run_state",
+]
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of a child: several children keep several cores busy, a pool in each would fight over them."""
@@ -30,7 +41,9 @@ _WARM_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_
 
 # The parent's path replaces the interpreter's own before anything is imported, so that the child finds
 # the same modules; `-m` would put the working directory first, where another gigl_loader may lie.
-_BOOT = "import sys; sys.path[:] = sys.argv[3:]; from gigl_loader.processes import enter; enter()"
+_BOOT = "import sys; sys.path[:] = sys.argv[4:]; from gigl_loader.processes import enter; enter()"
+
+_PR_SET_PDEATHSIG = 1
 
 _RUN_STATES = {
     "R": "running",
@@ -55,7 +68,16 @@ class FreshProcess:
         """
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         self._process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _BOOT, str(link.fileno()), entry, *sys.path],
+            [
+                sys.executable,
+                *flags,
+                "-c",
+                _BOOT,
+                str(link.fileno()),
+                entry,
+                str(in_main_thread()),
+                *sys.path,
+            ],
             stdin=subprocess.DEVNULL,
             stderr=stderr,
             pass_fds=(link.fileno(), *pass_fds),
@@ -81,6 +103,8 @@ class FreshProcess:
 
 def enter() -> None:
     """Run what ``FreshProcess`` named, in the child."""
+    if sys.argv[3] == str(True):
+        die_with_starter()
     module, _, function = sys.argv[2].partition(":")
     getattr(import_module(module), function)(socket.socket(fileno=int(sys.argv[1])))
 
@@ -107,6 +131,21 @@ def run_state(pid: int) -> str:
     except OSError:
         return "dead"
     return _RUN_STATES.get(fields[0].decode(), "alive")
+
+
+def in_main_thread() -> bool:
+    """Return whether the caller's thread is the one that lasts as long as its process."""
+    return threading.get_native_id() == os.getpid()
+
+
+def die_with_starter() -> None:
+    """Have the kernel kill this process when the *thread* that started it ends, even if it is stopped then.
+
+    A stopped process notices nothing and would stay for ever. For children of a main thread only: one
+    that a short-lived thread started would be killed in the midst of its work.
+    """
+    with suppress(OSError, AttributeError):  # Not Linux: ``leave_with`` must do.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def leave_with(parent_pid: int) -> None:

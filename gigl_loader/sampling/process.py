@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gigl_loader.processes import ONE_THREAD, FreshProcess
+from gigl_loader.processes import ONE_THREAD, FreshProcess, die_with_starter, in_main_thread
 from gigl_loader.sampling.worker import worker_main
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class _Multiprocessed:
     """A child of a fork or of the fork server."""
 
     def __init__(self, method: str, link: socket.socket, name: str, close: list[int]) -> None:
+        lasting = method == "fork" and in_main_thread()  # A fork server stays while it has children.
         context: Any = multiprocessing.get_context(method)
-        self._process = context.Process(target=_enter, args=(link, close), name=name, daemon=True)
+        self._process = context.Process(target=_enter, args=(link, close, lasting), name=name, daemon=True)
         self._process.start()
         self.pid: int = self._process.pid
 
@@ -71,7 +72,9 @@ class _Multiprocessed:
             os.kill(self.pid, number)
 
 
-def _enter(link: socket.socket, close: list[int]) -> None:
+def _enter(link: socket.socket, close: list[int], lasting: bool) -> None:
+    if lasting:
+        die_with_starter()
     for fd in close:
         os.close(fd)
     os.environ |= ONE_THREAD

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gigl_loader.processes import run_state
 from tests.support.leftovers import is_gone, wait_until
 
 if TYPE_CHECKING:
@@ -78,6 +79,17 @@ def test_sigkill_leaves_nothing(phase: str, method: str, temporary: Path) -> Non
         temporary = Path(tempfile.mkdtemp())  # Multiprocessing's own server cannot clean up after SIGKILL.
     seconds, _ = Trainer(phase, temporary, method=method).end(signal.SIGKILL)
     assert seconds < 5
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_sigkill_ends_workers_that_are_stopped(method: str, temporary: Path) -> None:
+    trainer = Trainer("running", temporary, method=method)
+    for pid in trainer.pids[:WORKERS]:
+        os.kill(pid, signal.SIGSTOP)
+    assert wait_until(
+        lambda: all(run_state(pid) == "stopped by a signal" for pid in trainer.pids[:WORKERS]), seconds=10
+    )
+    trainer.end(signal.SIGKILL)
 
 
 def test_sigkill_while_another_child_holds_the_sockets(temporary: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -86,3 +87,21 @@ def test_a_process_leaves_at_once_when_the_other_is_gone_already() -> None:
         child = FreshProcess("tests.unit.test_processes:outlive", theirs)
         ours.sendall(str(parent.pid).encode())
         assert child.wait(10) == 0
+
+
+def test_a_child_outlives_a_thread_that_started_it() -> None:
+    ours, theirs = socket.socketpair()
+    started: list[FreshProcess] = []
+
+    def start() -> None:
+        started.append(FreshProcess("tests.unit.test_processes:outlive", theirs))
+
+    with ours, theirs:
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+        ours.sendall(str(os.getpid()).encode())
+        assert ours.recv(10) == b"up"
+        assert started[0].wait(0.05) is None
+        started[0].send_signal(signal.SIGKILL)
+        assert started[0].wait(10) == -signal.SIGKILL
