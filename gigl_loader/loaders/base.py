@@ -4,63 +4,37 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from typing_extensions import Self
 
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.agreement import Agreement
+from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.maker import BatchMaker
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
-from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
+from gigl_loader.loaders.seeds import SeedNodes
 from gigl_loader.loaders.signature import full_signature
-from gigl_loader.loaders.start import start_turn, wait_gap
+from gigl_loader.loaders.start import start_source
 from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
-from gigl_loader.loaders.weights import read_seed_weights
+from gigl_loader.loaders.weights import read_seed_weights, seed_draw
 from gigl_loader.sampling.schedule import Schedule, Shard
-from gigl_loader.sampling.weighted import SeedDraw
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     import torch
 
-    from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.transfer import FrameTensors
-    from gigl_loader.options import NodeType, SamplingPlan, WorkerOptions
-    from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.options import NodeType, SamplingPlan
     from gigl_loader.shared import SharedTensors
 
 __all__ = ["BaseDistLoader", "Dataset"]
 
 logger = logging.getLogger(__name__)
-
-
-class Dataset(NodeDirectory, Protocol):
-    """What a loader asks of a dataset. Which kind it has, it neither knows nor asks."""
-
-    @property
-    def graph_digest(self) -> str:
-        """Equal for equal graphs."""
-
-    def open_source(
-        self,
-        plan: SamplingPlan,
-        schedule: Schedule,
-        options: WorkerOptions | None,
-        *,
-        timeout: float,
-        channel_bytes: int,
-    ) -> BatchSource:
-        """Return where batches come from: sampling processes, or inline without ``options``.
-
-        ``timeout`` is how long the loader will wait for a batch, in seconds.
-        """
 
 
 class BaseDistLoader:
@@ -167,11 +141,7 @@ class BaseDistLoader:
         ``name``
             Of this loader, in messages. Ranks that share an input find each other's loaders by it.
         """
-        if not hasattr(dataset, "open_source"):
-            raise TypeError(
-                "dataset must be a DistDataset: pass DistDataset.open(path) or DistDataset.from_pyg(data), "
-                f"not a {type(dataset).__name__}"
-            )
+        check_dataset(dataset)
         self.dataset = dataset
         self._timeout = arguments.seconds("timeout", timeout, above_zero=True)
         group = RankGroup.current(patience_s=self._timeout)
@@ -181,7 +151,12 @@ class BaseDistLoader:
             Topology.without_asking() if sharding == "none" else self.resolve_runtime(self._timeout)
         )
         self._group = group
-        self._shard = self._shard_of(arguments.flag("even_batches", even_batches))
+        arguments.flag("even_batches", even_batches)
+        self._shard = Shard()
+        if self.sharding != "none":
+            self._shard = Shard(
+                rank=self.topology.rank, world_size=self.topology.world_size, even_batches=even_batches
+            )
         arguments.refuse_prefetch_size(prefetch_size)
         self._start_gap = arguments.start_gap(process_start_gap_seconds)
         self.batch_size = arguments.whole_number("batch_size", batch_size, minimum=1)
@@ -205,7 +180,6 @@ class BaseDistLoader:
         )
         run_seed = arguments.run_seed(seed)
         self._random_seed = seed is None
-        self._seconds_waiting = 0.0
         self._delivered = 0
         self._owner = os.getpid()
         self._current: Progress | None = None
@@ -215,7 +189,9 @@ class BaseDistLoader:
         self._described: dict[str, Any] | None = None
         self._next_epoch = 0
         self._seeds = self.seed_nodes()
-        self._seed_weights = self._read_weights(seed_weights)
+        self._seed_weights = read_seed_weights(
+            seed_weights, self._seeds, dataset.schema, shuffle=self.shuffle
+        )
         self._agreement = self._agree(name)
         if self._agreement is not None and self._random_seed:
             run_seed = self._agreement.run_seed(run_seed)
@@ -305,7 +281,7 @@ class BaseDistLoader:
                 raise ValueError(
                     f"the state is of another run: seed is {self.seed} here, {state['run_seed']} there"
                 )
-            self._close()
+            self._frames.close()
             self._plan(state["run_seed"])
             self._start()
         self._resumed, self._current = progress, None
@@ -321,13 +297,13 @@ class BaseDistLoader:
         return {
             **self._source.stats(),
             **seconds,
-            "seconds_waiting": self._seconds_waiting,
+            "seconds_waiting": self._frames.seconds_waiting,
             "batches": self._delivered,
         }
 
     def shutdown(self) -> None:
         """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
-        self._close()
+        self._frames.close()
 
     def __enter__(self) -> Self:
         return self
@@ -342,7 +318,7 @@ class BaseDistLoader:
         )
 
     def __repr__(self) -> str:
-        state = "" if self._close.alive else ", shut down"
+        state = "" if self._frames.is_open else ", shut down"
         return (
             f"{type(self).__name__}({len(self):,} batches of {self.batch_size}, "
             f"{self.num_workers} workers, on {self.device}{state})"
@@ -354,11 +330,6 @@ class BaseDistLoader:
         cls.__signature__ = full_signature(cls)  # type: ignore[attr-defined]
 
     # Inside
-
-    def _shard_of(self, even_batches: bool) -> Shard:
-        if self.sharding == "none":
-            return Shard()
-        return Shard(rank=self.topology.rank, world_size=self.topology.world_size, even_batches=even_batches)
 
     def _agree(self, name: str | None) -> Agreement | None:
         """Meet the loaders of this name on other ranks, where the input is shared with them."""
@@ -386,58 +357,39 @@ class BaseDistLoader:
             drop_last=self.drop_last,
             run_seed=run_seed,
             shard=self._shard,
-            draw=self._seed_draw(run_seed),
-        )
-
-    def _read_weights(self, seed_weights: Any) -> SharedTensors | None:
-        if seed_weights is None:
-            return None
-        if self.shuffle:
-            raise ValueError(
-                "shuffle=True has no meaning beside seed_weights: seeds are drawn anew each time"
-            )
-        return read_seed_weights(seed_weights, self._seeds, self.dataset.schema)
-
-    def _seed_draw(self, run_seed: int) -> SeedDraw | None:
-        if self._seed_weights is None:
-            return None
-        return SeedDraw.of(
-            self._seed_weights,
-            self._seeds.positions,
-            places=self._seeds.places,
-            run_seed=run_seed,
-            rank=self.topology.rank,
-            # Half: so that the batch fails with the name of the lock's holder before the loader gives up.
-            timeout_s=self._timeout / 2,
+            draw=seed_draw(
+                self._seed_weights,
+                self._seeds,
+                run_seed=run_seed,
+                rank=self.topology.rank,
+                timeout=self._timeout,
+            ),
         )
 
     def _start(self) -> None:
         """Start what makes the batches, in turn with other ranks of this host."""
         try:
-            if self._start_gap is not None:
-                wait_gap(self.topology, self._start_gap)
-                self._open_source()
-                return
-            group = self._group if self.num_workers else None
-            with start_turn(group, self.topology, self._timeout) as others_wait:
-                self._open_source()
-                if others_wait:
-                    self._source.wait_until_up(self._timeout)
+            self._source = start_source(
+                self._open_source,
+                group=self._group if self.num_workers else None,
+                topology=self.topology,
+                gap_s=self._start_gap,
+                timeout=self._timeout,
+            )
         except Exception as error:
             if self._agreement is not None:
                 self._agreement.fail(error)
             raise
+        self._frames = FrameStream(self._source)
 
-    def _open_source(self) -> None:
-        self._source = self.dataset.open_source(
+    def _open_source(self) -> BatchSource:
+        return self.dataset.open_source(
             self.plan,
             self._schedule,
             self._options if self.num_workers else None,
             timeout=self._timeout,
             channel_bytes=self._options.channel_bytes,
         )
-        self._frames = FrameStream(self._source)
-        self._close = weakref.finalize(self, _close_source, self._source, self._owner)
 
     def _next(self, progress: Progress) -> Any:
         self._check_usable()
@@ -445,7 +397,10 @@ class BaseDistLoader:
             raise StopIteration
         self._current = progress
         try:
-            frame = self._receive(progress)
+            frame = self._frames.receive(progress, self._timeout)
+            if frame is None:
+                progress.ended = True
+                raise StopIteration
             try:
                 batch = self._maker.make(frame, self.collate)
             except StopIteration as error:  # It would pass for the end of the epoch.
@@ -460,23 +415,12 @@ class BaseDistLoader:
         self._delivered += 1
         return batch
 
-    def _receive(self, progress: Progress) -> Frame:
-        begin = time.perf_counter()
-        try:
-            frame = self._frames.receive(progress, self._timeout)
-        finally:
-            self._seconds_waiting += time.perf_counter() - begin
-        if frame is None:
-            progress.ended = True
-            raise StopIteration
-        return frame
-
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
             raise RuntimeError(
                 f"{self.name} belongs to process {self._owner}: a forked process must build its own loader"
             )
-        if not self._close.alive:
+        if not self._frames.is_open:
             raise RuntimeError(f"{self.name} was shut down; build a new loader")
 
     def _made_with(self) -> dict[str, Any]:
@@ -488,7 +432,7 @@ class BaseDistLoader:
                 batch_size=self.batch_size,
                 shuffle=self.shuffle,
                 drop_last=self.drop_last,
-                sharding=_sharding_in_words(self._shard),
+                sharding=str(self._shard),
                 **({} if self._seed_weights is None else {"drawn_by_weights": True}),
             )
         return self._described
@@ -503,15 +447,3 @@ class _EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._loader._next(self._progress)
-
-
-def _sharding_in_words(shard: Shard) -> str:
-    if shard.world_size == 1:
-        return "none"
-    return f"batches over {shard.world_size} ranks" + ("" if shard.even_batches else ", uneven")
-
-
-def _close_source(source: BatchSource, owner: int) -> None:
-    # A forked child that exits runs the finalizers it inherited: the processes are not its to end.
-    if os.getpid() == owner:
-        source.close()

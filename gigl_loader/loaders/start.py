@@ -12,21 +12,44 @@ from typing import TYPE_CHECKING
 from gigl_loader.group import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gigl_loader.group import RankGroup
+    from gigl_loader.sampling.source import BatchSource
     from gigl_loader.topology import Topology
 
-__all__ = ["start_turn", "wait_gap"]
+__all__ = ["start_source", "start_turn"]
 
 logger = logging.getLogger(__name__)
 
 _FREE = "free"
 
 
-def wait_gap(topology: Topology, gap_s: float) -> None:
-    """Let ``gap_s`` seconds pass for each local rank before this one."""
-    time.sleep(topology.local_rank * gap_s)
+def start_source(
+    open_source: Callable[[], BatchSource],
+    *,
+    group: RankGroup | None,
+    topology: Topology,
+    gap_s: float | None,
+    timeout: float,
+) -> BatchSource:
+    """Open a source when it is this rank's turn.
+
+    With ``gap_s``, as many seconds pass for each local rank before this one. Without, the sampling
+    processes of one rank are up before those of another start.
+    """
+    if gap_s is not None:
+        time.sleep(topology.local_rank * gap_s)
+        return open_source()
+    with start_turn(group, topology, timeout) as others_wait:
+        source = open_source()
+        try:
+            if others_wait:
+                source.wait_until_up(timeout)
+        except BaseException:
+            source.close()
+            raise
+        return source
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+import weakref
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
@@ -21,10 +24,22 @@ class FrameStream:
     """
 
     def __init__(self, source: BatchSource) -> None:
+        """The source is closed with the stream, and when nobody has the stream any more."""
         self._source = source
+        self._close = weakref.finalize(self, _close_source, source, os.getpid())
+        self.seconds_waiting = 0.0
+        """For frames, in ``receive``."""
         self._progress: Progress | None = None
         self._to_come = 0
         """Batches that the source has yet to deliver of its epoch, as it was started."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._close.alive
+
+    def close(self) -> None:
+        """Close the source. Closing twice is fine."""
+        self._close()
 
     def turn_to(self, progress: Progress) -> None:
         """Let the source sample ahead in this epoch, from the first batch that was not given."""
@@ -44,6 +59,13 @@ class FrameStream:
         ``SamplingError`` for a batch that failed: the next call goes on after it. But after
         ``StorageUnavailable`` the next call asks for the same batch again.
         """
+        began = time.perf_counter()
+        try:
+            return self._receive(progress, timeout)
+        finally:
+            self.seconds_waiting += time.perf_counter() - began
+
+    def _receive(self, progress: Progress, timeout: float) -> Frame | None:
         self.turn_to(progress)
         try:
             while self._to_come:
@@ -64,3 +86,9 @@ class FrameStream:
             self.lose_place()
             raise
         return None
+
+
+def _close_source(source: BatchSource, owner: int) -> None:
+    # A forked child that exits runs the finalizers it inherited: the processes are not its to end.
+    if os.getpid() == owner:
+        source.close()

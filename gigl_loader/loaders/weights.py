@@ -6,22 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gigl_loader.sampling.weighted import WEIGHT
+from gigl_loader.sampling.weighted import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.loaders.seeds import SeedNodes
 
-__all__ = ["read_seed_weights"]
+__all__ = ["read_seed_weights", "seed_draw"]
 
 
-def read_seed_weights(value: Any, seeds: SeedNodes, schema: GraphSchema) -> SharedTensors:
+def read_seed_weights(
+    value: Any, seeds: SeedNodes, schema: GraphSchema, *, shuffle: bool
+) -> SharedTensors | None:
     """Return shared tensors whose ``weight`` holds one float32 or float64 for each entry of the input.
 
-    A tensor alone is copied: such weights stay as they are. ``TypeError`` and ``ValueError`` name the
-    rule that is broken.
+    ``None`` for ``None``. A tensor alone is copied: such weights stay as they are. ``TypeError`` and
+    ``ValueError`` name the rule that is broken.
     """
+    if value is None:
+        return None
+    if shuffle:
+        raise ValueError("shuffle=True has no meaning beside seed_weights: seeds are drawn anew each time")
     if isinstance(value, torch.Tensor):
         value = SharedTensors.create({WEIGHT: value})
     if not isinstance(value, SharedTensors):
@@ -44,3 +50,20 @@ def read_seed_weights(value: Any, seeds: SeedNodes, schema: GraphSchema) -> Shar
             f"got {tuple(weight.shape)}"
         )
     return value
+
+
+def seed_draw(
+    weights: SharedTensors | None, seeds: SeedNodes, *, run_seed: int, rank: int, timeout: float
+) -> SeedDraw | None:
+    """Return how seeds are drawn; ``None`` without weights. ``timeout`` is how long a loader waits, in s."""
+    if weights is None:
+        return None
+    return SeedDraw.of(
+        weights,
+        seeds.positions,
+        places=seeds.places,
+        run_seed=run_seed,
+        rank=rank,
+        # Half: so that the batch fails with the name of the lock's holder before the loader gives up.
+        timeout_s=timeout / 2,
+    )

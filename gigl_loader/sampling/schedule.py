@@ -43,6 +43,11 @@ class Shard:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size} ranks")
 
+    def __str__(self) -> str:
+        if self.world_size == 1:
+            return "none"
+        return f"batches over {self.world_size} ranks" + ("" if self.even_batches else ", uneven")
+
 
 WHOLE = Shard()
 

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.group import RankGroup
-from gigl_loader.loaders.start import start_turn, wait_gap
+from gigl_loader.loaders.start import start_source, start_turn
 from gigl_loader.topology import Topology
 from tests.support.thread_ranks import run_ranks
 
@@ -89,10 +90,50 @@ def test_the_turn_of_a_rank_that_died_passes_on(dead_pid: int) -> None:
         pass
 
 
+class _Source:
+    """Counts what is asked of it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.waited = self.closed = 0
+
+    def wait_until_up(self, timeout: float) -> None:
+        self.waited += 1
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def _started(source: _Source, place: Topology, gap_s: float | None) -> Any:
+    group = RankGroup(HashStore(), place.rank, place.world_size)
+    return start_source(lambda: source, group=group, topology=place, gap_s=gap_s, timeout=1)  # type: ignore[arg-type, return-value]
+
+
+def test_a_source_is_up_before_the_turn_passes_on() -> None:
+    source = _Source()
+    assert _started(source, _place(0), None) is source
+    assert source.waited == 1
+
+
+def test_alone_on_a_host_nobody_waits_for_the_source() -> None:
+    source = _Source()
+    _started(source, Topology(world_size=2, num_hosts=2), None)
+    assert source.waited == 0
+
+
+def test_a_source_that_does_not_come_up_is_closed() -> None:
+    source = _Source(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        _started(source, _place(0), None)
+    assert source.closed == 1
+
+
 def test_a_fixed_gap_is_a_multiple_of_the_local_rank() -> None:
     began = time.monotonic()
-    wait_gap(_place(0), 60)
+    assert _started(_Source(), _place(0), 60).waited == 0
     assert time.monotonic() - began < 10
     began = time.monotonic()
-    wait_gap(_place(1), 0.05)
+    _started(_Source(), _place(1), 0.05)
     assert time.monotonic() - began >= 0.05
