@@ -95,7 +95,10 @@ class Connection:
         raise self._unavailable(time.monotonic() - began, last)
 
     def close(self) -> None:
-        """Cancel what is under way and disconnect. Closing twice is fine."""
+        """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
+
+        An attempt whose reply has not begun cannot be cancelled: it ends with its own deadline.
+        """
         self._closed.set()
         with self._lock:
             streams, self._streams = list(self._streams), set()

@@ -11,14 +11,14 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.credentials import authorization
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["METHODS", "SERVICE", "ControlClient"]
 
 SERVICE = "gigl.v1.Peer"
-METHODS = {
+METHODS: Mapping[str, tuple[Any, Any]] = {
     "Describe": (messages.DescribeRequest, messages.Description),
     "Stats": (messages.StatsRequest, messages.Statistics),
 }

@@ -206,12 +206,15 @@ class _Keeper:
 
     def _keep(self) -> None:
         """Wait for the child to end, as long as it lives, and start the next."""
+        reason = ""
         while True:
             status = self._life.process.wait(None)
             with self._lock:
                 if self._closing:
                     return
-                account = f"the peer service of host {self.endpoint.host_index} {describe_status(status)}"
+                account = (
+                    f"the peer service of host {self.endpoint.host_index} {describe_status(status)}{reason}"
+                )
                 if self.restarts == _MOST_RESTARTS:
                     self.failure = f"{account}, and was started again {_MOST_RESTARTS} times before"
                     _LOGGER.error("%s: it stays down", self.failure)
@@ -222,13 +225,10 @@ class _Keeper:
                 self._life = life = _Life(self._order)
             try:
                 life.introduce(self._order, self._timeout_s)
+                reason = ""
             except Exception as error:
+                reason = f" ({error})"
                 life.end()
-                with self._lock:
-                    if not self._closing:
-                        self.failure = f"{account}, and could not be started again: {error}"
-                        _LOGGER.error("%s", self.failure)
-                return
 
 
 def _endpoint_of(answer: dict[str, Any]) -> Endpoint:

@@ -81,7 +81,10 @@ class RemoteStore:
         return self._connection.counts()
 
     def close(self) -> None:
-        """Cancel what is under way and disconnect. Closing twice is fine."""
+        """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
+
+        An attempt that the peer has not begun to answer ends with its own deadline.
+        """
         self._connection.close()
 
     def split(self, ask: SplitAsk) -> Int64Array:

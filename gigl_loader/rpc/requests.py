@@ -273,9 +273,10 @@ _READERS: Mapping[str, Callable[..., Request]] = {
 
 
 def _edge_type(value: object, schema: GraphSchema) -> EdgeType:
-    if not _are_names(value) or len(value) != 3:
+    names = value if isinstance(value, list) else []
+    if not _are_names(names) or len(names) != 3:
         raise FormatError("request: an edge type is a list of three names")
-    source, relation, destination = value
+    source, relation, destination = names
     edge_type = (source, relation, destination)
     _known(edge_type, schema.edges, "edge type")
     return edge_type
@@ -286,7 +287,7 @@ def _known(name: object, names: Mapping[Any, object], what: str) -> None:
         raise ValueError(f"no {what} {str(name)[:100]!r}")
 
 
-def _are_names(value: object) -> Any:
+def _are_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "Chunk"]
 
-_KEPT_BUFFERS = 64
+_KEPT_BUFFERS = 32
 _SMALL_BYTES = 64 << 10  # Below, copying pieces together costs less than another message.
 
 

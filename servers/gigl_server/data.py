@@ -74,8 +74,8 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError(refused.message, refused.to_record()) from None
         except Exception:
             _LOGGER.exception("a request failed")
-            refused = Refused(Kind.FAILED, "the service failed to answer; its log says why")
-            raise flight.FlightServerError(refused.message, refused.to_record()) from None
+            failed = Refused(Kind.FAILED, "the service failed to answer; its log says why")
+            raise flight.FlightServerError(failed.message, failed.to_record()) from None
 
 
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]

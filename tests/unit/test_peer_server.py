@@ -176,7 +176,7 @@ def test_a_failure_of_the_service_is_told_without_its_innards(
     store = remote_store(graph, endpoint)
     with monkeypatch.context() as patch:
         patch.setattr("gigl_server.answers.neighbors_document", lambda _: 1 / 0)
-        with pytest.raises(SamplingError, match="failed to answer; its log says why$"):
+        with pytest.raises(SamplingError, match=r"failed to answer; its log says why$"):
             store.sample(ask())
     assert "ZeroDivisionError" in caplog.text
     assert len(store.sample(ask()).counts) == 50
@@ -192,12 +192,16 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
     monkeypatch.setattr(data_port, "_MOST_CALLS", 1)
     monkeypatch.setattr(data_port, "_WAIT_FOR_A_TURN_S", 0.01)
     entered, leave = threading.Event(), threading.Event()
+
+    def dawdle(*_: object) -> list[Any]:
+        entered.set()
+        leave.wait(10)
+        return []
+
     with served(graph) as endpoint:
         slow, quick = remote_store(graph, endpoint), remote_store(graph, endpoint)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "gigl_server.answers.Answers._document", lambda *_: (entered.set(), leave.wait(10), [])[2]
-            )
+            patch.setattr("gigl_server.answers.Answers._document", dawdle)
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)

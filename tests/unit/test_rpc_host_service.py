@@ -1,0 +1,228 @@
+"""The service as a child: how it starts, how it is kept alive, how it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from gigl_loader.errors import FormatError, GiglError
+from gigl_loader.rpc import host_service
+from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.host_service import HostService
+from gigl_loader.rpc.peer import check_peer
+from tests.support.leftovers import is_gone, wait_until
+from tests.support.peers import TOKEN
+from tests.support.sources import small_graph
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gigl_loader.rpc.endpoint import Endpoint
+
+PLAIN = Credentials(token=TOKEN)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _graph() -> None:
+    """Make the graph in memory before anyone counts open files."""
+    small_graph()
+
+
+def start(**options: Any) -> HostService:
+    return HostService.start(
+        small_graph().reference, [0], **{"credentials": PLAIN, "timeout_s": 30, **options}
+    )
+
+
+def reachable(endpoint: Endpoint) -> bool:
+    try:
+        check_peer(endpoint, TOKEN, digest=small_graph().manifest.digest, timeout_s=5)
+    except GiglError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_child_serves_a_graph_in_memory_over_tls_until_it_is_closed() -> None:
+    with start(credentials=Credentials.ephemeral(["127.0.0.1"], token=TOKEN), host_index=4) as service:
+        assert service.endpoint.host_index == 4
+        assert service.endpoint.partitions == (0,)
+        found = check_peer(service.endpoint, TOKEN, digest=small_graph().manifest.digest, timeout_s=10)
+        assert found.pid == service.pid != os.getpid()
+        assert psutil.Process(service.pid).name() == "gigl-peer"
+    assert is_gone(service.pid)
+    service.close()
+    assert service.failure is None
+
+
+def test_the_child_needs_no_torch() -> None:
+    with start() as service:
+        maps = psutil.Process(service.pid).memory_maps()
+    assert not [each.path for each in maps if "torch" in each.path]
+
+
+def test_secrets_are_not_in_the_command_line_or_the_environment() -> None:
+    with start() as service:
+        child = psutil.Process(service.pid)
+        assert TOKEN not in " ".join(child.cmdline())
+        assert TOKEN not in str(child.environ())
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_child_that_dies_is_started_again_twice_on_the_same_ports(caplog: pytest.LogCaptureFixture) -> None:
+    with start() as service:
+        endpoint = service.endpoint
+        for _ in range(2):
+            before = service.pid
+            os.kill(before, signal.SIGKILL)
+            assert wait_until(lambda old=before: service.pid != old, seconds=20)
+            assert wait_until(lambda: reachable(endpoint), seconds=20)
+            assert service.endpoint == endpoint
+        assert service.restarts == 2
+        assert service.failure is None
+        os.kill(service.pid, signal.SIGKILL)
+        assert wait_until(lambda: service.failure is not None, seconds=20)
+        told = str(service.failure)
+        assert "the peer service of host 0 was killed by SIGKILL" in told
+        assert "was started again 2 times before" in told
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "ERROR"]
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_child_whose_port_was_taken_meanwhile_stays_down() -> None:
+    with start() as service:
+        endpoint = service.endpoint
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            psutil.Process(service.pid).suspend()
+            os.kill(service.pid, signal.SIGKILL)
+            while True:
+                try:
+                    thief.bind(("127.0.0.1", endpoint.control_port))
+                    thief.listen()
+                    break
+                except OSError:
+                    continue
+            assert wait_until(lambda: service.failure is not None, seconds=20)
+        told = str(service.failure)
+        assert f"cannot listen on {endpoint.control_address}: Address already in use" in told
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_stopped_child_is_ended() -> None:
+    with start() as service:
+        os.kill(service.pid, signal.SIGSTOP)
+        host_service._LEAVE_S, leave = 0.1, host_service._LEAVE_S
+        try:
+            service.close()
+        finally:
+            host_service._LEAVE_S = leave
+    assert is_gone(service.pid)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_service_that_nobody_holds_ends() -> None:
+    service = start()
+    pid = service.pid
+    del service
+    gc.collect()
+    assert wait_until(lambda: is_gone(pid), seconds=10)
+
+
+_PARENT = """
+import os, sys
+from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.host_service import HostService
+service = HostService.start({"path": sys.argv[1]}, [0], credentials=Credentials.plaintext())
+print(service.pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_child_leaves_with_its_parent(tmp_path: Path, number: int) -> None:
+    _write_graph(tmp_path / "graph")
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(tmp_path / "graph")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert not is_gone(child)
+        parent.send_signal(number)
+    assert wait_until(lambda: is_gone(child), seconds=10)
+
+
+def _write_graph(path: Path) -> None:
+    source = small_graph().folder
+    for name in source.names():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(bytes(source.open(name)))
+
+
+def test_a_forked_child_of_the_parent_does_not_end_the_service() -> None:
+    with start() as service:
+        pid = os.fork()
+        if not pid:
+            service.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert reachable(service.endpoint)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"listen": "nonsense"}, ValueError, "write HOST:PORT"),
+        ({"listen": "0.0.0.0:0"}, ValueError, "say which one others shall use"),
+        ({"listen": "203.0.113.7:0"}, ValueError, "needs TLS"),
+        (
+            {"listen": "nowhere.invalid:0", "credentials": "tls"},
+            OSError,
+            r"^cannot listen on nowhere\.invalid:0: ",
+        ),
+        ({"timeout_s": 0.001}, TimeoutError, r"did not start within 0\.001 s"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_told(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if options.get("credentials") == "tls":
+        options = options | {"credentials": Credentials.ephemeral(["127.0.0.1"])}
+    with pytest.raises(error, match=message):
+        start(**options)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(
+            OSError, match=f"^cannot listen on {address}: Address already in use; choose another"
+        ):
+            start(listen=address)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_graph_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"is not a graph: it has no graph\.json"):
+        HostService.start({"path": str(tmp_path)}, [0], credentials=PLAIN)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_child_that_dies_while_it_starts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_service, "_ENTRY", "os:abort")
+    with pytest.raises(GiglError, match=r"the peer service .* while it started; what it printed says why"):
+        start()
