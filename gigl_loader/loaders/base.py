@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.options import NodeType, SamplingPlan
+    from gigl_loader.sampling.source import BatchSource
     from gigl_loader.shared import SharedTensors
 
 __all__ = ["BaseDistLoader", "Dataset"]

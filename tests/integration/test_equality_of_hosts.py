@@ -1,0 +1,127 @@
+"""The property of the whole design: however a graph is partitioned and whoever samples, a batch is the same.
+
+Ranks are threads here; peer services and sampling processes are real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
+from tests.support.thread_ranks import run_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gigl_loader.group import RankGroup
+
+GRAPHS = {"homogeneous": homogeneous, "heterogeneous": heterogeneous}
+INPUT: dict[str, Any] = {"homogeneous": "train", "heterogeneous": ("user", None)}
+SEED = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a graph is cut and who samples it."""
+
+    parts: int
+    hosts: int
+    ranks_per_host: int = 1
+    workers: int = 0
+    assigner: Literal["range", "hash"] = "range"
+    edge_dir: Literal["in", "out"] = "in"
+    graph: str = "homogeneous"
+    replace: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"{self.graph}-{self.parts}parts-{self.hosts}hosts-{self.ranks_per_host}ranks-"
+            f"{self.workers}workers-{self.assigner}-{self.edge_dir}{'-replace' if self.replace else ''}"
+        )
+
+    def partitions_of(self, host: int) -> list[int]:
+        """Return every so-manieth: what a host holds need not be next to each other."""
+        return list(range(self.parts))[host :: self.hosts]
+
+
+FAST = [
+    Case(parts=2, hosts=2, graph="heterogeneous", assigner="hash"),
+    Case(parts=4, hosts=2, edge_dir="out"),
+    Case(parts=2, hosts=2, workers=1),
+]
+SLOW = [
+    Case(parts=1, hosts=1, ranks_per_host=2, workers=2),
+    Case(parts=2, hosts=1, ranks_per_host=2, workers=1, assigner="hash"),
+    Case(parts=2, hosts=2, ranks_per_host=2, workers=2, graph="heterogeneous", edge_dir="out"),
+    Case(parts=4, hosts=2, ranks_per_host=2, assigner="hash", replace=True),
+    Case(parts=4, hosts=4, workers=1, graph="heterogeneous", assigner="hash", replace=True),
+    Case(parts=4, hosts=4, workers=2, edge_dir="out"),
+    Case(parts=4, hosts=3, ranks_per_host=1, workers=1),
+]
+
+
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize(
+    "case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str
+)
+def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path: Path) -> None:
+    data = GRAPHS[case.graph]()
+    path = tmp_path / "graph"
+    build_graph(
+        tables_from_pyg(data), path, num_partitions=case.parts, assigner=case.assigner, edge_dir=case.edge_dir
+    )
+    options: dict[str, Any] = {"replace": case.replace, "with_edge": True, "seed": SEED}
+
+    def program(group: RankGroup) -> list[Any]:
+        host = group.rank // case.ranks_per_host
+        with (
+            DistDataset.open(path, partitions=case.partitions_of(host), timeout=60) as dataset,
+            DistNeighborLoader(
+                dataset,
+                [4, 3, 2],
+                INPUT[case.graph],
+                batch_size=16,
+                shuffle=True,
+                num_workers=case.workers,
+                name="train",
+                timeout=60,
+                **options,
+            ) as loader,
+        ):
+            return list(loader)
+
+    world_size = case.hosts * case.ranks_per_host
+    hosts = [str(rank // case.ranks_per_host) for rank in range(world_size)]
+    shares = run_ranks(world_size, program, hosts=hosts)
+    alone = DistDataset.from_pyg(data, edge_dir=case.edge_dir)
+    for share in shares:
+        assert isinstance(share, list), share
+        assert share
+        for batch in share:
+            assert same_batch(batch, _sampled_alone(alone, batch, case, **options))
+
+
+def _sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options: Any) -> Any:
+    """Return the batch of the same seeds from one partition, without processes; ``input_id`` taken over."""
+    kind = None if case.graph == "homogeneous" else "user"
+    seeds = _of_seeds(batch, kind).batch
+    loader = DistNeighborLoader(
+        dataset,
+        [4, 3, 2],
+        seeds if kind is None else (kind, seeds),
+        batch_size=len(seeds),
+        num_workers=0,
+        **options,
+    )
+    expected = next(loader)
+    _of_seeds(expected, kind).input_id = _of_seeds(batch, kind).input_id
+    return expected
+
+
+def _of_seeds(batch: Any, kind: str | None) -> Any:
+    return batch if kind is None else batch[kind]
