@@ -96,8 +96,8 @@ class Answer(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Answer:
-        fields = _fields(_ANSWER, data)
-        return cls(*fields[:6], Spent(*fields[6:]))
+        outcome, box, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_ANSWER, data)
+        return cls(outcome, box, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
 
 
 def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:

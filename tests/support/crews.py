@@ -54,7 +54,11 @@ def _crew(setting: WorkerSetting, happen: Callable[[Request], None]) -> Sequence
 def paired_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
     """No batch is sampled before another one has begun."""
     barrier = threading.Barrier(2, timeout=_SECONDS)
-    return _crew(setting, lambda _: barrier.wait() and None)
+
+    def meet(_: Request) -> None:
+        barrier.wait()
+
+    return _crew(setting, meet)
 
 
 def free_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:

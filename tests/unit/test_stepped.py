@@ -139,7 +139,7 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
     cut = (case["edge_dir"],)
     graph = _graph(case["partitions"], case["assigner"], *cut, sparse=case["sparse"])
     whole = _graph(1, "range", *cut, sparse=case["sparse"])
-    columns = {"edge_columns": {}} if not case["edge_columns"] else {}
+    columns: dict[str, Any] = {} if case["edge_columns"] else {"edge_columns": {}}
     plan = _plan(
         case["seed_type"],
         case["fanouts"],
@@ -186,7 +186,11 @@ def test_batches_follow_each_other_in_the_same_memory(partitions: int, assigner:
     ids = whole.node_ids("item")
     assert ids is not None
     with closing(_opened(graph)) as store:
-        samplers = [SteppedSampler(graph, plan, store), Sampler(whole, plan), Sampler(graph, plan)]
+        samplers: list[BatchSampler] = [
+            SteppedSampler(graph, plan, store),
+            Sampler(whole, plan),
+            Sampler(graph, plan),
+        ]
         for seeds in (ids[:50], ids[60:61], ids[:0], ids[10:40]):
             frames = [
                 _frame(sampler, _request(each, "item", seeds.tolist()))[1].tobytes()
