@@ -1,14 +1,15 @@
 """A bare Arrow Flight transfer between two processes: what messages of some sizes cost at the least.
 
-As a program it is the side that sends.
+As a program it is one side or the other.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,42 +19,57 @@ from pyarrow import flight
 
 from gigl_loader.bench.meter import CpuMeter
 
-__all__ = ["bare_transfer"]
+__all__ = ["KEEP_MEMORY", "bare_transfer"]
+
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(8 << 20)}
+"""Environment in which glibc keeps the memory that replies land in, as our own processes do."""
 
 _CHUNK_BYTES = 1 << 20
 _SIZE = struct.Struct("<Q")
 _SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _LIMIT_S = 60.0
+_WHOLE_LIMIT_S = 600.0
 
 
-def bare_transfer(*, calls: int, request_bytes: int, reply_bytes: int) -> float:
+def bare_transfer(
+    *, calls: int, request_bytes: int, reply_bytes: int, environment: Mapping[str, str] | None = None
+) -> float:
     """Return the CPU seconds, of both processes, of so many calls with bodies of these sizes.
 
     Replies come in chunks of 1 MiB out of warm memory, and are dropped as they come.
     """
+    sizes = [str(size) for size in (calls, request_bytes, reply_bytes)]
+    done = subprocess.run(
+        [*_PROGRAM, "receive", *sizes],
+        env=os.environ | dict(environment or {}),
+        stdout=subprocess.PIPE,
+        timeout=_WHOLE_LIMIT_S,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+_PROGRAM = [sys.executable, "-m", "gigl_loader.bench.flight"]
+
+
+def _receive(calls: int, request_bytes: int, reply_bytes: int) -> float:
     ticket = flight.Ticket(_SIZE.pack(reply_bytes).ljust(request_bytes, b"\0"))
-    options = flight.FlightCallOptions(timeout=_LIMIT_S)
     with _sender() as port, flight.connect(f"grpc://127.0.0.1:{port}") as client:
-        _receive(client, ticket, options)
+        _call(client, ticket)
         cpu = CpuMeter()
         for _ in range(calls):
-            _receive(client, ticket, options)
+            _call(client, ticket)
         return cpu.read()[0]
 
 
-def _receive(client: Any, ticket: Any, options: Any) -> None:
-    for chunk in client.do_get(ticket, options):
+def _call(client: Any, ticket: Any) -> None:
+    for chunk in client.do_get(ticket, flight.FlightCallOptions(timeout=_LIMIT_S)):
         assert chunk.data.num_rows
 
 
 @contextmanager
 def _sender() -> Iterator[int]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gigl_loader.bench.flight"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen([*_PROGRAM, "send"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield int(process.stdout.readline())
@@ -79,12 +95,20 @@ class _Sender(flight.FlightServerBase):  # type: ignore[misc]
             left -= size
 
 
-def main() -> None:
+def _send() -> None:
     """Serve until standard input ends."""
     sender = _Sender()
     print(sender.port, flush=True)
     sys.stdin.read()
 
 
+def main(side: str, *sizes: str) -> None:
+    """Be the side that sends, or the one that receives and tells the cost of both."""
+    if side == "send":
+        _send()
+    else:
+        print(_receive(*map(int, sizes)))
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
