@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-import gigl_loader
+from gigl_loader import __version__
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import METHODS, SERVICE
 from gigl_loader.rpc.requests import WIRE_VERSION
@@ -71,7 +71,7 @@ class ControlService:
 
     def describe(self, request: Any) -> Any:
         return messages.Description(
-            version=gigl_loader.__version__,
+            version=__version__,
             wire_version=WIRE_VERSION,
             graph=self._graph,
             partitions=self._partitions,
