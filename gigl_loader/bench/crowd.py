@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -109,7 +109,8 @@ class Crowd:
         """Wait for the ranks to leave; those that failed are ended."""
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         try:
             for process in self._processes:
                 process.wait(_LEAVE_S)
@@ -117,6 +118,10 @@ class Crowd:
             pass
         finally:
             self._kill()
+            for process in self._processes:
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
 
     def __enter__(self) -> Crowd:
         return self
@@ -137,7 +142,6 @@ class Crowd:
     def _kill(self) -> None:
         for process in self._processes:
             process.kill()
-            process.wait()
 
 
 def _start(task: str, job: Job, variables: dict[str, Any]) -> subprocess.Popen[str]:

@@ -6,15 +6,24 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch_geometric.data import Data
 from typer.testing import CliRunner
 
+from gigl_loader.bench import hosts
+from gigl_loader.bench.crowd import Crowd, Job
+from gigl_loader.bench.flight import KEEP_MEMORY, bare_transfer
 from gigl_loader.bench.meter import CpuMeter, memory_of, process_tree
 from gigl_loader.bench.peer import peer_case, peer_memory_case
+from gigl_loader.bench.ranks import ranks_case, start_memory_case
+from gigl_loader.bench.remote import RemoteShare
 from gigl_loader.bench.report import ratios, save_plot
 from gigl_loader.bench.rounds import Measured, run_rounds
+from gigl_loader.bench.suite import Suite
 from gigl_loader.bench.workload import QUICK, Workload, prepare
 from gigl_loader.cli import build_app
 from gigl_loader.graph.graph import Graph
@@ -52,6 +61,13 @@ def test_a_folder_of_another_workload_is_refused(tmp_path: Path) -> None:
     prepare(TINY, tmp_path)
     with pytest.raises(ValueError, match="choose another --data"):
         prepare(QUICK, tmp_path)
+
+
+def test_partitions_hold_the_same_graph(tmp_path: Path) -> None:
+    whole, parted = (Graph.open(prepare(TINY, tmp_path, partitions=count)) for count in (1, 2))
+    assert parted.schema.num_partitions == 2
+    assert parted.schema.edges == whole.schema.edges
+    assert 150 < parted.bounds("node")[1] < 250
 
 
 def test_more_seeds_than_there_are_is_refused() -> None:
@@ -122,11 +138,132 @@ def test_a_peer_that_says_nothing_is_named(tmp_path: Path) -> None:
         case()
 
 
+def job_of(folder: Path, **options: Any) -> Job:
+    partitions: Any = options.get("partitions")
+    graph = prepare(TINY, folder, partitions=1 if partitions is None else 2)
+    seeds = folder / "train.npy"
+    return Job(graph=str(graph), seeds=str(seeds), workload=TINY, num_workers=1, epochs=1, **options)
+
+
+def test_a_job_survives_json(tmp_path: Path) -> None:
+    for job in (job_of(tmp_path), job_of(tmp_path, partitions=((0,), (1,)))):
+        assert Job.from_json(job.to_json()) == job
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_rank_that_fails_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    expected = "rank 0 of the benchmark ended without a result"
+    with (
+        Crowd("no such task", job_of(tmp_path), ranks=1) as crowd,
+        pytest.raises(RuntimeError, match=expected),
+    ):
+        crowd.hear()
+    assert "no such task" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_crowd_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    crowd = Crowd("start", job_of(tmp_path), ranks=1)
+    with crowd, crowd.within(0.05), pytest.raises(RuntimeError, match="rank 0"):
+        crowd.hear()
+
+
+def said(**changes: float) -> dict[str, float]:
+    figures = {"seconds": 2.0, "seeds": 1000, "nodes": 5000, "edges": 8000, "batches": 10, "tree_cpu": 4.0}
+    workers = {"cpu_seconds": 3.0, "cpu_sampling": 0.5, "cpu_gathering": 0.25, "peer_calls": 40}
+    wire = {"wire_bytes_in": 19e6, "wire_bytes_out": 1e6}
+    service = {"cpu_s": 0.5, "sampling_s": 0.1, "gathering_s": 0.2}
+    figures |= {f"workers_{name}": value for name, value in (workers | wire).items()}
+    figures |= {f"service_{name}": value for name, value in service.items()}
+    return figures | {"remote_bytes_per_batch": 1.6e6} | changes
+
+
+def test_the_slowest_rank_decides() -> None:
+    figures = hosts.throughput([said(), said(seconds=4.0)])
+    assert figures["seeds_per_s"] == 2000 / 4
+    assert figures["nodes_per_batch"] == 500
+    assert figures["cpu_s_per_kseed"] == pytest.approx(4.0)
+
+
+def test_all_cpu_seconds_are_told_apart() -> None:
+    parts = hosts._breakdown([said(), said()])
+    expected = {"sampling": 0.6, "gathering": 0.45, "wire": 2.45, "rest": 0.5}
+    for name, value in expected.items():
+        assert parts[f"cpu_{name}_s_per_kseed"] == pytest.approx(value)
+    assert sum(parts.values()) == pytest.approx(4.0)
+
+
+def test_the_wire_is_compared_with_what_is_really_remote() -> None:
+    wire = hosts._wire([said(), said()])
+    assert wire["wire_mb_per_batch"] == pytest.approx(2.0)
+    assert wire["wire_over_remote"] == pytest.approx(1.25)
+    assert wire["calls_per_batch"] == 4
+
+
+def test_what_is_remote_is_counted_node_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUP_RANK", "1")
+    job = job_of(tmp_path, partitions=((0,), (1,)))
+    graph = Graph.open(job.graph)
+    ids = graph.node_ids("node")
+    assert ids is not None
+    first = int(graph.bounds("node")[1])
+    there, here = torch.from_numpy(ids[[0, 3]]), torch.from_numpy(ids[[first, first + 1, first + 2]])
+    # Of the five nodes the first two are elsewhere; edges to them, three, are drawn there.
+    batch = Data(n_id=torch.cat([there, here]), edge_index=torch.tensor([[2, 3, 4, 0, 1], [0, 0, 1, 2, 3]]))
+    share = RemoteShare.over([batch, batch], job)
+    assert (share.batches, share.rows, share.neighbors) == (2, 4, 6)
+    row_bytes = 4 * 4 + 8  # Features and a label.
+    assert share.bytes_per_batch == 2 * row_bytes + 3 * 8
+
+
+def test_a_bare_transfer_costs_something() -> None:
+    cost = bare_transfer(calls=20, request_bytes=1000, reply_bytes=3_000_000, environment=KEEP_MEMORY)
+    assert 0 < cost < 60
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_share_the_seeds(ranks: int, tmp_path: Path) -> None:
+    prepare(TINY, tmp_path)
+    case = ranks_case(tmp_path / "graph", tmp_path / "train.npy", TINY, ranks=ranks, num_workers=1)
+    ((name, figures),) = case().items()
+    assert name == ("1 rank, 1 worker" if ranks == 1 else "2 ranks, 1 worker each")
+    assert figures["nodes_per_batch"] > 10
+    assert figures["seeds_per_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_leftovers")
+def test_two_hosts_are_measured_with_what_crosses_between_them(tmp_path: Path) -> None:
+    graph = prepare(TINY, tmp_path, partitions=2)
+    figures = hosts.hosts_case(graph, tmp_path / "train.npy", TINY, epochs=1)()
+    ours = figures[hosts.HOSTS]
+    assert ours["remote_mb_per_batch"] > 0
+    assert 1 < ours["wire_over_remote"] < 100  # Headers are most of what so small batches send.
+    assert ours["calls_per_batch"] == 3  # Two hops, and rows.
+    parts = [ours[f"cpu_{part}_s_per_kseed"] for part in ("sampling", "gathering", "wire", "rest")]
+    assert sum(parts) == pytest.approx(ours["cpu_s_per_kseed"])
+    assert figures[hosts.BARE]["cpu_wire_s_per_kseed"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_start_is_weighed(tmp_path: Path) -> None:
+    prepare(TINY, tmp_path)
+    case = start_memory_case(tmp_path / "graph", tmp_path / "train.npy", TINY, ranks=2, num_workers=1)
+    ((name, figures),) = case().items()
+    assert name == "start-up, 2 ranks, 1 worker each"
+    assert 2 * 10 < figures["start_adds_mb"] < 2 * 60
+    assert figures["before_mb"] > 100
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
     figures = tmp_path / "bench.json"
     arguments = ["bench", "--quick", "--rounds", "1", "--workers", "0,1", "--data", str(tmp_path / "data")]
+    arguments += ["--measure", "sampling,loading,memory"]  # The others: above, on a smaller graph.
     arguments += ["--json", str(figures), "--peer-script", str(script(tmp_path, PEER))]
     result = CliRunner().invoke(build_app(), arguments)
     assert result.exit_code == 0, result.output
@@ -141,7 +278,16 @@ def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
     assert nodes[0] == nodes[1]
 
 
-@pytest.mark.parametrize("arguments", [["--workers", "two"], ["--workers", "-1"], ["--peer-script", "/nope"]])
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    for groups in (("sampling", "speed"), ()):
+        with pytest.raises(ValueError, match="--measure takes some of sampling,loading,ranks,hosts,memory"):
+            Suite(workload=TINY, folder=tmp_path, groups=groups)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--measure", "speed"], ["--workers", "two"], ["--workers", "-1"], ["--peer-script", "/nope"]],
+)
 def test_a_bad_argument_is_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["bench", "--quick", *arguments])
     assert result.exit_code == 2
