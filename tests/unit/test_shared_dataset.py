@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader, FormatError, StorageUnavailable
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.host_service import HostService
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
@@ -304,3 +305,97 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
 
     _, message = _values(run_ranks(2, program, hosts=TWO_HOSTS))
     assert "host 0 at 127.0.0.1:" in message
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
+    graph: Path, host_graphs: list[Path], num_workers: int
+) -> None:
+    options: dict[str, Any] = {"batch_size": 25, "sharding": "none", "seed": 1, "shuffle": True}
+    whole = list(DistNeighborLoader(DistDataset.open(graph), [4, 3], "train", num_workers=0, **options))
+    listen = f"127.0.0.1:{_two_free_ports()}"
+
+    def serve(group: RankGroup) -> None:
+        dataset = DistDataset.open(host_graphs[0], timeout=20, listen=listen)
+        membership = dataset._membership
+        assert membership is not None
+        assert membership._service is not None
+        group.collect("begun", timeout=20, what="begin", ranks=[1])
+        membership._service.close()
+        group.publish("gone", "yes")
+        group.collect("failed", timeout=20, what="fail", ranks=[1])
+        credentials = Credentials.plaintext(token=membership.peers.token)
+        with HostService.start({"path": str(host_graphs[0])}, [0], listen=listen, credentials=credentials):
+            group.publish("back", "yes")
+            group.collect("done", timeout=20, what="end", ranks=[1])
+
+    def train(group: RankGroup) -> list[Any]:
+        dataset = DistDataset.open(host_graphs[1], timeout=20)
+        loading: dict[str, Any] = {"timeout": 2, "num_workers": num_workers, "worker_concurrency": 1}
+        with DistNeighborLoader(dataset, [4, 3], "train", **loading, **options) as loader:
+            batches = iter(loader)
+            seen = [next(batches)]
+            group.publish("begun", "yes")
+            group.collect("gone", timeout=20, what="go", ranks=[0])
+            with pytest.raises(StorageUnavailable):
+                seen.extend(batches)
+            group.publish("failed", "yes")
+            group.collect("back", timeout=20, what="come back", ranks=[0])
+            for _ in range(3):  # What was under way may still fail.
+                with suppress(StorageUnavailable):
+                    seen.extend(batches)
+        group.publish("done", "yes")
+        dataset._leave(wait=False)
+        return seen
+
+    _, seen = _values(
+        run_ranks(2, lambda group: train(group) if group.rank else serve(group), hosts=TWO_HOSTS)
+    )
+    assert len(seen) == len(whole)
+    assert all(map(same_batch, seen, whole))
+
+
+def _two_free_ports() -> int:
+    """Return the first of two neighbouring ports that nobody listens on."""
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as first, suppress(OSError, OverflowError):
+            port = int(first.getsockname()[1])
+            socket.create_server(("127.0.0.1", port + 1)).close()
+            return port
+    raise AssertionError("no two neighbouring ports are free")
+
+
+# Leaving
+
+
+def test_a_rank_that_never_closes_is_named_and_no_longer_served(
+    host_graphs: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    def program(group: RankGroup) -> None:
+        dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
+        membership = dataset._membership
+        assert membership is not None
+        if group.rank == 0:
+            membership._timeout = 0.1
+            dataset.close()
+            group.publish("closed", "yes")
+        else:
+            group.collect("closed", timeout=20, what="close", ranks=[0])
+            dataset._leave(wait=False)
+
+    _values(run_ranks(2, program, hosts=TWO_HOSTS))
+    assert "rank 1 did not close the dataset within 0.1 s: no longer serving them" in caplog.text
+
+
+def test_an_exception_leaves_at_once(host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> None:
+        dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
+        if group.rank == 0:
+            with pytest.raises(ZeroDivisionError), dataset:
+                raise ZeroDivisionError
+            group.publish("left", "yes")
+        else:
+            group.collect("left", timeout=10, what="leave", ranks=[0])
+            dataset.close()
+
+    _values(run_ranks(2, program, hosts=TWO_HOSTS))
