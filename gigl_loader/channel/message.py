@@ -24,7 +24,7 @@ __all__ = ["NOTHING", "Answer", "Ask", "Outcome", "Spent", "receive", "receive_f
 _LARGEST = 256
 _FDS_PER_MESSAGE = 128  # The kernel takes 253.
 _ASK = struct.Struct("<5Q")
-_ANSWER = struct.Struct("<12Q")
+_ANSWER = struct.Struct("<13Q")
 _COUNT = struct.Struct("<Q")
 _FD = array("i")
 
@@ -67,6 +67,8 @@ class Spent(NamedTuple):
     """Of sampling threads, while nodes and edges were drawn and put together."""
     cpu_gathering_ns: int = 0
     """Of sampling threads, while frames were written."""
+    cpu_wire_ns: int = 0
+    """Of the threads that ask owners of nodes elsewhere, those of the network's libraries included."""
     wire_bytes_in: int = 0
     wire_bytes_out: int = 0
     peer_calls: int = 0

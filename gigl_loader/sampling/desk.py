@@ -127,13 +127,16 @@ class Desk:
 
     def _spent(self) -> Spent:
         costs = [ledger.read() for ledger in self._ledgers]
+        own_ns = sum(map(_cpu_ns, [threading.main_thread(), *self._threads]))
+        process_ns = time.process_time_ns()  # Last, so that the difference is not negative.
         return Spent(
-            time.process_time_ns(),
-            sum(cost.cpu_sampling_ns for cost in costs),
-            sum(cost.cpu_gathering_ns for cost in costs),
-            sum(cost.wire_bytes_in for cost in costs),
-            sum(cost.wire_bytes_out for cost in costs),
-            sum(cost.peer_calls for cost in costs),
+            cpu_ns=process_ns,
+            cpu_sampling_ns=sum(cost.cpu_sampling_ns for cost in costs),
+            cpu_gathering_ns=sum(cost.cpu_gathering_ns for cost in costs),
+            cpu_wire_ns=max(process_ns - own_ns, 0),
+            wire_bytes_in=sum(cost.wire_bytes_in for cost in costs),
+            wire_bytes_out=sum(cost.wire_bytes_out for cost in costs),
+            peer_calls=sum(cost.peer_calls for cost in costs),
         )
 
 
@@ -176,6 +179,13 @@ class _Underway:
             since_ns=since_ns,
             others=len(self._since) - 1,
         )
+
+
+def _cpu_ns(thread: threading.Thread) -> int:
+    """Return the CPU time of a thread so far, 0 if it has ended."""
+    if thread.ident is None or not thread.is_alive():
+        return 0
+    return time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
 
 
 def _written_apart(sampled: SampledBatch, nbytes: int) -> int:

@@ -82,8 +82,9 @@ class BatchSource(Protocol):
     def stats(self) -> dict[str, Any]:
         """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and others.
 
-        ``cpu_sampling`` and ``cpu_gathering`` are CPU seconds of sampling threads; ``wire_bytes_in``,
-        ``wire_bytes_out`` and ``peer_calls`` count the traffic with owners elsewhere.
+        Of ``cpu_seconds``, ``cpu_sampling`` and ``cpu_gathering`` are those that sampling threads
+        spent on drawing and on writing frames, and ``cpu_wire`` those of threads that ask owners
+        elsewhere. ``wire_bytes_in``, ``wire_bytes_out`` and ``peer_calls`` count that traffic.
         """
 
 
@@ -146,6 +147,7 @@ class InlineSource:
             "cpu_seconds": 0.0,
             "cpu_sampling": costs.cpu_sampling_ns / 1e9,
             "cpu_gathering": costs.cpu_gathering_ns / 1e9,
+            "cpu_wire": 0.0,
             "wire_bytes_in": costs.wire_bytes_in,
             "wire_bytes_out": costs.wire_bytes_out,
             "peer_calls": costs.peer_calls,

@@ -138,6 +138,7 @@ def test_costs_are_told_by_kind() -> None:
     for costs in (stats, *stats["workers"]):
         assert 0 < costs["cpu_sampling"] < costs["cpu_seconds"]
         assert 0 < costs["cpu_gathering"] < costs["cpu_seconds"]
+        assert 0 <= costs["cpu_wire"] < costs["cpu_seconds"] / 2
         assert (costs["wire_bytes_in"], costs["wire_bytes_out"], costs["peer_calls"]) == (0, 0, 0)
 
 

@@ -34,7 +34,7 @@ def test_messages_keep_their_boundaries(pair: tuple[socket.socket, socket.socket
 
 def test_answers_carry_descriptors(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    answer = Answer(Outcome.OVERSIZE, 1, 2, 3, 4, 1, Spent(5, 6, 7, 8, 9, 10))
+    answer = Answer(Outcome.OVERSIZE, 1, 2, 3, 4, 1, Spent(5, 6, 7, 8, 9, 10, 11))
     socket.send_fds(near, [answer.pack()], [0])
     data, (fd,) = receive(far)
     assert Answer.unpack(data) == answer

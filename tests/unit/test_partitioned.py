@@ -1,0 +1,186 @@
+"""How the owners of nodes are asked. That the answers make the right batches is in test_stepped.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.sampling.columns import RowWant
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.partitioned import FrontierAsk, PartitionedStore
+from gigl_loader.sampling.rows import as_rows
+from gigl_loader.sampling.store import NeighborAsk, Neighbors, RowAsk, WireCounts
+from tests.support.stores import store_graphs
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.graph import Graph
+
+SECONDS = 20
+EDGE = ("item", "similar", "item")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return store_graphs()[0].graph
+
+
+def _nothing() -> None: ...
+
+
+@dataclass
+class Told:
+    """A store that does something before it answers, and remembers."""
+
+    store: LocalStore
+    first: Callable[[], None] = _nothing
+    finished: list[str] = field(default_factory=list)
+    closed: int = 0
+    counts: WireCounts = field(default_factory=WireCounts)
+
+    def sample(self, ask: NeighborAsk) -> Neighbors:
+        self.first()
+        self.finished.append(threading.current_thread().name)
+        return self.store.sample(ask)
+
+    def gather(self, ask: RowAsk, places: Any, out: Sequence[Any]) -> None:
+        self.first()
+        self.store.gather(ask, places, out)
+        self.finished.append(threading.current_thread().name)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def wire(self) -> WireCounts:
+        return self.counts
+
+
+def _ask(graph: Graph) -> FrontierAsk:
+    bounds = graph.bounds("item")
+    return FrontierAsk(
+        edge_type=EDGE,
+        targets=[np.arange(bounds[p], bounds[p + 1]) for p in range(3)],
+        key=7,
+        hop=0,
+        fanout=2,
+        replace=False,
+        with_edge_ids=False,
+        with_slots=False,
+    )
+
+
+def _want(graph: Graph) -> RowWant:
+    count = int(graph.bounds("item")[-1])
+    out = [np.zeros((count, 64), np.uint8)]
+    rows = np.arange(count)[::-1].astype(np.int64)
+    return RowWant(kind="item", columns=("x",), rows=rows, distinct=True, out=out)
+
+
+def _store(graph: Graph, first: Callable[[int], Callable[[], None]]) -> tuple[PartitionedStore, list[Told]]:
+    told = [Told(LocalStore(graph, part), first(part)) for part in range(3)]
+    store = PartitionedStore(graph.schema, local={1: told[1]}, remote={0: told[0], 2: told[2]})
+    return store, told
+
+
+@pytest.mark.parametrize("what", ["sample", "gather"])
+def test_all_owners_are_asked_at_once_and_this_host_s_in_the_caller_s_thread(graph: Graph, what: str) -> None:
+    together = threading.Barrier(3, timeout=SECONDS)
+    store, told = _store(graph, lambda _: lambda: together.wait() and None)
+    with closing(store):
+        if what == "sample":
+            store.sample([_ask(graph)])
+        else:
+            store.gather([_want(graph)])
+    assert told[1].finished == [threading.current_thread().name]
+    assert all(each.finished[0].startswith("ask") for each in (told[0], told[2]))
+
+
+def test_all_edge_types_of_a_hop_are_asked_at_once(graph: Graph) -> None:
+    together = threading.Barrier(4, timeout=SECONDS)
+    store, _ = _store(graph, lambda part: _nothing if part == 1 else lambda: together.wait() and None)
+    with closing(store):
+        first, second = store.sample([_ask(graph), _ask(graph)])
+    assert [each.positions.tolist() for each in first] == [each.positions.tolist() for each in second]
+
+
+def test_rows_of_all_owners_come_in_the_order_asked(graph: Graph) -> None:
+    store, _ = _store(graph, lambda _: _nothing)
+    want = _want(graph)
+    with closing(store):
+        store.gather([want])
+    stored = np.concatenate([as_rows(graph.node_column("item", "x", part), 64) for part in range(3)])
+    assert np.array_equal(want.out[0], stored[want.rows])
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("what", ["sample", "gather"])
+def test_an_error_is_raised_when_nobody_is_at_work_any_more(graph: Graph, failing: int, what: str) -> None:
+    """What went on writing would write into another batch."""
+    raised = threading.Event()
+
+    def first(part: int) -> Callable[[], None]:
+        def fail() -> None:
+            raised.set()
+            raise StorageUnavailable("as planned")
+
+        def wait() -> None:
+            assert raised.wait(SECONDS)
+
+        return fail if part == failing else (_nothing if part == 1 else wait)
+
+    store, told = _store(graph, first)
+    with closing(store):
+        with pytest.raises(StorageUnavailable, match="as planned"):
+            store.sample([_ask(graph)]) if what == "sample" else store.gather([_want(graph)])
+        others = [told[part] for part in (0, 2) if part != failing]
+        assert all(len(each.finished) == 1 for each in others)
+
+
+def test_owners_of_nothing_that_is_wanted_are_not_asked(graph: Graph) -> None:
+    store, told = _store(graph, lambda _: _nothing)
+    ask = _ask(graph)
+    nobody = np.empty(0, np.int64)
+    with closing(store):
+        alone = FrontierAsk(
+            edge_type=EDGE,
+            targets=[nobody, ask.targets[1], nobody],
+            key=7,
+            hop=0,
+            fanout=2,
+            replace=False,
+            with_edge_ids=False,
+            with_slots=False,
+        )
+        (answers,) = store.sample([alone])
+    assert [len(each.counts) for each in answers] == [0, len(ask.targets[1]), 0]
+    assert [len(each.finished) for each in told] == [0, 1, 0]
+
+
+def test_traffic_is_added_up(graph: Graph) -> None:
+    told = Told(LocalStore(graph, 0), counts=WireCounts(bytes_in=5, calls=1))
+    other = Told(LocalStore(graph, 1), counts=WireCounts(bytes_in=7, bytes_out=2, calls=3, retries=1))
+    store = PartitionedStore(graph.schema, local={2: LocalStore(graph, 2)}, remote={0: told, 1: other})
+    with closing(store):
+        assert store.wire() == WireCounts(bytes_in=12, bytes_out=2, calls=4, retries=1)
+
+
+def test_closing_closes_every_store_and_twice_is_fine(graph: Graph) -> None:
+    store, told = _store(graph, lambda _: _nothing)
+    store.close()
+    store.close()
+    assert all(each.closed == 2 for each in told)
+
+
+@pytest.mark.parametrize(("local", "remote"), [([0], [1]), ([0, 1], [1, 2]), ([0, 1], [3])])
+def test_every_partition_needs_one_store(graph: Graph, local: list[int], remote: list[int]) -> None:
+    stores = LocalStore(graph, 0)
+    with pytest.raises(ValueError, match="every partition of 3 needs one store"):
+        PartitionedStore(
+            graph.schema, local=dict.fromkeys(local, stores), remote=dict.fromkeys(remote, stores)
+        )
