@@ -214,6 +214,10 @@ def _size_of(metadata: Any) -> int | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what matters of pyarrow's message, which repeats itself."""
-    text = str(error).partition(". gRPC client debug context")[0].partition("Detail: Python exception")[0]
+    """Return what matters of pyarrow's message, which says things twice and names its own insides."""
+    text = str(error)
+    for tail in (". gRPC client debug context", ". Detail: ", " Detail: Python exception"):
+        text = text.partition(tail)[0]
+    for head in ("with message: ", "failed to connect to all addresses; last error: ", "UNKNOWN: "):
+        text = text.rpartition(head)[2]
     return " ".join(text.split())[:500] or type(error).__name__

@@ -160,4 +160,5 @@ def _rpc_errors(endpoint: Endpoint) -> Iterator[None]:
             ) from None
         if "WRONG_VERSION_NUMBER" in details:
             raise ValueError(f"{endpoint}: it does not use TLS, and is said to") from None
-        raise StorageUnavailable(f"{endpoint}: {code.name}: {details}") from None
+        hint = "" if endpoint.certificate else ": does it use TLS, and is this said here?"
+        raise StorageUnavailable(f"{endpoint}: {code.name}: {details}{hint}") from None

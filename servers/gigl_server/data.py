@@ -70,7 +70,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         try:
             yield
         except Refused as refused:
-            self._ledger.add(refused=1)
+            self._ledger.add(refused=refused.kind is not Kind.BUSY)
             raise flight.FlightServerError(refused.message, refused.to_record()) from None
         except Exception:
             _LOGGER.exception("a request failed")

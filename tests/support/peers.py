@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gigl_server.server import build_server
-
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.remote_store import RemoteStore
+from gigl_server.server import build_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
