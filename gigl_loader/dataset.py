@@ -9,6 +9,7 @@ from gigl_loader.group import RankGroup
 from gigl_loader.hosts.meeting import tell_failure
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
+from gigl_loader.sizes import byte_count
 
 if TYPE_CHECKING:
     import os
@@ -59,6 +60,7 @@ class DistDataset:
         listen: str | None = None,
         advertise: str | None = None,
         credentials: Credentials | None = None,
+        cache_size: int | str = "256MB",
         timeout: float = 300.0,
     ) -> DistDataset:
         """Map the graph directory at ``path``, whatever its size.
@@ -76,6 +78,10 @@ class DistDataset:
         ``credentials``
             Token and certificate. By default a random token, told through the process group, and TLS with a
             certificate made for the run, or plain text where all are on one machine.
+        ``cache_size``
+            Memory of this host for rows of nodes elsewhere, in bytes or as ``"1GB"``; 0 for none. Filled
+            here, once, with the nodes that the lists of this host refer to most. It spares the network, and
+            changes no batch.
         ``timeout``
             Seconds that any wait for another rank may take.
 
@@ -86,6 +92,7 @@ class DistDataset:
         """
         group = RankGroup.current(patience_s=timeout)
         try:
+            cache_bytes = byte_count("cache_size", cache_size, minimum=0)
             graph = open_partitions(path, partitions)
             if graph.is_whole:
                 return cls(graph)
@@ -98,7 +105,13 @@ class DistDataset:
         from gigl_loader.hosts.membership import Membership  # gRPC and Arrow, which only peers need.
 
         membership = Membership.join(
-            group, graph, listen=listen, advertise=advertise, credentials=credentials, timeout=timeout
+            group,
+            graph,
+            listen=listen,
+            advertise=advertise,
+            credentials=credentials,
+            cache_bytes=cache_bytes,
+            timeout=timeout,
         )
         return cls(graph, membership)
 

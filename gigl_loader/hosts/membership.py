@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.group import name_ranks, wait_for
 from gigl_loader.hosts.holdings import Holding, check_holdings
 from gigl_loader.hosts.meeting import FIRST_STEP, Meeting
 from gigl_loader.hosts.peers import PEERS, Peers
+from gigl_loader.hosts.shared_cache import SharedCache
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Credentials, new_token
 from gigl_loader.rpc.endpoint import Endpoint
@@ -42,8 +43,16 @@ _FIRST_NOTICE_S = 5.0
 class Membership:
     """One rank's part in a graph that several hosts hold. Local rank 0 has the host's service."""
 
-    def __init__(self, meeting: Meeting, peers: Peers, service: HostService | None, timeout: float) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        peers: Peers,
+        service: HostService | None,
+        cache: SharedCache | None,
+        timeout: float,
+    ) -> None:
         self.peers = peers
+        self._cache = cache
         self._meeting = meeting
         self._service = service
         self._timeout = timeout
@@ -58,9 +67,12 @@ class Membership:
         listen: str | None,
         advertise: str | None,
         credentials: Credentials | None,
+        cache_bytes: int,
         timeout: float,
     ) -> Membership:
         """Meet all ranks, serve this host's partitions (local rank 0 does) and check that peers answer.
+
+        Local rank 0 then fetches up to ``cache_bytes`` of rows for all ranks of the host to keep.
 
         Returns on every rank or raises on every rank.
         """
@@ -85,12 +97,14 @@ class Membership:
         try:
             peers = _exchange_endpoints(meeting, topology, holdings, service, token)
             _check_reach(meeting, peers, graph, holdings, service)
+            cache = _fill_cache(meeting, peers, graph, cache_bytes) if service is not None else None
+            peers = _share_cache(meeting, peers, _leaders(holdings), cache)
         except BaseException:
             if service is not None:
                 service.close()
             raise
         graph.notes[PEERS] = peers.to_json()
-        return cls(meeting, peers, service, timeout)
+        return cls(meeting, peers, service, cache, timeout)
 
     def split(self, graph: Graph, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split over all partitions, by ascending node id."""
@@ -111,6 +125,8 @@ class Membership:
         finally:
             if self._service is not None:
                 self._service.close()
+            if self._cache is not None:
+                self._cache.close()
 
     def _leave(self, *, wait: bool) -> None:
         self._meeting.tell("left", True)
@@ -201,6 +217,21 @@ def _check_reach(
             # What others find must not be that this service ended because of what we found.
             meeting.settle("reach", ranks=leaders)
     meeting.hear("reach", ranks=leaders, what="say whether they reach the other hosts")
+
+
+def _fill_cache(meeting: Meeting, peers: Peers, graph: Graph, nbytes: int) -> SharedCache | None:
+    if not nbytes:
+        return None
+    with meeting.telling_failures("cache"):
+        return SharedCache(graph, peers, nbytes, timeout_s=meeting.timeout)
+
+
+def _share_cache(meeting: Meeting, peers: Peers, leaders: list[int], cache: SharedCache | None) -> Peers:
+    """Let every rank know of its host's cache. Returns when all hosts have theirs."""
+    if meeting.group.rank in leaders:
+        meeting.tell("cache", cache.path if cache is not None else "")
+    paths = meeting.hear("cache", ranks=leaders, what="fetch the rows that their hosts keep")
+    return replace(peers, cache_path=paths[peers.host_index])
 
 
 def _reach(peers: Peers, graph: Graph, timeout_s: float) -> None:

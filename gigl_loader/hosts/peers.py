@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.graph.graph import Graph
+from gigl_loader.hosts.shared_cache import open_cache
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import peer_stats
 from gigl_loader.rpc.remote_store import RemoteStore, fetch_split
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import NodeType
     from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.sampling.store import NeighborStore
 
     Int64Array = npt.NDArray[np.int64]
 
@@ -43,6 +45,8 @@ class Peers:
     host_index: int
     """Of this host."""
     token: str = field(repr=False)
+    cache_path: str = ""
+    """Where this host keeps rows of the others; empty when it keeps none."""
 
     def holder(self, partition: int) -> Endpoint:
         """Return who is to be asked about a partition. Hosts that ask spread over those that hold it."""
@@ -55,7 +59,7 @@ class Peers:
         A peer is asked for ``timeout_s`` seconds in all before it counts as gone.
         """
         local = {part: LocalStore(graph, part) for part in graph.parts}
-        remote = {
+        remote: dict[int, NeighborStore] = {
             part: RemoteStore(
                 self.holder(part),
                 part,
@@ -67,6 +71,9 @@ class Peers:
             for part in range(graph.schema.num_partitions)
             if part not in local
         }
+        cache = open_cache(self.cache_path, graph) if self.cache_path else None
+        if cache is not None:
+            remote = {part: cache.before(store, part) for part, store in remote.items()}
         return PartitionedStore(graph.schema, local=local, remote=remote, concurrency=concurrency)
 
     def split(self, graph: Graph, node_type: NodeType, name: str, *, timeout_s: float) -> Int64Array:
@@ -98,13 +105,14 @@ class Peers:
 
     def to_json(self) -> dict[str, Any]:
         endpoints = [json.loads(endpoint.to_json()) for endpoint in self.endpoints]
-        return {"endpoints": endpoints, "host_index": self.host_index, "token": self.token}
+        plain = {name: getattr(self, name) for name in ("host_index", "token", "cache_path")}
+        return {"endpoints": endpoints, **plain}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Peers:
         """Undo ``to_json``."""
         endpoints = tuple(Endpoint.from_json(json.dumps(each)) for each in document["endpoints"])
-        return cls(endpoints=endpoints, host_index=document["host_index"], token=document["token"])
+        return cls(**{**document, "endpoints": endpoints})
 
 
 def open_samplers(setting: WorkerSetting) -> Sequence[BatchSampler]:

@@ -4,8 +4,6 @@ which rule is broken."""
 from __future__ import annotations
 
 import math
-import operator
-import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ import torch
 from typing_extensions import TypedDict
 
 from gigl_loader.options import START_METHODS, WorkerOptions
+from gigl_loader.sizes import byte_count, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +33,6 @@ __all__ = [
     "whole_number",
     "worker_options",
 ]
-
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -65,19 +61,6 @@ class LoaderOptions(TypedDict, total=False):
     name: str | None
 
 
-def whole_number(name: str, value: Any, *, minimum: int) -> int:
-    """Return ``value`` as an int of at least ``minimum``. Bools and floats are no whole numbers."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    return number
-
-
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -93,20 +76,6 @@ def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
         rule = "positive" if above_zero else "not negative"
         raise ValueError(f"{name} must be finite and {rule}, got {value!r}")
     return number
-
-
-def byte_count(name: str, value: Any) -> int:
-    """Return a size in bytes, given as a number or as text such as ``"4GB"``.
-
-    Units are K, M, G and T, with or without ``B`` or ``iB``: all are powers of 1024, as in GLT.
-    """
-    if not isinstance(value, str):
-        return whole_number(name, value, minimum=1)
-    match = _SIZE.fullmatch(value)
-    size = int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0
-    if size < 1:
-        raise ValueError(f'{name} must be a size such as "4GB" or a number of bytes, got {value!r}')
-    return size
 
 
 def run_seed(value: Any) -> int:

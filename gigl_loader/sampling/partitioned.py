@@ -93,6 +93,11 @@ class PartitionedStore:
         threads = len(remote) * concurrency * min(max(len(schema.edges), 1), _MOST_AT_ONCE)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ask") if remote else None
 
+    @property
+    def remote(self) -> dict[int, NeighborStore]:
+        """The stores of partitions elsewhere."""
+        return {part: store for part, store in self._stores.items() if part not in self._local}
+
     def bounds(self, node_type: NodeType) -> Int64Array:
         """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
         return self._bounds[node_type]

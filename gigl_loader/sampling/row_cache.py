@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import type_name
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.native import copy_rows, count_rows, split_by_cache
 from gigl_loader.sampling.hot_nodes import hot_nodes
-from gigl_loader.sampling.store import NeighborAsk, Neighbors, NeighborStore, RowAsk
+from gigl_loader.sampling.store import NeighborAsk, Neighbors, NeighborStore, RowAsk, WireCounts
 from gigl_loader.tensors import ArraySpec, Layout
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class RowCache:
         the rows; the bitmaps of which nodes are cached come on top, 1.5 bits for each node elsewhere.
         """
         chosen = hot_nodes(graph, parts, nbytes)
-        layout = _plan(graph.schema, chosen, stores)
+        layout = _plan(graph, chosen, stores)
         fd = create_memory("gigl-row-cache", layout.nbytes)
         try:
             memory = map_memory(fd, layout.nbytes)
@@ -79,10 +80,16 @@ class RowCache:
         return fd
 
     @classmethod
-    def open(cls, fd: int, schema: GraphSchema) -> RowCache:
-        """Map the cache in memory file ``fd``, which stays the caller's."""
+    def open(cls, fd: int, graph: Graph) -> RowCache:
+        """Map the cache in memory file ``fd``, which stays the caller's.
+
+        ``FormatError`` if it is none, or of another graph.
+        """
         memory = map_memory(fd, os.fstat(fd).st_size)
-        return cls(memory, Layout.parse(memory, what="row cache"), schema)
+        layout = Layout.parse(memory, what="row cache")
+        if layout.metadata != {"graph": graph.manifest.digest}:
+            raise FormatError("row cache: not of this graph")
+        return cls(memory, layout, graph.schema)
 
     @property
     def nbytes(self) -> int:
@@ -150,15 +157,16 @@ class CachingStore:
             if target.shape[1]:
                 copy_rows(cached.columns[name], hits, hit_places, target)
 
+    def wire(self) -> WireCounts:
+        return self._inner.wire() if hasattr(self._inner, "wire") else WireCounts()
+
     def close(self) -> None:
         self._inner.close()
 
 
-def _plan(
-    schema: GraphSchema, chosen: Mapping[NodeType, Int64Array], stores: Mapping[int, NeighborStore]
-) -> Layout:
+def _plan(graph: Graph, chosen: Mapping[NodeType, Int64Array], stores: Mapping[int, NeighborStore]) -> Layout:
     specs: dict[str, ArraySpec] = {}
-    for part, node_type, nodes, positions in _by_partition(schema, chosen, stores):
+    for part, node_type, nodes, positions in _by_partition(graph.schema, chosen, stores):
         prefix = _prefix(part, node_type)
         words = -(-(nodes.bounds[part + 1] - nodes.bounds[part]) // 64)
         specs[f"{prefix}/bits"] = ArraySpec("U64", (words,))
@@ -166,7 +174,7 @@ def _plan(
         for name, column in nodes.columns.items():
             if column.row_bytes:
                 specs[f"{prefix}/rows/{type_name(name)}"] = column.spec(len(positions))
-    return Layout.plan(specs)
+    return Layout.plan(specs, {"graph": graph.manifest.digest})
 
 
 def _by_partition(

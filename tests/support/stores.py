@@ -63,7 +63,7 @@ def _cached(graph: Graph) -> Iterator[list[NeighborStore]]:
     stores: list[NeighborStore] = [LocalStore(graph, part) for part in range(graph.schema.num_partitions)]
     elsewhere = {part: stores[part] for part in range(1, len(stores))}
     fd = RowCache.create(graph, (0,), elsewhere, nbytes=2000)
-    cache = RowCache.open(fd, graph.schema)
+    cache = RowCache.open(fd, graph)
     os.close(fd)
     yield [stores[0], *(cache.before(store, part) for part, store in elsewhere.items())]
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client": ROOT / "clients"}
 
-VALUES = frozenset({"errors", "group", "memfile", "options", "processes", "shared", "tensors", "topology"})
+VALUES = frozenset(
+    {"errors", "group", "memfile", "options", "processes", "shared", "sizes", "tensors", "topology"}
+)
 EVERYTHING = frozenset({""})
 
 MAY_IMPORT = {

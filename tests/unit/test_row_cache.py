@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from gigl_loader.errors import FormatError
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.row_cache import RowCache
 from gigl_loader.sampling.store import RowAsk
@@ -45,7 +46,7 @@ def cached_store(graph: Graph, nbytes: int) -> tuple[Any, CountingStore, list[in
     """Return partition 1 behind a cache, what it asks, and the positions that were fetched to fill it."""
     stores = {part: CountingStore(graph, part) for part in (1, 2)}
     fd = RowCache.create(graph, (0,), stores, nbytes)
-    cache = RowCache.open(fd, graph.schema)
+    cache = RowCache.open(fd, graph)
     os.close(fd)
     fetched, stores[1].rows = stores[1].rows, []
     return cache.before(stores[1], 1), stores[1], fetched
@@ -99,3 +100,13 @@ def test_closing_closes_the_store_behind_it() -> None:
     with closing(store):
         pass
     assert inner.closed
+
+
+def test_a_cache_of_another_graph_is_refused() -> None:
+    mine, other = (each.graph for each in store_graphs()[:2])
+    fd = RowCache.create(mine, (0,), {part: CountingStore(mine, part) for part in (1, 2)}, 0)
+    try:
+        with pytest.raises(FormatError, match="not of this graph"):
+            RowCache.open(fd, other)
+    finally:
+        os.close(fd)
