@@ -45,9 +45,14 @@ class Pass:
 
 
 def open_loader(
-    dataset: DistDataset, workload: Workload, seeds: npt.NDArray[np.int64], num_workers: int
+    dataset: DistDataset,
+    workload: Workload,
+    seeds: npt.NDArray[np.int64],
+    num_workers: int,
+    *,
+    device: str = "cpu",
 ) -> DistNeighborLoader:
-    """Return a loader over these seeds, in their order, with edge ids, on the CPU."""
+    """Return a loader over these seeds, in their order, with edge ids."""
     return DistNeighborLoader(
         dataset,
         list(workload.fanout),
@@ -58,7 +63,7 @@ def open_loader(
         with_edge=True,
         seed=1,
         num_workers=num_workers,
-        device="cpu",
+        device=device,
     )
 
 
