@@ -37,11 +37,13 @@ class Case:
     edge_dir: Literal["in", "out"] = "in"
     graph: str = "homogeneous"
     replace: bool = False
+    cache_size: int | str = 0
 
     def __str__(self) -> str:
         return (
             f"{self.graph}-{self.parts}parts-{self.hosts}hosts-{self.ranks_per_host}ranks-"
             f"{self.workers}workers-{self.assigner}-{self.edge_dir}{'-replace' if self.replace else ''}"
+            f"{f'-cache{self.cache_size}' if self.cache_size else ''}"
         )
 
     def partitions_of(self, host: int) -> list[int]:
@@ -52,14 +54,16 @@ class Case:
 FAST = [
     Case(parts=2, hosts=2, graph="heterogeneous", assigner="hash"),
     Case(parts=4, hosts=2, edge_dir="out"),
-    Case(parts=2, hosts=2, workers=1),
+    Case(parts=2, hosts=2, workers=1, cache_size=500),
 ]
 SLOW = [
     Case(parts=1, hosts=1, ranks_per_host=2, workers=2),
     Case(parts=2, hosts=1, ranks_per_host=2, workers=1, assigner="hash"),
-    Case(parts=2, hosts=2, ranks_per_host=2, workers=2, graph="heterogeneous", edge_dir="out"),
+    Case(
+        parts=2, hosts=2, ranks_per_host=2, workers=2, graph="heterogeneous", edge_dir="out", cache_size="1MB"
+    ),
     Case(parts=4, hosts=2, ranks_per_host=2, assigner="hash", replace=True),
-    Case(parts=4, hosts=4, workers=1, graph="heterogeneous", assigner="hash", replace=True),
+    Case(parts=4, hosts=4, workers=1, graph="heterogeneous", assigner="hash", replace=True, cache_size=300),
     Case(parts=4, hosts=4, workers=2, edge_dir="out"),
     Case(parts=4, hosts=3, ranks_per_host=1, workers=1),
 ]
@@ -80,7 +84,9 @@ def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path:
     def program(group: RankGroup) -> list[Any]:
         host = group.rank // case.ranks_per_host
         with (
-            DistDataset.open(path, partitions=case.partitions_of(host), timeout=60) as dataset,
+            DistDataset.open(
+                path, partitions=case.partitions_of(host), cache_size=case.cache_size, timeout=60
+            ) as dataset,
             DistNeighborLoader(
                 dataset,
                 [4, 3, 2],
