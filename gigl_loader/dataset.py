@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.graph import Graph, open_partitions
@@ -90,6 +91,8 @@ class DistDataset:
         what), ``TimeoutError`` naming ranks that do not come, ``StorageUnavailable`` for hosts that cannot
         be reached and ``OSError`` for an address that cannot be listened on: on all ranks alike.
         """
+        if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         group = RankGroup.current(patience_s=timeout)
         try:
             cache_bytes = byte_count("cache_size", cache_size, minimum=0)
@@ -219,6 +222,11 @@ class DistDataset:
         if options is None:
             sampler = self._inline_sampler(plan, peers_timeout_s)
             return InlineSource(sampler, schedule, channel_bytes=channel_bytes)
+        if self._membership is not None and options.start_method == "fork":
+            raise ValueError(
+                "multiprocessing_context='fork' cannot be used where other hosts hold partitions: network "
+                "connections do not survive a fork; use 'spawn'"
+            )
         # Loaded on demand: it needs Linux, sampling inline does not.
         from gigl_loader.sampling.producer import WorkerSource
 

@@ -274,6 +274,22 @@ def test_an_address_that_nobody_reaches_is_told_everywhere(graph: Path) -> None:
         assert "no.such.host.invalid" in message
 
 
+def test_a_forked_worker_is_refused_where_peers_are(host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> None:
+        with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
+            loading: dict[str, Any] = {"sharding": "none", "multiprocessing_context": "fork"}
+            with pytest.raises(ValueError, match="do not survive a fork; use 'spawn'"):
+                DistNeighborLoader(dataset, [2], **loading)
+
+    _values(run_ranks(2, program, hosts=TWO_HOSTS))
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), "5", None])
+def test_a_timeout_that_is_none(graph: Path, timeout: Any) -> None:
+    with pytest.raises(ValueError, match="timeout must be a positive number of seconds"):
+        DistDataset.open(graph, timeout=timeout)
+
+
 # Faults
 
 
