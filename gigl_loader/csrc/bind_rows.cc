@@ -41,6 +41,7 @@ void BindCopyRows(const Rows& source, const std::optional<Array<const int64_t>>&
   Require(source.shape(1) == out.shape(1), "source and out need rows of the same size");
   const size_t count = rows ? rows->shape(0) : places ? places->shape(0) : source.shape(0);
   Require(!places || places->shape(0) == count, "rows and places differ in length");
+  Require(first >= 0 && first <= INT64_MAX - static_cast<int64_t>(source.shape(0)), "first must not be negative, nor overflow");
   const RowBlock block{reinterpret_cast<const std::byte*>(source.data()), static_cast<int64_t>(source.shape(0)), first};
   int64_t wrong;
   {

@@ -71,8 +71,10 @@ struct Block {
   int64_t row_bytes;
 
   const std::byte* From(int64_t i) const {
-    const int64_t row = rows.empty() ? i : rows[i] - source.first;
-    return row >= 0 && row < source.num_rows ? source.data + row * row_bytes : nullptr;
+    // Unsigned: the distance of numbers that are no rows may overflow, and is then too large.
+    const uint64_t row = rows.empty() ? static_cast<uint64_t>(i)
+                                      : static_cast<uint64_t>(rows[i]) - static_cast<uint64_t>(source.first);
+    return row < static_cast<uint64_t>(source.num_rows) ? source.data + row * row_bytes : nullptr;
   }
 };
 

@@ -33,7 +33,7 @@ def _answer(numbers: list[int], neighbors: list[int], **changes: Any) -> tuple[A
         "edge_ids": np.arange(count, dtype=np.int64),
         "slots": np.arange(count, dtype=np.int64),
     }
-    return tuple({**arrays, **changes}.values())  # type: ignore[return-value]
+    return tuple({**arrays, **changes}.values())
 
 
 def _begun() -> native.BatchBuilder:

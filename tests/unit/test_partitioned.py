@@ -34,6 +34,13 @@ def graph() -> Graph:
 def _nothing() -> None: ...
 
 
+def _meeting(barrier: threading.Barrier) -> Callable[[], None]:
+    def meet() -> None:
+        barrier.wait()
+
+    return meet
+
+
 @dataclass
 class Told:
     """A store that does something before it answers, and remembers."""
@@ -91,7 +98,7 @@ def _store(graph: Graph, first: Callable[[int], Callable[[], None]]) -> tuple[Pa
 @pytest.mark.parametrize("what", ["sample", "gather"])
 def test_all_owners_are_asked_at_once_and_this_host_s_in_the_caller_s_thread(graph: Graph, what: str) -> None:
     together = threading.Barrier(3, timeout=SECONDS)
-    store, told = _store(graph, lambda _: lambda: together.wait() and None)
+    store, told = _store(graph, lambda _: _meeting(together))
     with closing(store):
         if what == "sample":
             store.sample([_ask(graph)])
@@ -103,7 +110,7 @@ def test_all_owners_are_asked_at_once_and_this_host_s_in_the_caller_s_thread(gra
 
 def test_all_edge_types_of_a_hop_are_asked_at_once(graph: Graph) -> None:
     together = threading.Barrier(4, timeout=SECONDS)
-    store, _ = _store(graph, lambda part: _nothing if part == 1 else lambda: together.wait() and None)
+    store, _ = _store(graph, lambda part: _nothing if part == 1 else _meeting(together))
     with closing(store):
         first, second = store.sample([_ask(graph), _ask(graph)])
     assert [each.positions.tolist() for each in first] == [each.positions.tolist() for each in second]
