@@ -37,6 +37,8 @@ class Job:
     epochs: int = 2
     partitions: tuple[tuple[int, ...], ...] | None = None
     """By host: which partitions it holds. ``None``: one host, which holds all."""
+    cache_bytes: int = 0
+    """Memory of each host for rows of the others."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

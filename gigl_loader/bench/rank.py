@@ -80,7 +80,8 @@ def _dataset(job: Job) -> Iterator[DistDataset]:
         yield DistDataset.open(job.graph)
         return
     host = int(os.environ["GROUP_RANK"])
-    with DistDataset.open(job.graph, partitions=list(job.partitions[host])) as dataset:
+    held = list(job.partitions[host])
+    with DistDataset.open(job.graph, partitions=held, cache_size=job.cache_bytes) as dataset:
         yield dataset
 
 

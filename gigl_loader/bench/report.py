@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gigl_loader
-from gigl_loader.bench.hosts import BARE, BARE_WARM, HOSTS
+from gigl_loader.bench.hosts import BARE, BARE_WARM, CACHED, HOSTS
 from gigl_loader.bench.rounds import Measured
 from gigl_loader.bench.workload import Workload
 
@@ -47,6 +47,8 @@ _RATIOS = (
     ),
     Ratio("2 hosts over GLT store", "seeds_per_s", HOSTS, "glt_store_s2_w1_seed1"),
     Ratio("CPU of 2 hosts over GLT store", "cpu_s_per_kseed", HOSTS, "glt_store_s2_w1_seed1"),
+    Ratio("2 hosts with a small cache over without", "seeds_per_s", CACHED, HOSTS),
+    Ratio("bytes with a small cache over without", "wire_mb_per_batch", CACHED, HOSTS),
     Ratio("CPU of the wire over a bare transfer", "cpu_wire_s_per_kseed", HOSTS, BARE),
     Ratio("CPU of the wire over one that keeps memory", "cpu_wire_s_per_kseed", HOSTS, BARE_WARM),
     Ratio(

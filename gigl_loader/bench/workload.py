@@ -42,6 +42,11 @@ class Workload:
             )
 
     @property
+    def row_bytes(self) -> int:
+        """Features and label of a node."""
+        return 4 * self.dim + 8
+
+    @property
     def num_seeds(self) -> int:
         return self.batches * self.batch_size
 

@@ -245,6 +245,9 @@ def test_two_hosts_are_measured_with_what_crosses_between_them(tmp_path: Path) -
     parts = [ours[f"cpu_{part}_s_per_kseed"] for part in ("sampling", "gathering", "wire", "rest")]
     assert sum(parts) == pytest.approx(ours["cpu_s_per_kseed"])
     assert figures[hosts.BARE]["cpu_wire_s_per_kseed"] > 0
+    cached = figures[hosts.CACHED]
+    assert cached["wire_mb_per_batch"] < ours["wire_mb_per_batch"]
+    assert cached["nodes_per_batch"] == ours["nodes_per_batch"]
 
 
 @pytest.mark.slow
