@@ -37,6 +37,8 @@ __all__ = ["BaseDistLoader", "Dataset"]
 
 logger = logging.getLogger(__name__)
 
+_DIGITS = 16  # Of a digest: enough to tell graphs apart, short enough for a message.
+
 
 class BaseDistLoader:
     """Batches of a graph, epoch after epoch. Each batch is a pure function of run seed, epoch and seeds.
@@ -203,7 +205,7 @@ class BaseDistLoader:
                     **self._made_with(),
                     "seed": run_seed,
                     "loader": type(self).__name__,
-                    "graph": self.dataset.graph_digest,
+                    "graph": self.dataset.graph_digest[:_DIGITS],
                 }
             )
         self._start()
