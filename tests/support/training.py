@@ -6,20 +6,24 @@ comes exactly where it is meant to.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.rpc import credentials
+from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.sampling.producer import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
+from tests.support.faulty_peer import plan_peer_faults
 from tests.support.leftovers import wait_until
 from tests.support.ranks import Ended
 
@@ -48,7 +52,10 @@ def train(
     collective_seconds: float = 5.0,
     retries: int = 0,
     faults: dict[str, Any] | None = None,
+    peer_faults: dict[str, Any] | None = None,
     mistake: str = "",
+    token: str = "",
+    clock_s: float = 0.0,
     dataset: dict[str, Any] | None = None,
     loader: dict[str, Any] | None,
 ) -> None:
@@ -56,13 +63,20 @@ def train(
 
     ``join`` the process group or forget to; ``loader=None`` is a rank that builds none. ``retries`` is how
     many errors to carry on after; each is said. ``faults`` are a ``FaultPlan`` for the workers of a graph
-    that lies here. A ``mistake`` is the step after which the user's own code fails.
+    that lies here, ``peer_faults`` one for this host's service. A ``mistake`` is the step after which the
+    user's own code fails. ``token`` is one of this rank's own; ``clock_s`` is how far this host's clock is
+    ahead.
     """
     progress = _Progress(Path(folder), gates, mistake)
     if join:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=collective_seconds))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=collective_seconds))
     progress.reach("joined")
-    with DistDataset.open(graph, **(dataset or {})) as opened:
+    if peer_faults is not None:
+        plan_peer_faults(peer_faults)
+    if clock_s:
+        _set_clock_ahead(clock_s)
+    own = {"credentials": Credentials.plaintext(token=token)} if token else {}
+    with DistDataset.open(graph, **(dataset or {}), **own) as opened:
         progress.reach("opened")
         if faults is not None:
             _plan_faults(opened, FaultPlan(**faults))
@@ -94,7 +108,7 @@ def _batches(loader: DistNeighborLoader, retries: int, progress: _Progress) -> I
             if retries == 0:
                 raise
             retries -= 1
-            progress.reach(f"retry {number}", f"{type(error).__name__}: {error}")
+            progress.reach("retry", f"{type(error).__name__}: {error}")
             continue
         yield number, batch
         number += 1
@@ -132,6 +146,17 @@ def _plan_faults(dataset: DistDataset, faults: FaultPlan) -> None:
         return WorkerSource(graph, plan, schedule, options, sampler=FAULTY_SAMPLER)
 
     dataset.open_source = open_source  # type: ignore[method-assign]
+
+
+def _set_clock_ahead(seconds: float) -> None:
+    """Let certificates made by this process begin, and be judged, as on a host whose clock is ahead."""
+
+    class Ahead(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Ahead:
+            return super().now(tz) + datetime.timedelta(seconds=seconds)
+
+    credentials.datetime = SimpleNamespace(**vars(datetime) | {"datetime": Ahead})  # type: ignore[assignment]
 
 
 class _Progress:

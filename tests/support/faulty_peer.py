@@ -1,0 +1,49 @@
+"""A peer service that fails by plan. The package itself knows nothing of faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any
+
+from gigl_loader.rpc import host_service
+from tests.support.faults import FaultPlan
+
+__all__ = ["plan_peer_faults"]
+
+_VARIABLE = "GIGL_TEST_PEER_FAULTS"
+
+
+def plan_peer_faults(faults: dict[str, Any]) -> None:
+    """Let services that this process starts follow a ``FaultPlan``, whose batch is the number of an ask."""
+    os.environ[_VARIABLE] = json.dumps(faults)
+    host_service._ENTRY = f"{__name__}:main"  # type: ignore[misc]
+
+
+def main(link: socket.socket) -> None:
+    """Serve, with the planned faults."""
+    faults = FaultPlan(**json.loads(os.environ[_VARIABLE]))
+    if faults.at_batch is None:
+        faults.commit()
+    else:
+        _fail_at(faults)
+    from gigl_server.child import main as serve  # Starts threads, which a nursery must not have.
+
+    serve(link)
+
+
+def _fail_at(faults: FaultPlan) -> None:
+    from gigl_server.answers import Answers
+
+    asks = 0
+    answer = Answers.chunks
+
+    def chunks(self: Answers, *ask: Any) -> Any:
+        nonlocal asks
+        asks += 1
+        if asks == faults.at_batch:
+            faults.commit()
+        return answer(self, *ask)
+
+    Answers.chunks = chunks  # type: ignore[method-assign]
