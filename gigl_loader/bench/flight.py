@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
-
-from gigl_loader.bench.meter import CpuMeter
 
 __all__ = ["KEEP_MEMORY", "bare_transfer"]
 
@@ -54,12 +53,12 @@ _PROGRAM = [sys.executable, "-m", "gigl_loader.bench.flight"]
 
 def _receive(calls: int, request_bytes: int, reply_bytes: int) -> float:
     ticket = flight.Ticket(_SIZE.pack(reply_bytes).ljust(request_bytes, b"\0"))
-    with _sender() as port, flight.connect(f"grpc://127.0.0.1:{port}") as client:
+    with _sender() as sender, flight.connect(f"grpc://127.0.0.1:{int(_say(sender, 'port'))}") as client:
         _call(client, ticket)
-        cpu = CpuMeter()
+        before = time.process_time() + float(_say(sender, "cpu"))
         for _ in range(calls):
             _call(client, ticket)
-        return cpu.read()[0]
+        return time.process_time() + float(_say(sender, "cpu")) - before
 
 
 def _call(client: Any, ticket: Any) -> None:
@@ -68,14 +67,21 @@ def _call(client: Any, ticket: Any) -> None:
 
 
 @contextmanager
-def _sender() -> Iterator[int]:
+def _sender() -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen([*_PROGRAM, "send"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
+        yield process
     finally:
         process.kill()
         process.communicate()
+
+
+def _say(sender: subprocess.Popen[str], question: str) -> str:
+    """Ask the sender for its port or its CPU seconds."""
+    assert sender.stdin is not None
+    assert sender.stdout is not None
+    print(question, file=sender.stdin, flush=True)
+    return sender.stdout.readline()
 
 
 class _Sender(flight.FlightServerBase):  # type: ignore[misc]
@@ -96,10 +102,10 @@ class _Sender(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _send() -> None:
-    """Serve until standard input ends."""
+    """Serve, and answer questions, until standard input ends."""
     sender = _Sender()
-    print(sender.port, flush=True)
-    sys.stdin.read()
+    for question in sys.stdin:
+        print(sender.port if question.strip() == "port" else time.process_time(), flush=True)
 
 
 def main(side: str, *sizes: str) -> None:
