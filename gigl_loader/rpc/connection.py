@@ -50,6 +50,10 @@ class _AskAgain(Exception):
     """This attempt failed in a way that another may not. The message says how."""
 
 
+class _NoAnswer(_AskAgain):
+    """It failed because its time was over."""
+
+
 class Connection:
     """Asks one peer. Any number of threads may ask at once; they share a connection."""
 
@@ -80,12 +84,15 @@ class Connection:
         """
         began = time.monotonic()
         pause = _FIRST_PAUSE_S
+        last = ""
         while True:
             left = began + self._timeout_s - time.monotonic()
             try:
                 return self._attempt(request, read, min(self._attempt_s, left))
             except _AskAgain as error:
-                last = str(error)
+                # That an attempt with little time left had no answer tells less than the one before it.
+                if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
+                    last = str(error)
             left = began + self._timeout_s - time.monotonic()
             if left <= pause or self._closed.wait(pause):
                 break
@@ -174,6 +181,8 @@ class Connection:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except flight.FlightTimedOutError as error:
+            raise _NoAnswer(_first_line(error)) from None
         except flight.FlightError as error:
             refused = Refused.from_record(error.extra_info)
             if refused is not None and refused.kind is not Kind.BUSY:
