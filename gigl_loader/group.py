@@ -71,17 +71,27 @@ class RankGroup:
         return self._ask(look)
 
     def collect(
-        self, key: str, *, timeout: float, what: str, ranks: Iterable[int] | None = None
+        self,
+        key: str,
+        *,
+        timeout: float,
+        what: str,
+        ranks: Iterable[int] | None = None,
+        check: Callable[[dict[int, str]], None] | None = None,
     ) -> list[str]:
         """Return what each of ``ranks`` (all of them by default) published, in their order.
 
-        ``TimeoutError`` after ``timeout`` seconds: "ranks 2, 3 did not ``what``".
+        ``TimeoutError`` after ``timeout`` seconds: "ranks 2, 3 did not ``what``". ``check`` is called with
+        what has come, by rank, whenever more has; what it raises ends the wait.
         """
         wanted = list(range(self.world_size) if ranks is None else ranks)
         found: dict[int, str] = {}
 
         def all_there() -> bool:
-            found.update(self.published(key, ranks=[rank for rank in wanted if rank not in found]))
+            came = self.published(key, ranks=[rank for rank in wanted if rank not in found])
+            found.update(came)
+            if came and check is not None:
+                check(found)
             return len(found) == len(wanted)
 
         if not wait_for(all_there, timeout):

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
-from gigl_loader.group import name_ranks, wait_for
+from gigl_loader.group import wait_for
 from gigl_loader.topology import announce_host
 
 if TYPE_CHECKING:
@@ -68,19 +68,9 @@ class Meeting:
         The failure of another rank is raised as what it was there. ``TimeoutError``: "ranks 2, 3 did not
         ``what``".
         """
-        wanted = list(range(self.group.world_size) if ranks is None else ranks)
-        found: dict[int, Any] = {}
-
-        def all_there() -> bool:
-            missing = [rank for rank in wanted if rank not in found]
-            for rank, text in self.group.published(f"{self._key}/{step}", ranks=missing).items():
-                found[rank] = _value(rank, text)
-            return len(found) == len(wanted)
-
-        if not wait_for(all_there, self.timeout):
-            missing = name_ranks(rank for rank in wanted if rank not in found)
-            raise TimeoutError(f"{missing} did not {what} within {self.timeout:g} s")
-        return [found[rank] for rank in wanted]
+        key = f"{self._key}/{step}"
+        texts = self.group.collect(key, timeout=self.timeout, what=what, ranks=ranks, check=_check_values)
+        return [json.loads(text)["value"] for text in texts]
 
     def settle(self, step: str, *, ranks: Sequence[int]) -> None:
         """Wait until each of ``ranks`` has told something or failed, or the timeout is over."""
@@ -97,6 +87,12 @@ def tell_failure(group: RankGroup, error: BaseException) -> None:
     with suppress(ConnectionError):
         announce_host(group)
         Meeting(group, timeout=0).tell_failure(FIRST_STEP, error)
+
+
+def _check_values(texts: dict[int, str]) -> None:
+    """Raise the failure of a rank, if there is one."""
+    for rank, text in texts.items():
+        _value(rank, text)
 
 
 def _value(rank: int, text: str) -> Any:

@@ -68,8 +68,12 @@ class Agreement:
             f"build the loader {self.name} (every rank must, or pass sharding='none' where each is to have "
             "the whole input)"
         )
-        made = self._group.collect(f"{self._key}/made", timeout=timeout, what=what)
-        self._compare("made", dict(enumerate(made)))
+        self._group.collect(
+            f"{self._key}/made",
+            timeout=timeout,
+            what=what,
+            check=lambda made: self._compare("made", made),
+        )
         self._group.publish(f"{self._key}/begun", json.dumps(where))
         self._compare("begun", self._group.published(f"{self._key}/begun"))
         self._waited = True

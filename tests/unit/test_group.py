@@ -65,6 +65,18 @@ def test_whoever_does_not_come_is_named(store: Any) -> None:
         group.collect("word", timeout=0.05, what="say a word")
 
 
+def test_what_comes_can_be_checked_while_the_rest_is_waited_for(store: Any) -> None:
+    groups = [RankGroup(store, rank, 3) for rank in range(3)]
+    groups[1].publish("word", "bad")
+
+    def check(found: dict[int, str]) -> None:
+        assert found == {1: "bad"}
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        groups[0].collect("word", timeout=10, what="say a word", check=check)
+
+
 def test_the_first_to_come_decides(store: Any) -> None:
     answers = run_ranks(3, lambda group: group.first("seed", str(group.rank)), store=store)
     assert len(set(map(str, answers))) == 1
@@ -140,7 +152,7 @@ def test_a_store_whose_holder_hangs_is_told_in_time() -> None:
             held.wait(10)
 
     try:
-        with pytest.raises(ConnectionError, match="does not answer.*no answer within 0.05 s"):
+        with pytest.raises(ConnectionError, match=r"does not answer.*no answer within 0\.05 s"):
             RankGroup(Hangs(), 0, 2, patience_s=0.05).publish("key", "value")
     finally:
         held.set()

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.group import RankGroup
+from gigl_loader.hosts.meeting import FIRST_STEP, Meeting, tell_failure
+from gigl_loader.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def _meetings(count: int, *, timeout: float = 1, store: Any = None) -> Sequence[Meeting]:
+    store = HashStore() if store is None else store
+    return [Meeting(RankGroup(store, rank, count), timeout=timeout) for rank in range(count)]
+
+
+def test_what_ranks_tell_is_heard_in_their_order() -> None:
+    meetings = _meetings(3)
+    for meeting in meetings:
+        meeting.tell("step", {"rank": meeting.group.rank})
+    assert meetings[1].hear("step", what="tell") == [{"rank": rank} for rank in range(3)]
+    assert meetings[1].hear("step", what="tell", ranks=[2, 0]) == [{"rank": 2}, {"rank": 0}]
+    assert meetings[0].told("step")[1] == {"rank": 1}
+
+
+def test_whoever_does_not_tell_is_named() -> None:
+    meeting = _meetings(3, timeout=0.02)[0]
+    meeting.tell("step", None)
+    with pytest.raises(TimeoutError, match=r"^ranks 1, 2 did not tell anything within 0\.02 s$"):
+        meeting.hear("step", what="tell anything")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("wrong"), ValueError),
+        (StorageUnavailable("gone"), StorageUnavailable),
+        (FileNotFoundError("nothing there"), FileNotFoundError),
+        (ZeroDivisionError("odd"), GiglError),
+    ],
+)
+def test_a_failure_is_raised_on_all_ranks_as_what_it_was(error: Exception, kind: type[Exception]) -> None:
+    first, second, _ = _meetings(3, timeout=10)
+    with pytest.raises(type(error)), first.telling_failures("step"):
+        raise error
+    with pytest.raises(kind, match=f"^rank 0: {error}$"):  # Nobody waits for the third.
+        second.hear("step", what="tell")
+
+
+def test_the_first_value_is_everybodys() -> None:
+    assert [meeting.first("token", str(n)) for n, meeting in enumerate(_meetings(2))] == ["0", "0"]
+
+
+def test_settling_waits_for_values_and_failures_and_raises_nothing() -> None:
+    first, second = _meetings(2, timeout=0.02)
+    first.tell("step", 1)
+    first.settle("step", ranks=[0, 1])
+    second.tell_failure("step", ValueError())
+    first.settle("step", ranks=[0, 1])
+    with pytest.raises(ValueError, match=r"rank 1: ValueError\(\)"):
+        first.hear("step", what="tell")
+
+
+def test_meetings_of_one_group_do_not_mix() -> None:
+    store = HashStore()
+    for meeting in _meetings(2, store=store):
+        meeting.tell("step", "first")
+    again = _meetings(2, store=store)
+    assert again[0].told("step") == {}
+
+
+def test_a_rank_that_will_not_come_is_heard_at_the_next_meeting() -> None:
+    store = HashStore()
+    tell_failure(RankGroup(store, 1, 2), ValueError("cannot"))
+
+    meeting = Meeting(RankGroup(store, 0, 2), timeout=1)
+    assert Topology.detect({}, group=meeting.group, timeout=1).world_size == 2
+    with pytest.raises(ValueError, match="rank 1: cannot"):
+        meeting.hear(FIRST_STEP, what="come")
