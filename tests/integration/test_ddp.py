@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.hosts import Host, Network, missing_for_hosts
-from tests.support.torchrun import run_torchrun
+from tests.support.leftovers import wait_until
+from tests.support.torchrun import Torchrun, run_torchrun
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ddp.py"
@@ -42,6 +43,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graphs") / "whole"
     build_graph(tables_from_pyg(data), path, num_partitions=2)
     return path
+
+
+@pytest.fixture(scope="module")
+def graphs_of_hosts(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what each host has of the graph: one partition."""
+    folder = tmp_path_factory.mktemp("hosts")
+    for host in range(2):
+        lacking = shutil.ignore_patterns(f"part-{1 - host:05d}")
+        shutil.copytree(whole, folder / f"graph-{host}", ignore=lacking)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +115,13 @@ def test_four_ranks_do_the_same(whole: Path, alone: list[dict[str, float]], tmp_
 
 
 def test_two_hosts_of_two_ranks_do_the_same_each_with_one_partition(
-    whole: Path, alone: list[dict[str, float]], two_hosts: Sequence[Host] | None, tmp_path: Path
+    graphs_of_hosts: Path,
+    alone: list[dict[str, float]],
+    two_hosts: Sequence[Host] | None,
+    tmp_path: Path,
 ) -> None:
-    for host in range(2):
-        lacking = shutil.ignore_patterns(f"part-{1 - host:05d}")
-        shutil.copytree(whole, tmp_path / f"graph-{host}", ignore=lacking)
     first, second = run_torchrun(
-        *(*COMMAND, "--graph", str(tmp_path / "graph-{host}")),
+        *(*COMMAND, "--graph", str(graphs_of_hosts / "graph-{host}")),
         ranks_per_host=2,
         num_hosts=2,
         hosts=two_hosts,
@@ -119,3 +130,14 @@ def test_two_hosts_of_two_ranks_do_the_same_each_with_one_partition(
     )
     _check_same(first, alone)
     assert second == ""
+
+
+def test_a_rank_that_is_killed_ends_the_job_on_both_hosts_and_leaves_nothing(
+    graphs_of_hosts: Path, two_hosts: Sequence[Host] | None, tmp_path: Path
+) -> None:
+    command = [str(SCRIPT), "--json", "--epochs", "1000", "--graph", str(graphs_of_hosts / "graph-{host}")]
+    with Torchrun(*command, ranks_per_host=1, num_hosts=2, hosts=two_hosts, folder=tmp_path) as job:
+        assert wait_until(lambda: "loss" in job.output(0), seconds=SECONDS), job.errors(0)
+        job.ranks()[1].kill()
+        assert all(job.finish(seconds=SECONDS))
+    assert "Signal 9 (SIGKILL)" in job.errors(1)

@@ -18,7 +18,7 @@ _VARIABLE = "GIGL_TEST_PEER_FAULTS"
 def plan_peer_faults(faults: dict[str, Any]) -> None:
     """Let services that this process starts follow a ``FaultPlan``, whose batch is the number of an ask."""
     os.environ[_VARIABLE] = json.dumps(faults)
-    host_service._ENTRY = f"{__name__}:main"  # type: ignore[misc]
+    host_service._ENTRY = f"{__name__}:main"
 
 
 def main(link: socket.socket) -> None:
@@ -46,4 +46,4 @@ def _fail_at(faults: FaultPlan) -> None:
             faults.commit()
         return answer(self, *ask)
 
-    Answers.chunks = chunks  # type: ignore[method-assign]
+    Answers.chunks = chunks  # type: ignore[assignment,method-assign]

@@ -75,7 +75,7 @@ def train(
         plan_peer_faults(peer_faults)
     if clock_s:
         _set_clock_ahead(clock_s)
-    own = {"credentials": Credentials.plaintext(token=token)} if token else {}
+    own: dict[str, Any] = {"credentials": Credentials.plaintext(token=token)} if token else {}
     with DistDataset.open(graph, **(dataset or {}), **own) as opened:
         progress.reach("opened")
         if faults is not None:
@@ -156,7 +156,7 @@ def _set_clock_ahead(seconds: float) -> None:
         def now(cls, tz: datetime.tzinfo | None = None) -> Ahead:
             return super().now(tz) + datetime.timedelta(seconds=seconds)
 
-    credentials.datetime = SimpleNamespace(**vars(datetime) | {"datetime": Ahead})  # type: ignore[assignment]
+    vars(credentials)["datetime"] = SimpleNamespace(**vars(datetime) | {"datetime": Ahead})
 
 
 class _Progress:
