@@ -54,6 +54,10 @@ class _NoAnswer(_AskAgain):
     """It failed because its time was over."""
 
 
+class _Busy(_AskAgain):
+    """The peer has as much to do as it takes. The connection is good."""
+
+
 class Connection:
     """Asks one peer. Any number of threads may ask at once; they share a connection."""
 
@@ -88,7 +92,8 @@ class Connection:
         while True:
             left = began + self._timeout_s - time.monotonic()
             try:
-                return self._attempt(request, read, min(self._attempt_s, left))
+                # gRPC takes a deadline that is over for none at all.
+                return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
             except _AskAgain as error:
                 # That an attempt with little time left had no answer tells less than the one before it.
                 if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
@@ -128,6 +133,8 @@ class Connection:
                 stream = client.do_get(flight.Ticket(request), options)
             with self._watched(stream):
                 return read(self._chunks(stream))
+        except _Busy:
+            raise
         except _AskAgain:
             self._drop(client)
             raise
@@ -185,9 +192,11 @@ class Connection:
             raise _NoAnswer(_first_line(error)) from None
         except flight.FlightError as error:
             refused = Refused.from_record(error.extra_info)
-            if refused is not None and refused.kind is not Kind.BUSY:
-                raise refused.error(str(self._endpoint)) from None
-            raise _AskAgain(_first_line(error)) from None
+            if refused is None:
+                raise _AskAgain(_first_line(error)) from None
+            if refused.kind is Kind.BUSY:
+                raise _Busy(refused.message) from None
+            raise refused.error(str(self._endpoint)) from None
         except pa.ArrowException as error:
             raise _AskAgain(_first_line(error)) from None
 
