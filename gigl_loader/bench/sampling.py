@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 import warnings
 from collections.abc import Callable
@@ -94,12 +95,14 @@ def gather_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) 
     into = torch.from_numpy(reused)
     ways: dict[str, Callable[[npt.NDArray[np.int64]], Any]] = {
         "gather": lambda at: native.gather([as_bytes], bounds, at, reused_bytes[: len(at)]),
-        "index_select, fresh": lambda at: torch.index_select(table, 0, torch.from_numpy(at)),
+        "index_select, fresh": lambda at: torch.index_select(
+            table, 0, torch.from_numpy(at), out=_fresh(len(at), table)
+        ),
         "index_select, out=": lambda at: torch.index_select(
             table, 0, torch.from_numpy(at), out=into[: len(at)]
         ),
         "memcpy, warm": lambda at: into[: len(at)].copy_(straight[: len(at)]),
-        "memcpy, fresh": lambda at: straight[: len(at)].clone(),
+        "memcpy, fresh": lambda at: _fresh(len(at), straight).copy_(straight[: len(at)]),
     }
 
     def case() -> dict[str, Figures]:
@@ -109,6 +112,16 @@ def gather_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) 
         }
 
     return case
+
+
+def _fresh(count: int, like: torch.Tensor) -> torch.Tensor:
+    """Return memory for so many rows that no one has touched yet, which goes back when it is dropped.
+
+    That is what a new tensor of 100 MB gets; small ones come warm out of the heap.
+    """
+    nbytes = max(count, 1) * like.stride(0) * like.element_size()
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=like.dtype)[: count * like.stride(0)].view(count, like.shape[1])
 
 
 def _bytes_per_second(
