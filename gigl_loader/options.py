@@ -83,7 +83,8 @@ class WorkerOptions:
     num_workers: int = 1
     """Sampling processes. One saturates about one core."""
     worker_concurrency: int = 4
-    """Batches in flight per worker. From 2 on, one is sampled while one waits to be used."""
+    """Batches in flight per worker. From 2 on, one is sampled while one waits to be used; where partitions
+    lie on other hosts, all are sampled at the same time, so that one waits while another is drawn."""
     channel_bytes: int = 4 << 30
     """Address space for batches in flight, over all workers. Memory is committed only when touched."""
     in_order: bool = True
