@@ -80,6 +80,11 @@ class Connection:
         with self._lock:
             return self._counts
 
+    def count(self, **amounts: int) -> None:
+        """Add to the counts of these names."""
+        with self._lock:
+            self._counts += WireCounts(**amounts)
+
     def ask(self, request: bytes, read: Callable[[Iterator[tuple[Bytes, int | None]]], Result]) -> Result:
         """Send a request and return what ``read`` makes of the reply, given as chunks.
 
@@ -102,7 +107,7 @@ class Connection:
             if left <= pause or self._closed.wait(pause):
                 break
             _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
-            self._count(retries=1)
+            self.count(retries=1)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise self._unavailable(time.monotonic() - began, last)
 
@@ -127,7 +132,7 @@ class Connection:
     ) -> Result:
         client = self._connected()
         options = flight.FlightCallOptions(timeout=seconds, headers=self._headers)
-        self._count(calls=1, bytes_out=len(request))
+        self.count(calls=1, bytes_out=len(request))
         try:
             with self._errors():
                 stream = client.do_get(flight.Ticket(request), options)
@@ -181,7 +186,7 @@ class Connection:
                 except StopIteration:
                     return
             chunk = _bytes_of(message.data)
-            self._count(bytes_in=len(chunk))
+            self.count(bytes_in=len(chunk))
             yield chunk, _size_of(message.app_metadata)
 
     @contextmanager
@@ -207,10 +212,6 @@ class Connection:
         return StorageUnavailable(
             f"{self._endpoint}, which holds partition {parts}, did not answer within {seconds:.1f} s: {last}"
         )
-
-    def _count(self, *, calls: int = 0, retries: int = 0, bytes_in: int = 0, bytes_out: int = 0) -> None:
-        with self._lock:
-            self._counts += WireCounts(bytes_in=bytes_in, bytes_out=bytes_out, calls=calls, retries=retries)
 
 
 def _bytes_of(batch: Any) -> Bytes:

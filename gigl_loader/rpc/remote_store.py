@@ -101,9 +101,12 @@ class RemoteStore:
     def _gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
         def scatter(chunks: Chunks) -> None:
             rows = RowScatter(ask, places, out)
-            for chunk, total in chunks:
-                rows.add(chunk, total)
-            rows.finish()
+            try:
+                for chunk, total in chunks:
+                    rows.add(chunk, total)
+                rows.finish()
+            finally:
+                self._connection.count(placing_ns=rows.placing_ns)
 
         self._connection.ask(self._encoded(ask), scatter)
 

@@ -23,7 +23,7 @@ class Costs:
     cpu_sampling_ns: int = 0
     """CPU time of sampling threads while nodes and edges were drawn and put together."""
     cpu_gathering_ns: int = 0
-    """CPU time of sampling threads while frames were written, their columns gathered."""
+    """CPU time while frames were written, their columns gathered, rows from elsewhere put in their places."""
     wire_bytes_in: int = 0
     wire_bytes_out: int = 0
     peer_calls: int = 0
@@ -68,7 +68,7 @@ class Ledger:
         with self._lock:
             return Costs(
                 cpu_sampling_ns=self._sampling_ns,
-                cpu_gathering_ns=self._gathering_ns,
+                cpu_gathering_ns=self._gathering_ns + wire.placing_ns,
                 wire_bytes_in=wire.bytes_in,
                 wire_bytes_out=wire.bytes_out,
                 peer_calls=wire.calls,

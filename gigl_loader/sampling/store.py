@@ -71,6 +71,8 @@ class WireCounts:
     bytes_out: int = 0
     calls: int = 0
     retries: int = 0
+    placing_ns: int = 0
+    """CPU time of copying rows from where they were received to their places: the last step of a gather."""
 
     def __add__(self, other: WireCounts) -> WireCounts:
         return WireCounts(
@@ -78,6 +80,7 @@ class WireCounts:
             bytes_out=self.bytes_out + other.bytes_out,
             calls=self.calls + other.calls,
             retries=self.retries + other.retries,
+            placing_ns=self.placing_ns + other.placing_ns,
         )
 
 
