@@ -134,6 +134,8 @@ class _Lock:
     def __init__(self, fd: int, holder: npt.NDArray[np.int64]) -> None:
         self._fd = fd
         self._holder = holder
+        self._thread = ""
+        """Name of the thread of this process that had it last."""
         self._forget()
 
     def acquire(self, timeout: float) -> None:
@@ -148,7 +150,7 @@ class _Lock:
                 self._holder[0] = self._pid
                 self._thread = threading.current_thread().name
         except BaseException:
-            self._threads.release()
+            self._let_go()
             raise
         self._depth += 1
 
@@ -156,18 +158,21 @@ class _Lock:
         if os.getpid() != self._pid:
             return  # Forked while it was held: it is the parent's to release.
         self._depth -= 1
-        if not self._depth:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._depth and self._file >= 0:
             self._holder[0] = 0
             # Not merely closed: a child forked meanwhile has the open file, too.
             fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
+            self._file = -1
         self._threads.release()
 
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._threads = threading.RLock()
         self._depth = 0
-        self._thread = ""
         self._file = -1
 
     def _locked_file(self, deadline: float, timeout: float) -> int:

@@ -168,7 +168,7 @@ class StreamTransfer:
 
     def _settle(self) -> None:
         """Let go of what was copied; wait for a copy only where two are under way."""
-        while self._under_way and self._under_way[0][0].query():
+        while self._under_way and self._under_way[0][0].query():  # type: ignore[no-untyped-call]
             self._under_way.popleft()
         while len(self._under_way) >= _MOST_COPIES:
             self._under_way.popleft()[0].synchronize()
