@@ -112,7 +112,7 @@ def test_a_stopped_service_is_named_in_time(
         os.kill(service.pid, signal.SIGSTOP)
     began = time.monotonic()
     who = rf"^host 0 at {service.endpoint.control_address}, which holds partition 0, did not answer"
-    with pytest.raises(StorageUnavailable, match=rf"{who} within 0\.\d s: "):
+    with pytest.raises(StorageUnavailable, match=rf"{who} within \d\.\d s: "):
         gathered(store)
     assert time.monotonic() - began < 5
     later = threading.Timer(0.3, os.kill, (service.pid, signal.SIGCONT))
@@ -125,7 +125,7 @@ def test_a_stopped_service_is_named_in_time(
 
 def test_a_service_that_is_gone_is_named_with_the_last_error() -> None:
     with served(small_graph()) as endpoint:
-        store = remote_store(small_graph(), endpoint, timeout_s=0.5)
+        store = remote_store(small_graph(), endpoint, timeout_s=1.0)
         store.sample(ask())
     with pytest.raises(StorageUnavailable, match=r"did not answer within .*Connection refused"):
         store.sample(ask())
@@ -255,7 +255,7 @@ def test_a_reply_that_breaks_a_rule_is_refused_at_once(messages: list[Any], kind
 def test_foreign_errors_end_in_one_of_ours(error: Exception) -> None:
     liar = Liar([(error, None)])
     endpoint = Endpoint(host_index=2, host="127.0.0.1", control_port=1, data_port=liar.port, partitions=(0,))
-    store = remote_store(small_graph(), endpoint, timeout_s=0.2)
+    store = remote_store(small_graph(), endpoint, timeout_s=1.0)
     with pytest.raises(StorageUnavailable, match=r"did not answer within .*(foreign|odd)") as raised:
         store.sample(ask())
     assert "Traceback" not in str(raised.value)
