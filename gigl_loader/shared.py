@@ -46,7 +46,7 @@ class SharedTensors(Mapping[str, "Tensor"]):
         for batch in loader:
             loss = ...
             with weights.lock():
-                weights["weight"][batch.input_id] = loss.detach()
+                weights["weight"][batch.input_id.cpu()] = loss.detach().cpu()
 
     A tensor of it is a view: writing to it writes to the memory that all share. Take :meth:`lock` to
     read or write several values that belong together. The kernel gives the lock back when its holder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -129,3 +130,15 @@ def test_an_epoch_goes_on_with_the_batches_not_yet_seen() -> None:
     resumed = loader_of(ones())
     resumed.load_state_dict(loader.state_dict())
     assert same_batch(next(resumed), expected[1])
+
+
+def test_a_worker_that_dies_is_replaced_by_one_that_draws_as_it_did() -> None:
+    expected = list(loader_of(ones(), batch_size=1))
+    with loader_of(ones(), batch_size=1, num_workers=1, worker_concurrency=2) as loader:
+        epoch = iter(loader)
+        batches = [next(epoch)]
+        os.kill(loader.stats()["workers"][0]["pid"], signal.SIGKILL)
+        batches += epoch
+        assert loader.stats()["restarts"] == 1
+    assert len(batches) == 8
+    assert all(map(same_batch, batches, expected))
