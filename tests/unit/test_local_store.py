@@ -46,8 +46,8 @@ def test_a_partition_that_is_not_opened_is_refused(graph: Graph) -> None:
 
 
 def test_damaged_lists_are_told(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = dict(graph.topology(EDGE, 1))
-    topology["indices"] = topology["indices"] + 10**6
-    monkeypatch.setattr(graph, "topology", lambda *_: topology)
+    topologies = {each: dict(graph.topology(each, 1)) for each in graph.schema.edges}
+    topologies[EDGE]["indices"] = topologies[EDGE]["indices"] + 10**6
+    monkeypatch.setattr(graph, "topology", lambda edge_type, _: topologies[edge_type])
     with pytest.raises(FormatError, match="a neighbour lies outside its node type"):
         LocalStore(graph, 1).sample(_ask(graph))
