@@ -8,6 +8,8 @@ third copy, when two are still under way.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -151,6 +153,7 @@ class StreamTransfer:
         self._staging = [_pinned(0), _pinned(0)]
         self._under_way: deque[tuple[torch.cuda.Event, Tensor]] = deque()
         """Copies that may not be done, and what they read."""
+        weakref.finalize(self, _finish, os.getpid(), self._under_way)
 
     def load(self, frame: Frame) -> FrameTensors:
         self._settle()
@@ -183,6 +186,14 @@ class StreamTransfer:
             # Half as much again: frames of a run differ a little in size, and pinning memory is slow.
             self._staging[0] = _pinned(frame.nbytes * 3 // 2)
         return self._staging[0][: frame.nbytes].copy_(_packed(frame))
+
+
+def _finish(pid: int, under_way: deque[tuple[torch.cuda.Event, Tensor]]) -> None:
+    """Wait for the last copies of a transfer that is gone: what they read may be unmapped next."""
+    if os.getpid() == pid:  # In a forked child, the device is the parent's.
+        for copied, _ in under_way:
+            copied.synchronize()
+    under_way.clear()
 
 
 def _packed(frame: Frame) -> Tensor:
