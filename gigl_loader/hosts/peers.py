@@ -11,7 +11,6 @@ import numpy as np
 from gigl_loader.graph.graph import Graph
 from gigl_loader.hosts.shared_cache import open_cache
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.peer import peer_stats
 from gigl_loader.rpc.remote_store import RemoteStore, fetch_split
 from gigl_loader.sampling.ledger import Ledger
 from gigl_loader.sampling.local_store import LocalStore
@@ -98,6 +97,9 @@ class Peers:
 
     def stats(self, *, timeout_s: float) -> dict[int, dict[str, Any]]:
         """Return what each host's service has done since it started, by host index."""
+        # Control calls need gRPC, which sampling processes do without: it is 13 MB in each.
+        from gigl_loader.rpc.peer import peer_stats
+
         return {
             endpoint.host_index: asdict(peer_stats(endpoint, self.token, timeout_s=timeout_s))
             for endpoint in self.endpoints
