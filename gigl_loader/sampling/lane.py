@@ -7,13 +7,14 @@ import os
 import time
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gigl_loader.channel.message import NOTHING, Answer, Ask, Outcome, Spent, receive
+from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import FormatError
 from gigl_loader.sampling.companion import Companion
+from gigl_loader.sampling.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,28 +23,11 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.schedule import Request
     from gigl_loader.sampling.setting import WorkerSetting
 
-__all__ = ["Death", "Delivery", "Lane", "Tally"]
+__all__ = ["Death", "Delivery", "Lane"]
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_MAPS = 32
 _NOBODY = -1
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counters of a lane. They outlive it."""
-
-    pid: int = 0
-    batches: int = 0
-    bytes: int = 0
-    copied_out: int = 0
-    oversize: int = 0
-    restarts: int = 0
-    sampling_ns: int = 0
-    spent: Spent = NOTHING
-    """By the process that lives."""
-    past: Spent = NOTHING
-    """By those before it."""
 
 
 class Delivery(NamedTuple):
@@ -192,9 +176,7 @@ class Lane:
 
     def restart(self) -> None:
         """Start another process in the place of one that was buried."""
-        self.tally.restarts += 1
-        self.tally.past = self.tally.past.plus(self.tally.spent)
-        self.tally.spent = NOTHING
+        self.tally.bury()
         self._setting = replace(self._setting, life=self._setting.life + 1)
         self._start()
 

@@ -23,9 +23,9 @@ from gigl_loader.sampling.lane import Lane
 from gigl_loader.sampling.process import check_start_method
 from gigl_loader.sampling.setting import WorkerSetting
 from gigl_loader.sampling.source import check_epoch
+from gigl_loader.sampling.tally import statistics
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.message import Spent
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import SamplingPlan, WorkerOptions
     from gigl_loader.sampling.lane import Death, Delivery
@@ -41,21 +41,6 @@ _CANNOT_START = {
     "forkserver": "it cannot start: forkserver imports the main module again, "
     "which needs `if __name__ == '__main__':` around what it runs",
 }
-_SUMMED = (
-    "batches",
-    "bytes",
-    "copied_out",
-    "oversize",
-    "restarts",
-    "seconds_sampling",
-    "cpu_seconds",
-    "cpu_sampling",
-    "cpu_gathering",
-    "cpu_wire",
-    "wire_bytes_in",
-    "wire_bytes_out",
-    "peer_calls",
-)
 _MIN_SPARE_SLOTS = 2  # Per worker, for the batch in use and the one before it.
 _SPARE_SLOTS = 8  # Over all workers: frames that the consumer may keep before they are copied.
 _MOST_IN_FLIGHT = 128  # Per worker. A socket's buffer holds some 270 messages.
@@ -157,22 +142,7 @@ class WorkerSource:
         self._close()
 
     def stats(self) -> dict[str, Any]:
-        workers = [
-            {
-                "worker": worker,
-                "pid": tally.pid,
-                "batches": tally.batches,
-                "bytes": tally.bytes,
-                "copied_out": tally.copied_out,
-                "oversize": tally.oversize,
-                "restarts": tally.restarts,
-                "seconds_sampling": tally.sampling_ns / 1e9,
-                **_spent(tally.spent.plus(tally.past)),
-            }
-            for worker, tally in enumerate(self._tallies)
-        ]
-        total = {name: sum(worker[name] for worker in workers) for name in _SUMMED}
-        return {**total, "seconds_waiting": self._seconds_waiting, "workers": workers}
+        return {**statistics(self._tallies), "seconds_waiting": self._seconds_waiting}
 
     def _start(self, plan: SamplingPlan, sampler: str) -> None:
         options = self._options
@@ -311,18 +281,6 @@ class WorkerSource:
         for worker, stacks in collect_stacks([lane.companion for lane in self._lanes]).items():
             add_note(error, f"stacks of worker {worker}:\n{stacks}")
         return error
-
-
-def _spent(spent: Spent) -> dict[str, Any]:
-    return {
-        "cpu_seconds": spent.cpu_ns / 1e9,
-        "cpu_sampling": spent.cpu_sampling_ns / 1e9,
-        "cpu_gathering": spent.cpu_gathering_ns / 1e9,
-        "cpu_wire": spent.cpu_wire_ns / 1e9,
-        "wire_bytes_in": spent.wire_bytes_in,
-        "wire_bytes_out": spent.wire_bytes_out,
-        "peer_calls": spent.peer_calls,
-    }
 
 
 def _load(lane: Lane) -> tuple[int, int]:
