@@ -6,13 +6,10 @@
 #include <optional>
 #include <tuple>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "adjacency.h"
 #include "batch.h"
-#include "binding.h"
-#include "hop.h"
+#include "bound_adjacency.h"
 #include "neighbor_sampler.h"
 #include "routing.h"
 #include "stitch.h"
@@ -20,91 +17,8 @@
 namespace gigl {
 namespace {
 
-void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const int64_t>& neighbor_ids,
-                        const Array<const int64_t>& edge_ids, const Array<int64_t>& indptr,
-                        const Array<int64_t>& order) {
-  Require(neighbor_ids.shape(0) == targets.shape(0), "neighbor_ids and targets differ in length");
-  Require(edge_ids.shape(0) == targets.shape(0), "edge_ids and targets differ in length");
-  Require(order.shape(0) == targets.shape(0), "order and targets differ in length");
-  Require(indptr.shape(0) > 0, "indptr needs at least one entry");
-  int64_t wrong;
-  {
-    nb::gil_scoped_release release;
-    wrong = BuildAdjacency(Span(targets), Span(neighbor_ids), Span(edge_ids), Span(indptr), Span(order));
-  }
-  Require(wrong < 0, "edge " + std::to_string(wrong) + " has a target outside [0, " +
-                         std::to_string(indptr.shape(0) - 1) + ")");
-}
-
-// One edge type with the arrays that it lies in.
-class Adjacency {
- public:
-  Adjacency(const Array<const int64_t>& bounds, std::vector<Array<const int64_t>> indptr,
-            std::vector<AnyArray> indices, std::vector<AnyArray> edge_ids)
-      : indptr_(std::move(indptr)), indices_(std::move(indices)), edge_ids_(std::move(edge_ids)) {
-    const size_t parts = indptr_.size();
-    Require(parts > 0, "an adjacency needs at least one part");
-    Require(indices_.size() == parts && edge_ids_.size() == parts, "indptr, indices and edge_ids differ in number of parts");
-    Require(bounds.shape(0) == parts + 1, "bounds must have one entry more than there are parts");
-    Require(bounds(0) >= 0, "bounds must not be negative");
-    RequireRising(Span(bounds));
-    view_.wide_indices = IsWide(indices_[0], "indices");
-    view_.wide_edge_ids = IsWide(edge_ids_[0], "edge_ids");
-    for (size_t p = 0; p < parts; ++p) Add(p, bounds(p), bounds(p + 1));
-  }
-
-  const AdjacencyView& view() const { return view_; }
-  int64_t num_edges() const { return view_.parts.back().first_slot + view_.parts.back().num_edges; }
-
- private:
-  void Add(size_t p, int64_t first, int64_t last) {
-    Require(IsWide(indices_[p], "indices") == view_.wide_indices, "indices of all parts need one dtype");
-    Require(IsWide(edge_ids_[p], "edge_ids") == view_.wide_edge_ids, "edge_ids of all parts need one dtype");
-    Require(static_cast<int64_t>(indptr_[p].shape(0)) == last - first + 1, "indptr must have one entry more than its part has targets");
-    Require(edge_ids_[p].shape(0) == indices_[p].shape(0), "edge_ids and indices differ in length");
-    const int64_t before = view_.parts.empty() ? 0 : num_edges();
-    view_.parts.push_back({indptr_[p].data(), indices_[p].data(), edge_ids_[p].data(), last - first,
-                           static_cast<int64_t>(indices_[p].shape(0)), first, before});
-  }
-
-  std::vector<Array<const int64_t>> indptr_;
-  std::vector<AnyArray> indices_;
-  std::vector<AnyArray> edge_ids_;
-  AdjacencyView view_;
-};
-
-using NodeIds = std::optional<Array<const int64_t>>;
-
 void RequireType(int type, int count) {
   Require(type >= 0 && type < count, "type " + std::to_string(type) + " of " + std::to_string(count));
-}
-
-HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, int32_t fanout, bool replace) {
-  Require(address < (1u << 24), "an address has 24 bits");
-  Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
-  Require(fanout >= -1, "a fanout is -1, 0 or positive");
-  return {key, address, hop, fanout, replace};
-}
-
-// An array of either width as Python gets it; None where it was not asked for.
-nb::object HandOverEither(NarrowOrWide&& buffer) {
-  return std::visit([](auto& each) { return nb::cast(gigl::HandOver(std::move(each))); }, buffer);
-}
-
-nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
-                      const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, int32_t fanout,
-                      bool replace, bool with_edge_ids, bool with_slots) {
-  const HopDraw draw = CheckedDraw(key, address, hop, fanout, replace);
-  Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
-  DrawnHop drawn;
-  {
-    nb::gil_scoped_release release;
-    drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr, num_neighbors, Span(targets), draw,
-                    {with_edge_ids, with_slots});
-  }
-  return nb::make_tuple(HandOver(std::move(drawn.counts)), HandOverEither(std::move(drawn.positions)),
-                        with_edge_ids ? HandOverEither(std::move(drawn.edge_ids)) : nb::none(),
-                        with_slots ? nb::cast(HandOver(std::move(drawn.slots))) : nb::none());
 }
 
 // The nodes of a batch's types, with the arrays that they lie in.
@@ -337,17 +251,6 @@ class BatchBuilder : public BoundBatch {
 
 void BindSampling(nb::module_& m) {
   using namespace nb::literals;
-  m.def("build_adjacency", &BindBuildAdjacency, "targets"_a.noconvert(), "neighbor_ids"_a.noconvert(),
-        "edge_ids"_a.noconvert(), "indptr"_a.noconvert(), "order"_a.noconvert());
-
-  nb::class_<Adjacency>(m, "Adjacency")
-      .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>>(),
-           "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert())
-      .def_prop_ro("num_edges", &Adjacency::num_edges);
-
-  m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
-        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "fanout"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a);
-
   nb::class_<BoundBatch>(m, "Batch")
       .def("nodes_per_hop", &BoundBatch::NodesPerHop, "node_type"_a)
       .def("edges_per_hop", &BoundBatch::EdgesPerHop, "edge_type"_a)

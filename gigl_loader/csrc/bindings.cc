@@ -4,6 +4,7 @@
 
 NB_MODULE(_core, m) {
   gigl::BindRandom(m);
+  gigl::BindAdjacency(m);
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);

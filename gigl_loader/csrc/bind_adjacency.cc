@@ -1,0 +1,73 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+#include <variant>
+
+#include "bound_adjacency.h"
+#include "hop.h"
+
+namespace gigl {
+namespace {
+
+void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const int64_t>& neighbor_ids,
+                        const Array<const int64_t>& edge_ids, const Array<int64_t>& indptr,
+                        const Array<int64_t>& order) {
+  Require(neighbor_ids.shape(0) == targets.shape(0), "neighbor_ids and targets differ in length");
+  Require(edge_ids.shape(0) == targets.shape(0), "edge_ids and targets differ in length");
+  Require(order.shape(0) == targets.shape(0), "order and targets differ in length");
+  Require(indptr.shape(0) > 0, "indptr needs at least one entry");
+  int64_t wrong;
+  {
+    nb::gil_scoped_release release;
+    wrong = BuildAdjacency(Span(targets), Span(neighbor_ids), Span(edge_ids), Span(indptr), Span(order));
+  }
+  Require(wrong < 0, "edge " + std::to_string(wrong) + " has a target outside [0, " +
+                         std::to_string(indptr.shape(0) - 1) + ")");
+}
+
+HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, int32_t fanout, bool replace) {
+  Require(address < (1u << 24), "an address has 24 bits");
+  Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
+  Require(fanout >= -1, "a fanout is -1, 0 or positive");
+  return {key, address, hop, fanout, replace};
+}
+
+// An array of either width as Python gets it; None where it was not asked for.
+nb::object HandOverEither(NarrowOrWide&& buffer) {
+  return std::visit([](auto& each) { return nb::cast(gigl::HandOver(std::move(each))); }, buffer);
+}
+
+nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
+                      const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, int32_t fanout,
+                      bool replace, bool with_edge_ids, bool with_slots) {
+  const HopDraw draw = CheckedDraw(key, address, hop, fanout, replace);
+  Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
+  DrawnHop drawn;
+  {
+    nb::gil_scoped_release release;
+    drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr, num_neighbors, Span(targets), draw,
+                    {with_edge_ids, with_slots});
+  }
+  return nb::make_tuple(HandOver(std::move(drawn.counts)), HandOverEither(std::move(drawn.positions)),
+                        with_edge_ids ? HandOverEither(std::move(drawn.edge_ids)) : nb::none(),
+                        with_slots ? nb::cast(HandOver(std::move(drawn.slots))) : nb::none());
+}
+
+}  // namespace
+
+void BindAdjacency(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("build_adjacency", &BindBuildAdjacency, "targets"_a.noconvert(), "neighbor_ids"_a.noconvert(),
+        "edge_ids"_a.noconvert(), "indptr"_a.noconvert(), "order"_a.noconvert());
+
+  nb::class_<Adjacency>(m, "Adjacency")
+      .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>>(),
+           "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert())
+      .def_prop_ro("num_edges", &Adjacency::num_edges);
+
+  m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
+        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "fanout"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a);
+}
+
+}  // namespace gigl
