@@ -94,12 +94,16 @@ class Membership:
                     host_index=topology.host_index,
                     timeout_s=timeout,
                 )
+        cache = None
         try:
             peers = _exchange_endpoints(meeting, topology, holdings, service, token)
             _check_reach(meeting, peers, graph, holdings, service)
-            cache = _fill_cache(meeting, peers, graph, cache_bytes) if service is not None else None
+            if service is not None and cache_bytes:
+                cache = _fill_cache(meeting, peers, graph, holdings, cache_bytes)
             peers = _share_cache(meeting, peers, _leaders(holdings), cache)
         except BaseException:
+            if cache is not None:
+                cache.close()
             if service is not None:
                 service.close()
             raise
@@ -219,11 +223,16 @@ def _check_reach(
     meeting.hear("reach", ranks=leaders, what="say whether they reach the other hosts")
 
 
-def _fill_cache(meeting: Meeting, peers: Peers, graph: Graph, nbytes: int) -> SharedCache | None:
-    if not nbytes:
-        return None
-    with meeting.telling_failures("cache"):
-        return SharedCache(graph, peers, nbytes, timeout_s=meeting.timeout)
+def _fill_cache(
+    meeting: Meeting, peers: Peers, graph: Graph, holdings: Sequence[Holding], nbytes: int
+) -> SharedCache:
+    try:
+        with meeting.telling_failures("cache"):
+            return SharedCache(graph, peers, nbytes, timeout_s=meeting.timeout)
+    except Exception:
+        # This host's service is about to end, and others may still be fetching from it.
+        meeting.settle("cache", ranks=_leaders(holdings))
+        raise
 
 
 def _share_cache(meeting: Meeting, peers: Peers, leaders: list[int], cache: SharedCache | None) -> Peers:

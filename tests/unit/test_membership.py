@@ -9,6 +9,7 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.hosts import membership
 from gigl_loader.hosts.holdings import Holding
+from gigl_loader.hosts.shared_cache import SharedCache
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc.credentials import Credentials, new_token
 from gigl_loader.topology import Topology
@@ -68,3 +69,25 @@ def test_hosts_may_bring_their_own_certificates(tmp_path: Path) -> None:
                 return len(list(loader))
 
     assert run_ranks(2, program, hosts=["a", "b"]) == [3, 3]
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_host_that_cannot_keep_rows_tells_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
+    fill = SharedCache
+
+    def fails_on_host_0(graph: Any, peers: Any, nbytes: int, **options: Any) -> Any:
+        if peers.host_index == 0:
+            raise OSError("no memory")
+        return fill(graph, peers, nbytes, **options)
+
+    monkeypatch.setattr(membership, "SharedCache", fails_on_host_0)
+
+    def program(group: RankGroup) -> None:
+        DistDataset.open(tmp_path / "graph", partitions=group.rank, timeout=20)
+
+    first, second = run_ranks(2, program, hosts=["a", "b"])
+    assert (type(first), str(first)) == (OSError, "no memory")
+    assert (type(second), str(second)) == (OSError, "rank 0: no memory")
