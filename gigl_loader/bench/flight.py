@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from gigl_loader.rpc.replies import CHUNK_BYTES
+
 __all__ = ["KEEP_MEMORY", "bare_transfer"]
 
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(8 << 20)}
 """Environment in which glibc keeps the memory that replies land in, as our own processes do."""
 
-_CHUNK_BYTES = 1 << 20
 _SIZE = struct.Struct("<Q")
 _SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _LIMIT_S = 60.0
@@ -35,7 +36,7 @@ def bare_transfer(
 ) -> float:
     """Return the CPU seconds, of both processes, of so many calls with bodies of these sizes.
 
-    Replies come in chunks of 1 MiB out of warm memory, and are dropped as they come.
+    Replies come in chunks as large as ours, out of warm memory, and are dropped as they come.
     """
     sizes = [str(size) for size in (calls, request_bytes, reply_bytes)]
     done = subprocess.run(
@@ -87,7 +88,7 @@ def _say(sender: subprocess.Popen[str], question: str) -> str:
 class _Sender(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__("grpc://127.0.0.1:0")
-        self._memory = np.ones(_CHUNK_BYTES, np.uint8)
+        self._memory = np.ones(CHUNK_BYTES, np.uint8)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         (left,) = _SIZE.unpack_from(ticket.ticket)
@@ -95,7 +96,7 @@ class _Sender(flight.FlightServerBase):  # type: ignore[misc]
 
     def _chunks(self, left: int) -> Iterator[Any]:
         while left > 0:
-            size = min(left, _CHUNK_BYTES)
+            size = min(left, CHUNK_BYTES)
             column = pa.Array.from_buffers(pa.uint8(), size, [None, pa.py_buffer(self._memory)], null_count=0)
             yield pa.RecordBatch.from_arrays([column], schema=_SCHEMA)
             left -= size
