@@ -15,7 +15,7 @@ from gigl_loader.bench.workload import Workload
 __all__ = ["BARE", "BARE_WARM", "CACHED", "HOSTS", "hosts_case", "throughput"]
 
 HOSTS = "2 hosts, 1 worker each"
-CACHED = "2 hosts, a tenth of the other's rows cached"
+CACHED = "2 hosts, a tenth of rows cached"
 BARE = "bare Flight transfer of the same"
 BARE_WARM = "bare Flight transfer, memory kept"
 

@@ -52,7 +52,7 @@ def bench(
     workload = QUICK if quick else FULL
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)  # a file has no width of its own, and 80 would break the tables
+        console = Console(width=140)  # a file has no width of its own, and 80 would break the tables
     with _folder(data) as folder:
         suite = Suite(
             workload=workload,
