@@ -23,10 +23,13 @@ from gigl_loader.bench.sampling import gather_case, sampler_case
 from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 
-__all__ = ["GROUPS", "Suite", "run_suite"]
+__all__ = ["GROUPS", "QUICK_GROUPS", "Suite", "run_suite"]
 
 GROUPS = ("sampling", "loading", "ranks", "hosts", "memory")
-"""What can be measured, in order."""
+"""What can be measured, in order. The start of several ranks is weighed with both ``ranks`` and ``memory``."""
+
+QUICK_GROUPS = ("sampling", "loading", "memory")
+"""What takes seconds on a small graph: each of the others starts many processes."""
 
 _TWO = 2
 """Hosts of the group of that name; partitions of its graph."""
@@ -127,7 +130,8 @@ def _weighed(suite: Suite, graph: Path) -> list[Case]:
     if "memory" not in suite.groups:
         return []
     cases = [memory_case(graph, suite.seeds, suite.workload, num_workers=count) for count in suite.workers]
-    cases.append(start_memory_case(graph, suite.seeds, suite.workload, ranks=4, num_workers=2))
+    if "ranks" in suite.groups:
+        cases.append(start_memory_case(graph, suite.seeds, suite.workload, ranks=4, num_workers=2))
     if suite.peer_script is not None:
         script = suite.peer_script.absolute()
         cases.append(peer_memory_case(script, suite.folder, suite.workload, num_workers=2))

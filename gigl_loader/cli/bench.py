@@ -32,8 +32,12 @@ def bench(
         typer.Option(help="Script that runs a peer on the same files (see benchmarks/README.md)."),
     ] = None,
     measure: Annotated[
-        str, typer.Option(help="What to measure, some of: sampling, loading, ranks, hosts, memory.")
-    ] = "sampling,loading,ranks,hosts,memory",
+        str | None,
+        typer.Option(
+            help="Some of: sampling, loading, ranks, hosts, memory.  "
+            "[default: all; --quick leaves out ranks and hosts]"
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the medians into this PNG file.")] = None,
 ) -> None:
@@ -46,10 +50,13 @@ def bench(
         from rich.console import Console
 
         from gigl_loader.bench.report import save_plot, show, to_json
-        from gigl_loader.bench.suite import Suite, run_suite
+        from gigl_loader.bench.suite import GROUPS, QUICK_GROUPS, Suite, run_suite
         from gigl_loader.bench.workload import FULL, QUICK
 
     workload = QUICK if quick else FULL
+    groups: tuple[str, ...] = QUICK_GROUPS if quick else GROUPS
+    if measure is not None:
+        groups = tuple(part.strip() for part in measure.split(","))
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)  # a file has no width of its own, and 80 would break the tables
@@ -59,7 +66,7 @@ def bench(
             folder=folder,
             rounds=rounds,
             workers=worker_counts,
-            groups=tuple(part.strip() for part in measure.split(",")),
+            groups=groups,
             peer_script=peer_script,
         )
         measured = run_suite(suite, console)

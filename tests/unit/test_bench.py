@@ -266,12 +266,12 @@ def test_a_start_is_weighed(tmp_path: Path) -> None:
 def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
     figures = tmp_path / "bench.json"
     arguments = ["bench", "--quick", "--rounds", "1", "--workers", "0,1", "--data", str(tmp_path / "data")]
-    arguments += ["--measure", "sampling,loading,memory"]  # The others: above, on a smaller graph.
     arguments += ["--json", str(figures), "--peer-script", str(script(tmp_path, PEER))]
     result = CliRunner().invoke(build_app(), arguments)
     assert result.exit_code == 0, result.output
     document = json.loads(figures.read_text())
     assert {"sampler", "gather", "loader, inline", "loader, 1 worker"} <= set(document["subjects"])
+    assert not {"1 rank, 2 workers", "2 hosts, 1 worker each"} & set(document["subjects"])  # Not in seconds.
     assert "sampler over GLT seeded, 1 thread" in document["ratios"]
     assert document["subjects"]["memory, 1 worker"]["worker_adds_mb"]["median"] < 60
     nodes = [
