@@ -26,7 +26,7 @@ from gigl_loader.graph.graph import Graph
 __all__ = ["GROUPS", "QUICK_GROUPS", "Suite", "run_suite"]
 
 GROUPS = ("sampling", "loading", "ranks", "hosts", "memory")
-"""What can be measured, in order. The start of several ranks is weighed with both ``ranks`` and ``memory``."""
+"""What can be measured, in order. How several ranks start is weighed with both ``ranks`` and ``memory``."""
 
 QUICK_GROUPS = ("sampling", "loading", "memory")
 """What takes seconds on a small graph: each of the others starts many processes."""
