@@ -32,9 +32,13 @@ class Leftovers:
 
     def check(self) -> None:
         """Fail if there is anything now that was not there then. Gives the kernel a moment."""
-        wait_until(lambda: not self._new(Leftovers.now()), seconds=2)
-        new = self._new(Leftovers.now())
-        assert not new, f"left over: {new}"
+        new: list[object] = []
+
+        def nothing_new() -> bool:
+            new[:] = self._new(Leftovers.now())
+            return not new
+
+        assert wait_until(nothing_new, seconds=2), f"left over: {new}"
 
     def _new(self, now: Leftovers) -> list[object]:
         return [
