@@ -171,7 +171,12 @@ def test_a_rank_that_did_not_build_the_loader_is_named() -> None:
 def test_a_rank_that_could_not_start_tells_the_others() -> None:
     def program(group: RankGroup) -> None:
         dataset = DATASET if group.rank else _Broken.from_pyg(homogeneous())
-        next(DistNeighborLoader(dataset, [2], num_workers=0, seed=1, name="train", timeout=10))
+        try:
+            loader = DistNeighborLoader(dataset, [2], num_workers=0, seed=1, name="train", timeout=10)
+        finally:
+            group.publish("built or failed", "yes")
+        group.collect("built or failed", timeout=10, what="get that far")
+        next(loader)
 
     first, second = run_ranks(2, program)
     assert isinstance(first, ZeroDivisionError)
