@@ -154,8 +154,8 @@ def test_a_bad_line_is_made_good_or_told_and_then_made_good(
 def test_a_link_that_is_cut_and_healed(start: Start, expected: list[int], tmp_path: Path) -> None:
     """In time, nobody notices; else the batch is asked for again. Over TLS, as between real hosts."""
     with Network.of(2) as network:
-        held = {"dataset": {"timeout": DEADLINE}}
-        special = {0: {**held, "gates": ["batch 1", "batch 4"], "retries": 2}, 1: held}
+        both: dict[str, Any] = {"dataset": {"timeout": DEADLINE}, "retries": 2}
+        special = {0: {**both, "gates": ["batch 1", "batch 4"]}, 1: both}
         with start(hosts=network.hosts, special=special, collectives=False) as ranks:
             ranks.wait_for(0, "batch 1", seconds=DEADLINE)
             network.hosts[1].cut()
