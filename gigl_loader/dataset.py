@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.graph import Graph, open_partitions
@@ -13,7 +16,6 @@ from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
     import numpy as np
@@ -50,6 +52,8 @@ class DistDataset:
         """Use :meth:`open` or :meth:`from_pyg`."""
         self._graph = graph
         self._membership = membership
+        if membership is not None:
+            weakref.finalize(self, _farewell, membership, os.getpid())
         self._stores: list[PartitionedStore] = []
 
     @classmethod
@@ -246,7 +250,8 @@ class DistDataset:
     def close(self) -> None:
         """End what serves other hosts, once all ranks have closed the dataset, too, or the timeout is over.
 
-        Close loaders first. Closing twice is fine, and needless where this host holds the whole graph.
+        Close loaders first. Closing twice is fine, and needless where this host holds the whole graph. A
+        dataset that nobody closes is closed like this when it is collected, or when the script ends.
         """
         self._leave(wait=True)
 
@@ -287,6 +292,13 @@ class DistDataset:
             f"DistDataset({self.num_nodes:,} nodes of {len(self.node_types)} types, "
             f"{self.num_edges:,} edges of {len(self.edge_types)} types, edge_dir={self.edge_dir!r})"
         )
+
+
+def _farewell(membership: Membership, owner: int) -> None:
+    """Leave in the place of a user who did not close the dataset: at the latest when the script ends."""
+    if os.getpid() == owner:
+        # Python sets this when an exception ends the script. Then nobody is waited for.
+        membership.close(wait=not hasattr(sys, "last_type"))
 
 
 def _alone_with(graph: Graph) -> str:

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 _MOST_REACH_S = 20.0
 """A service that is known to be up answers in milliseconds; a firewall that drops packets never does."""
 _FIRST_NOTICE_S = 5.0
+_SHARE_OF_START = 0.8
+"""Of the time that other ranks wait: so that they hear why a service did not start."""
 
 
 class Membership:
@@ -92,7 +94,7 @@ class Membership:
                     advertise=advertise or (address if listen else None),
                     credentials=credentials or _credentials(advertise or address, token),
                     host_index=topology.host_index,
-                    timeout_s=timeout,
+                    timeout_s=_SHARE_OF_START * timeout,
                 )
         cache = None
         try:
