@@ -41,7 +41,7 @@ MAX_REQUEST_BYTES = 64 << 20
 """A request beyond this is refused. It holds 16 million positions; callers cut larger ones."""
 
 _UINT64 = 2**64
-_MAX_HOP = 255  # The address of a draw has 8 bits for it.
+_HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -223,7 +223,7 @@ def _neighbors(fields: _Fields, schema: GraphSchema, partition: int, _: object) 
         edge_type=edge_type,
         targets=fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition]),
         key=fields.number("key", 0, _UINT64),
-        hop=fields.number("hop", 0, _MAX_HOP),
+        hop=fields.number("hop", 0, _HOPS),
         fanout=fields.number("fanout", -1, 2**31),
         **{name: name in flags for name in _FLAGS},
     )

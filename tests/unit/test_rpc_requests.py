@@ -154,7 +154,7 @@ I32, I64 = np.int32, np.int64
         (edited(N, {"key": str(2**64)}), Kind.MALFORMED, "key .* does not lie in"),
         (edited(N, {"key": "1" * 5_000}), Kind.MALFORMED, "key is .*, not a number"),
         (edited(N, {"key": "٣"}), Kind.MALFORMED, "key is .*, not a number"),
-        (edited(N, {"hop": "255"}), Kind.MALFORMED, "hop 255 does not lie in"),
+        (edited(N, {"hop": "254"}), Kind.MALFORMED, r"hop 254 does not lie in \[0, 254\)"),
         (edited(N, {"fanout": "-2"}), Kind.MALFORMED, "fanout -2 does not lie in"),
         (edited(N, {"fanout": str(2**31)}), Kind.MALFORMED, "fanout .* does not lie in"),
         (edited(N, {"flags": '["fast"]'}), Kind.MALFORMED, "flags .* are not among"),
