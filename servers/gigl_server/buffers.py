@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,26 +21,21 @@ class BufferPool:
     def __init__(self, buffer_bytes: int, *, keep: int) -> None:
         """Keep at most ``keep`` buffers that nobody uses."""
         self.buffer_bytes = buffer_bytes
-        self._keep = keep
-        self._free: list[Bytes] = []
-        self._lock = threading.Lock()
+        # No lock: a collection may run the finalizer of a buffer in a thread that is inside ``take``.
+        # Each step on a deque is atomic.
+        self._free: deque[Bytes] = deque(maxlen=keep)
 
     def take(self) -> Bytes:
         """Return a buffer. Hand on the array itself: slices of it do not keep it lent."""
-        with self._lock:
-            memory = self._free.pop() if self._free else None
-        if memory is None:
+        try:
+            memory = self._free.pop()
+        except IndexError:
             memory = np.empty(self.buffer_bytes, np.uint8)
         lent = memory[:]
-        weakref.finalize(lent, self._give, memory).atexit = False
+        weakref.finalize(lent, self._free.append, memory).atexit = False
         return lent
 
     @property
     def idle(self) -> int:
         """Buffers that nobody uses."""
         return len(self._free)
-
-    def _give(self, memory: Bytes) -> None:
-        with self._lock:
-            if len(self._free) < self._keep:
-                self._free.append(memory)

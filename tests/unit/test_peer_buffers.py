@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections import deque
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +36,29 @@ def test_no_more_than_so_many_idle_buffers_are_kept() -> None:
     lent = [pool.take() for _ in range(5)]
     lent.clear()
     assert pool.idle == 2
+
+
+class _Collecting(deque[Any]):
+    """Idle buffers; taking one runs the finalizer of another, as a collection may at any time."""
+
+    def __init__(self, idle: list[Any], lent: list[Any]) -> None:
+        super().__init__(idle)
+        self._lent = lent
+
+    def pop(self) -> Any:  # type: ignore[override]
+        self._lent.clear()
+        return super().pop()
+
+
+def test_a_buffer_that_comes_back_while_its_thread_takes_one_blocks_nobody() -> None:
+    pool = BufferPool(10, keep=4)
+    pool._free = _Collecting([np.empty(10, np.uint8)], lent := [])
+    lent.append(pool.take())
+    pool._free.append(np.empty(10, np.uint8))
+    taker = threading.Thread(target=pool.take, daemon=True)
+    taker.start()
+    taker.join(0.5)
+    assert not taker.is_alive()
 
 
 def test_the_ledger_adds_up() -> None:
