@@ -32,12 +32,18 @@ def create_memory(name: str, nbytes: int) -> int:
 
 
 def map_memory(fd: int, nbytes: int) -> Bytes:
-    """Map the first ``nbytes`` of a memory file that cannot shrink. ``FormatError`` if it is shorter.
+    """Map the first ``nbytes`` of a memory file that cannot shrink. ``FormatError`` if it is no such file.
 
     The mapping lives as long as an array of it.
     """
-    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise FormatError("not a memory file") from None
+    if not seals & fcntl.F_SEAL_SHRINK:
         raise FormatError("a memory file that may shrink under its reader")
+    if nbytes < 1:
+        raise FormatError("an empty memory file")
     if os.fstat(fd).st_size < nbytes:
         raise FormatError(f"a memory file of {os.fstat(fd).st_size} bytes for {nbytes}")
     return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)

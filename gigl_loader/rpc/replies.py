@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.native import copy_rows
-from gigl_loader.sampling.store import NeighborAsk, Neighbors, RowAsk
+from gigl_loader.sampling.store import SLOT_BITS, NeighborAsk, Neighbors, RowAsk
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ gathering and scattering included: 1.7 at 256 KiB, 1.3 at 512 KiB and 1 MiB, 1.1
 
 MAX_REPLY_BYTES = 4 << 30
 """A reply beyond this is refused by who asks."""
-
-_MAX_SLOT = 1 << 40
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -119,7 +117,7 @@ def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborAsk, schema: Grap
     if not ask.with_slots:
         return Neighbors(counts, positions, edge_ids, None)
     slots = _array(layout, buffer, "slots", total)
-    _check_range("slots", slots, 0, _MAX_SLOT)
+    _check_range("slots", slots, 0, 1 << SLOT_BITS)
     return Neighbors(counts, positions, edge_ids, slots.astype(np.int64, copy=False))
 
 

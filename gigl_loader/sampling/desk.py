@@ -46,6 +46,7 @@ class Desk:
         self._ledgers = list({id(sampler.ledger): sampler.ledger for sampler in samplers}.values())
         self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._slots_lock = threading.Lock()
+        self._cpu_ns: dict[int, int] = {}  # Of each of our threads, when it last told what was spent.
         self._underway = _Underway(ring)
         self._threads = [
             threading.Thread(target=self._work, args=(sampler,), name=f"sampler {number}", daemon=True)
@@ -127,7 +128,8 @@ class Desk:
 
     def _spent(self) -> Spent:
         costs = [ledger.read() for ledger in self._ledgers]
-        own_ns = sum(map(_cpu_ns, [threading.main_thread(), *self._threads]))
+        self._cpu_ns[threading.get_ident()] = time.thread_time_ns()
+        own_ns = sum(self._cpu_ns.copy().values())
         process_ns = time.process_time_ns()  # Last, so that the difference is not negative.
         return Spent(
             cpu_ns=process_ns,
@@ -179,13 +181,6 @@ class _Underway:
             since_ns=since_ns,
             others=len(self._since) - 1,
         )
-
-
-def _cpu_ns(thread: threading.Thread) -> int:
-    """Return the CPU time of a thread so far, 0 if it has ended."""
-    if thread.ident is None or not thread.is_alive():
-        return 0
-    return time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
 
 
 def _written_apart(sampled: SampledBatch, nbytes: int) -> int:

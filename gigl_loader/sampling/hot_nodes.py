@@ -23,7 +23,9 @@ __all__ = ["hot_nodes"]
 Int64Array = npt.NDArray[np.int64]
 
 _SAMPLED_EDGES = 1 << 22
-"""Enough to order the nodes of a large graph by how often they are met, at a third of a second."""
+_MOST_SAMPLED_EDGES = 1 << 24
+"""At least the first, a third of a second; eight for every row that fits; at most the second."""
+_SAMPLED_PER_ROW = 8
 _BLOCK = 1 << 12
 
 
@@ -52,10 +54,22 @@ def hot_nodes(graph: Graph, parts: tuple[int, ...], nbytes: int) -> dict[NodeTyp
     )
     if total <= nbytes:
         return {node_type: _all_of(ranges) for node_type, ranges in foreign.items()}
+    rows = nbytes // min(size for size in row_bytes.values() if size)
+    share = _share_to_sample(graph, parts, rows)
     candidates = [
-        _candidates(graph, node_type, ranges, parts, row_bytes) for node_type, ranges in foreign.items()
+        _candidates(graph, node_type, ranges, parts, row_bytes=row_bytes[node_type], share=share)
+        for node_type, ranges in foreign.items()
     ]
     return _worthiest(candidates, row_bytes, nbytes)
+
+
+def _share_to_sample(graph: Graph, parts: tuple[int, ...], rows: int) -> float:
+    """Return which share of this host's edges tells the ``rows`` nodes that are referred to most."""
+    num_edges = sum(
+        len(graph.topology(edge_type, part)["indices"]) for edge_type in graph.schema.edges for part in parts
+    )
+    wanted = min(max(_SAMPLED_PER_ROW * rows, _SAMPLED_EDGES), _MOST_SAMPLED_EDGES)
+    return min(wanted / max(num_edges, 1), 1.0)
 
 
 def _worthiest(
@@ -79,29 +93,26 @@ def _candidates(
     node_type: NodeType,
     ranges: list[tuple[int, int]],
     parts: tuple[int, ...],
-    row_bytes: dict[NodeType, int],
+    *,
+    row_bytes: int,
+    share: float,
 ) -> _Candidates:
-    """Return the foreign nodes of a type that a sample of this host's edges refers to."""
+    """Return the foreign nodes of a type that ``share`` of this host's edges refers to."""
     schema = graph.schema
     edge_types = [edge_type for edge_type in schema.edges if schema.neighbor_type(edge_type) == node_type]
-    num_edges = sum(schema.edges[edge_type].count for edge_type in schema.edges) or 1
-    met = [
-        block
-        for edge_type in edge_types
-        for block in _sampled(graph, edge_type, parts, _SAMPLED_EDGES / num_edges)
-    ]
+    met = [block for edge_type in edge_types for block in _sampled(graph, edge_type, parts, share)]
     positions, counts = np.unique(np.concatenate([np.empty(0, np.int64), *met]), return_counts=True)
     inside = np.zeros(len(positions), np.bool_)
     for begin, end in ranges:
         inside |= (positions >= begin) & (positions < end)
-    return _Candidates(node_type, positions[inside], counts[inside] / row_bytes[node_type])
+    return _Candidates(node_type, positions[inside], counts[inside] / row_bytes)
 
 
 def _sampled(graph: Graph, edge_type: EdgeType, parts: tuple[int, ...], share: float) -> Iterator[Int64Array]:
     """Yield neighbours of about ``share`` of the edges, in blocks at equal distances."""
     for part in parts:
         indices = graph.topology(edge_type, part)["indices"]
-        stride = max(int(_BLOCK / min(share, 1.0)), 1)
+        stride = int(_BLOCK / share)
         for begin in range(0, len(indices), stride):
             yield indices[begin : begin + _BLOCK].astype(np.int64)
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 from gigl_loader.native import copy_rows, split_by_owner
-from gigl_loader.sampling.store import NeighborAsk, Neighbors, RowAsk, WireCounts
+from gigl_loader.sampling.store import SLOT_BITS, NeighborAsk, Neighbors, RowAsk, WireCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +22,10 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.columns import RowWant
     from gigl_loader.sampling.store import NeighborStore
 
-__all__ = ["SLOT_BITS", "FrontierAsk", "PartitionedStore"]
+__all__ = ["FrontierAsk", "PartitionedStore"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
-
-SLOT_BITS = 40
-"""Slots of partition p are offset by ``p << SLOT_BITS`` in a batch: nobody needs to know counts of others."""
 
 _MOST_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.
 
@@ -104,27 +102,25 @@ class PartitionedStore:
 
     def sample(self, asks: Sequence[FrontierAsk]) -> list[list[Neighbors]]:
         """Return, for every ask, the answers by partition. Errors are those of the stores."""
-        work = _Round(self._pool)
         answers: list[list[Neighbors]] = []
-        for ask in asks:
-            answers.append([_NOBODY] * len(self._stores))
-            for part, targets in enumerate(ask.targets):
-                if len(targets):
-                    share, store = ask.share(part), self._stores[part]
-                    work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
-        work.finish()
+        with _Round(self._pool) as work:
+            for ask in asks:
+                answers.append([_NOBODY] * len(self._stores))
+                for part, targets in enumerate(ask.targets):
+                    if len(targets):
+                        share, store = ask.share(part), self._stores[part]
+                        work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
         return answers
 
     def gather(self, wants: Sequence[RowWant]) -> None:
         """Write all rows that are wanted. When this returns or raises, nothing more is written."""
-        work = _Round(self._pool)
-        for want in wants:
-            if want.columns:
-                shares = split_by_owner(want.rows, self._bounds[want.kind])
-                for part, (rows, places) in enumerate(shares):
-                    if len(rows):
-                        self._gather(work, part, want, rows, places)
-        work.finish()
+        with _Round(self._pool) as work:
+            for want in wants:
+                if want.columns:
+                    shares = split_by_owner(want.rows, self._bounds[want.kind])
+                    for part, (rows, places) in enumerate(shares):
+                        if len(rows):
+                            self._gather(work, part, want, rows, places)
 
     def _gather(self, work: _Round, part: int, want: RowWant, rows: Int64Array, places: Int64Array) -> None:
         here = part in self._local
@@ -153,7 +149,11 @@ _NOBODY = Neighbors(
 
 
 class _Round:
-    """Jobs that belong together: those for others begin at once, those for this thread in ``finish``."""
+    """Jobs that belong together: those for others begin at once, those for this thread when all are added.
+
+    Nobody is left behind, whatever is raised: a job that went on could write into memory that is another
+    batch's by then.
+    """
 
     def __init__(self, pool: ThreadPoolExecutor | None) -> None:
         self._pool = pool
@@ -166,19 +166,20 @@ class _Round:
         else:
             self._away.append(self._pool.submit(job))
 
-    def finish(self) -> None:
-        """Run what is left, wait for all, then raise the first error.
+    def __enter__(self) -> Self:
+        return self
 
-        Nobody is left behind: a job that went on after an error could write into memory that is
-        another batch's by then.
-        """
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Run what is left, unless something was raised; wait for all; then raise the first error."""
         try:
-            for job in self._here:
-                job()
+            if kind is None:
+                for job in self._here:
+                    job()
         finally:
             wait(self._away)
-        for future in self._away:
-            future.result()
+        if kind is None:
+            for future in self._away:
+                future.result()
 
 
 def _sample(store: NeighborStore, ask: NeighborAsk, answers: list[Neighbors], part: int) -> None:

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["NeighborAsk", "NeighborStore", "Neighbors", "RowAsk", "WireCounts"]
+__all__ = ["SLOT_BITS", "NeighborAsk", "NeighborStore", "Neighbors", "RowAsk", "WireCounts"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
+
+SLOT_BITS = 40
+"""A partition holds fewer edges of a type than 2 to this power. In a batch, slots of partition p are offset
+by ``p << SLOT_BITS``: nobody needs to know how many edges others have. ``csrc/stitch.h`` has it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
@@ -58,3 +59,21 @@ def test_types_without_columns_are_left_out() -> None:
 def test_a_host_that_holds_all_needs_none() -> None:
     assert hot_nodes(star_graph(), (0, 1), 1 << 20)["a"].dtype == np.int64
     assert len(hot_nodes(star_graph(), (0, 1), 1 << 20)["a"]) == 0
+
+
+def test_a_host_with_few_of_the_edges_samples_as_many_as_one_with_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of this host's 40 edges are sampled, though they are a twentieth of the graph's."""
+    monkeypatch.setattr("gigl_loader.sampling.hot_nodes._SAMPLED_EDGES", 20)
+    monkeypatch.setattr("gigl_loader.sampling.hot_nodes._SAMPLED_PER_ROW", 0)
+    monkeypatch.setattr("gigl_loader.sampling.hot_nodes._BLOCK", 1)
+    sources = torch.arange(800) % 40 + 24  # Every node of partition 1, and some of partition 0.
+    targets = torch.cat([torch.arange(40) % 32, 32 + torch.arange(760) % 32])
+    data = Data(x=torch.randn(NUM_NODES, 16), edge_index=torch.stack([sources, targets]))
+    folder = MemoryFolder()
+    build_graph(tables_from_pyg(data), folder, num_partitions=2, assigner="range")
+
+    chosen = hot_nodes(Graph.open(folder), (0,), 31 * ROW_BYTES)["node"]
+
+    assert len(chosen) >= 10

@@ -149,6 +149,33 @@ def test_an_error_is_raised_when_nobody_is_at_work_any_more(graph: Graph, failin
         assert all(len(each.finished) == 1 for each in others)
 
 
+def test_a_refusal_while_asks_go_out_is_raised_when_nobody_is_at_work_any_more(graph: Graph) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(SECONDS)
+
+    class Unsplittable(RowWant):
+        """Wanted rows that lie nowhere. By then, others are being fetched."""
+
+        @property
+        def columns(self) -> Any:
+            assert begun.wait(SECONDS)
+            threading.Timer(0.05, go_on.set).start()
+            return ("x",)
+
+    good = _want(graph)
+    store, told = _store(graph, lambda part: _nothing if part == 1 else wait)
+    with closing(store):
+        bad = Unsplittable.__new__(Unsplittable)
+        object.__setattr__(bad, "kind", "item")
+        object.__setattr__(bad, "rows", np.array([-1]))
+        with pytest.raises(ValueError, match="-1"):
+            store.gather([good, bad])
+        assert all(len(each.finished) == 1 for each in (told[0], told[2]))
+
+
 def test_owners_of_nothing_that_is_wanted_are_not_asked(graph: Graph) -> None:
     store, told = _store(graph, lambda _: _nothing)
     ask = _ask(graph)

@@ -14,6 +14,7 @@ from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -33,3 +34,17 @@ def test_what_lies_there_instead_is_not_believed(garbage: int, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         assert open_cache(f"/proc/{os.getpid()}/fd/{garbage}", store_graphs()[0].graph) is None
     assert "no cache of remote rows" in caplog.text
+
+
+def test_a_descriptor_that_is_something_else_by_now_is_no_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, write = os.pipe()
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        for fd in (read, file):
+            assert open_cache(f"/proc/{os.getpid()}/fd/{fd}", store_graphs()[0].graph) is None
+    finally:
+        for fd in (read, write, file):
+            os.close(fd)
+    assert "not a memory file" in caplog.text
