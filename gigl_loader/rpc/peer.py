@@ -60,18 +60,18 @@ def check_peer(endpoint: Endpoint, token: str, *, digest: str, timeout_s: float)
     """
     deadline = time.monotonic() + timeout_s
     for port in (endpoint.control_port, endpoint.data_port):
-        _knock(endpoint, port, timeout_s)
+        _knock(endpoint, port, deadline)
     if endpoint.certificate:
         with _naming(endpoint):
             check_dates(endpoint.certificate)
     with ControlClient.connected(endpoint, token) as client, _rpc_errors(endpoint):
-        found = client.describe(max(deadline - time.monotonic(), 0.001))
+        found = client.describe(_left(deadline))
     _check_same(endpoint, found.wire_version, found.version, found.graph, digest)
     if tuple(found.partitions) != endpoint.partitions:
         raise ValueError(
             f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
         )
-    _ping(endpoint, token, digest, max(deadline - time.monotonic(), 0.001))
+    _ping(endpoint, token, digest, _left(deadline))
     return Description(
         version=found.version,
         graph=found.graph,
@@ -89,22 +89,41 @@ def peer_stats(endpoint: Endpoint, token: str, *, timeout_s: float) -> PeerStats
     return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
 
 
-def _knock(endpoint: Endpoint, port: int, timeout_s: float) -> None:
+def _knock(endpoint: Endpoint, port: int, deadline: float) -> None:
     """Open a bare connection: the operating system says why it cannot be, gRPC does not."""
     place = f"{endpoint} (port {port})"
+    began = time.monotonic()
     try:
-        socket.create_connection((endpoint.host, port), timeout_s).close()
+        _connect(endpoint.host, port, deadline)
     except socket.gaierror as error:
         raise StorageUnavailable(f"{place}: the name {endpoint.host!r} is not known here: {error}") from None
     except ConnectionRefusedError:
         raise StorageUnavailable(f"{place}: nothing listens there: did its service end?") from None
     except TimeoutError:
         raise StorageUnavailable(
-            f"{place}: no answer to a connection in {timeout_s:g} s: is there a firewall between the hosts, "
-            "or is the host down?"
+            f"{place}: no answer to a connection in {time.monotonic() - began:.1f} s: is there a firewall "
+            "between the hosts, or is the host down?"
         ) from None
     except OSError as error:
         raise StorageUnavailable(f"{place}: {error.strerror or error}") from None
+
+
+def _connect(host: str, port: int, deadline: float) -> None:
+    """Connect to one of the addresses of ``host``; each has an even share of the time that is left."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for others, (family, kind, protocol, _, place) in zip(reversed(range(len(found))), found, strict=True):
+        with socket.socket(family, kind, protocol) as knocker:
+            knocker.settimeout(_left(deadline) / (others + 1))
+            try:
+                knocker.connect(place)
+                break
+            except OSError:
+                if not others:
+                    raise
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
 
 
 def _ping(endpoint: Endpoint, token: str, digest: str, timeout_s: float) -> None:

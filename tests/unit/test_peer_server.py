@@ -7,6 +7,7 @@ import ipaddress
 import json
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -425,6 +426,21 @@ def test_check_peer_suspects_a_firewall_where_nothing_answers(graph: Graph, endp
         silent = replace(endpoint, control_port=deaf.getsockname()[1])
         with pytest.raises(StorageUnavailable, match="is there a firewall"):
             check_peer(silent, TOKEN, digest=graph.manifest.digest, timeout_s=0.3)
+
+
+def test_check_peer_keeps_its_time_where_a_name_has_several_addresses(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as deaf, socket.socket() as filler:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        filler.connect(deaf.getsockname())
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", deaf.getsockname())] * 4
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        began = time.monotonic()
+        with pytest.raises(StorageUnavailable, match=r"no answer to a connection in 0\.\d s"):
+            check_peer(endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=0.2)
+        assert time.monotonic() - began < 0.5
 
 
 # --- where it listens
