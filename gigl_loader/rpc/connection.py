@@ -33,6 +33,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_LAST_ATTEMPT_S = 0.2  # Kept of the time of a call, or a quarter of it; connecting takes some 10 ms.
 
 _CHANNEL_OPTIONS = [
     # Channels with equal arguments share connections, hence the backoff of the last failure (up to 120 s).
@@ -93,6 +94,7 @@ class Connection:
         """
         began = time.monotonic()
         pause = _FIRST_PAUSE_S
+        reserve = min(_LAST_ATTEMPT_S, self._timeout_s / 4)
         last = ""
         while True:
             left = began + self._timeout_s - time.monotonic()
@@ -104,7 +106,7 @@ class Connection:
                 if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
                     last = str(error)
             left = began + self._timeout_s - time.monotonic()
-            if left <= pause or self._closed.wait(pause):
+            if left <= reserve or self._closed.wait(min(pause, left - reserve)):
                 break
             _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
             self.count(retries=1)
