@@ -15,7 +15,7 @@ from gigl_loader.errors import FormatError, GiglError, SamplingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Kind", "Refused"]
+__all__ = ["Kind", "Refused", "TooLarge"]
 
 _MAX_MESSAGE = 1_000  # Headers of HTTP/2 messages hold it: 8 KiB in all by default.
 
@@ -32,11 +32,15 @@ class Kind(Enum):
     OTHER_GRAPH = "other graph"
     """The service has another graph, or not this partition."""
     TOO_LARGE = "too large"
-    """Beyond a limit."""
+    """A request beyond a limit, or one whose reply would be: ask for less at once."""
     BUSY = "busy"
     """As many calls as allowed are under way: ask again."""
     FAILED = "failed"
     """The service's own mistake. Its log has the traceback."""
+
+
+class TooLarge(SamplingError):
+    """A request, or the reply that it asks for, is beyond a limit: it can be cut."""
 
 
 class Refused(Exception):
@@ -73,7 +77,7 @@ _ERRORS: Mapping[Kind, type[Exception]] = {
     Kind.INVALID: ValueError,
     Kind.UNAUTHENTICATED: SamplingError,
     Kind.OTHER_GRAPH: SamplingError,
-    Kind.TOO_LARGE: SamplingError,
+    Kind.TOO_LARGE: TooLarge,
     Kind.BUSY: GiglError,
     Kind.FAILED: SamplingError,
 }

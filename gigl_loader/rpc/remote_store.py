@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.refusals import TooLarge
 from gigl_loader.rpc.replies import Assembly, RowScatter, read_neighbors, read_split
 from gigl_loader.rpc.requests import Envelope, SplitAsk, encode
 from gigl_loader.sampling.store import Neighbors
@@ -28,6 +30,9 @@ __all__ = ["RemoteStore", "fetch_split"]
 
 _MOST_ROWS = 4 << 20
 """Of one request: 32 MiB of positions, half of what a service reads."""
+
+_MOST_BYTES = 128 << 20
+"""Of the rows of one request: each attempt has 30 s, and so 4 MB/s will do."""
 
 
 class RemoteStore:
@@ -59,21 +64,18 @@ class RemoteStore:
 
     def sample(self, ask: NeighborAsk) -> Neighbors:
         """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
-        if len(ask.targets) <= _MOST_ROWS:
-            return self._sample(ask)
         pieces = [ask.targets[at : at + _MOST_ROWS] for at in range(0, len(ask.targets), _MOST_ROWS)]
-        answers = [self._sample(replace(ask, targets=piece)) for piece in pieces]
-        return Neighbors(
-            np.concatenate([each.counts for each in answers]),
-            np.concatenate([each.positions for each in answers]),
-            _joined([each.edge_ids for each in answers]),
-            _joined([each.slots for each in answers]),
-        )
+        answers: list[Neighbors] = []
+        for piece in pieces or [ask.targets]:
+            answers += self._sample_in_parts(replace(ask, targets=piece))
+        return answers[0] if len(answers) == 1 else _one_after_the_other(answers)
 
     def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
         """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``, straight from what arrives."""
-        for at in range(0, len(ask.rows), _MOST_ROWS):
-            piece = slice(at, at + _MOST_ROWS)
+        width = sum(matrix.shape[1] for matrix in out)
+        step = min(_MOST_ROWS, max(_MOST_BYTES // max(width, 1), 1))
+        for at in range(0, len(ask.rows), step):
+            piece = slice(at, at + step)
             self._gather(replace(ask, rows=ask.rows[piece]), places[piece], out)
 
     def wire(self) -> WireCounts:
@@ -93,6 +95,17 @@ class RemoteStore:
         partition = self._envelope.partition
         layout, buffer = self._connection.ask(self._encoded(ask), _assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
+
+    def _sample_in_parts(self, ask: NeighborAsk) -> list[Neighbors]:
+        """Ask, and for halves where the service finds it too large: it knows how many edges there are."""
+        try:
+            return [self._sample(ask)]
+        except TooLarge as error:
+            if len(ask.targets) <= 1:
+                raise SamplingError(f"{error}; no reply holds those of one node: set a fanout") from None
+        half = len(ask.targets) // 2
+        parts = (ask.targets[:half], ask.targets[half:])
+        return [answer for part in parts for answer in self._sample_in_parts(replace(ask, targets=part))]
 
     def _sample(self, ask: NeighborAsk) -> Neighbors:
         layout, buffer = self._connection.ask(self._encoded(ask), _assembled)
@@ -138,6 +151,15 @@ def _assembled(chunks: Chunks) -> tuple[Layout, Bytes]:
     for chunk, total in chunks:
         document.add(chunk, total)
     return document.finish()
+
+
+def _one_after_the_other(answers: Sequence[Neighbors]) -> Neighbors:
+    return Neighbors(
+        np.concatenate([each.counts for each in answers]),
+        np.concatenate([each.positions for each in answers]),
+        _joined([each.edge_ids for each in answers]),
+        _joined([each.slots for each in answers]),
+    )
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:

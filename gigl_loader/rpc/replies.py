@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK_BYTES",
+    "MAX_DRAWN_EDGES",
     "MAX_REPLY_BYTES",
     "Assembly",
     "RowScatter",
@@ -40,6 +41,9 @@ gathering and scattering included: 1.7 at 256 KiB, 1.3 at 512 KiB and 1 MiB, 1.1
 
 MAX_REPLY_BYTES = 4 << 30
 """A reply beyond this is refused by who asks."""
+
+MAX_DRAWN_EDGES = 16 << 20
+"""Of one ask: a service refuses more before it draws. They take 64 to 400 MB, as each has 4 to 24 bytes."""
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]

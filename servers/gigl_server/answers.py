@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gigl_loader.rpc.replies import CHUNK_BYTES, neighbors_document, row_layout, split_document
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.replies import (
+    CHUNK_BYTES,
+    MAX_DRAWN_EDGES,
+    neighbors_document,
+    row_layout,
+    split_document,
+)
 from gigl_loader.rpc.requests import Ping, SplitAsk, parse
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from gigl_server.ledger import Ledger
 
     Bytes = npt.NDArray[np.uint8]
+    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["Answers", "Chunk"]
 
@@ -65,11 +73,25 @@ class Answers:
 
     def _document(self, partition: int, request: NeighborAsk | SplitAsk | Ping) -> list[Bytes]:
         if isinstance(request, NeighborAsk):
+            self._check_size(partition, request)
             with self._ledger.timed("sampling_s"):
                 return neighbors_document(self._stores[partition].sample(request))
         if isinstance(request, SplitAsk):
             return split_document(self._graph.split_part(request.node_type, request.split, partition))
         return split_document(np.empty(0, np.int64))
+
+    def _check_size(self, partition: int, ask: NeighborAsk) -> None:
+        """Refuse an ask of more edges than a reply may have, before they are drawn."""
+        if 0 <= ask.fanout * len(ask.targets) <= MAX_DRAWN_EDGES:
+            return
+        bounds = self._graph.bounds(self._graph.schema.target_type(ask.edge_type))
+        indptr = self._graph.topology(ask.edge_type, partition)["indptr"]
+        edges = _count_drawn(indptr, ask.targets - bounds[partition], ask.fanout, replace=ask.replace)
+        if edges > MAX_DRAWN_EDGES:
+            raise Refused(
+                Kind.TOO_LARGE,
+                f"{edges} edges of {len(ask.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
+            )
 
     def _rows(self, partition: int, ask: RowAsk) -> Iterator[Chunk]:
         """Gather whole rows into one buffer after the other, column by column."""
@@ -123,6 +145,16 @@ class Answers:
 
     def _edge_counter(self, partition: int) -> _EdgeCounter:
         return _EdgeCounter(self._graph, partition)
+
+
+def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: bool) -> int:
+    """Return how many edges are drawn for ``rows``: without taking memory for them."""
+    degrees = indptr[rows + 1] - indptr[rows]
+    if fanout < 0:
+        return int(degrees.sum())
+    if replace:
+        return fanout * int(np.count_nonzero(degrees))
+    return int(np.minimum(degrees, fanout).sum())
 
 
 class _EdgeCounter:

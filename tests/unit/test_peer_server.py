@@ -251,6 +251,60 @@ def test_a_caller_that_leaves_in_mid_stream_frees_its_turn(
         store.close()
 
 
+# --- more than one reply may hold
+
+
+@pytest.mark.parametrize("fanout", [1 << 20, 2**31 - 1])
+def test_more_edges_than_a_reply_may_have_are_refused_before_they_are_drawn(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, fanout: int
+) -> None:
+    monkeypatch.setattr("gigl_loader.sampling.local_store.draw_hop", lambda *_, **__: 1 / 0)
+    many = replace(ask(fanout=fanout), replace=True)
+    ticket = requests.encode(Envelope(graph=graph.manifest.digest, partition=0), many, graph.schema)
+    record = refusal(endpoint, ticket)
+    assert record["kind"] == "too large"
+    assert record["message"] == f"{fanout * 50} edges of 50 nodes; at most 16777216 are drawn at once"
+
+
+@pytest.mark.parametrize("fanout", [-1, 3])
+@pytest.mark.parametrize("replacing", [False, True])
+def test_an_ask_that_is_too_large_is_answered_in_parts(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, fanout: int, replacing: bool
+) -> None:
+    store = remote_store(graph, endpoint)
+    given = replace(ask(fanout=fanout), replace=replacing)
+    whole = store.sample(given)
+    assert store.wire().calls == 1
+    monkeypatch.setattr("gigl_server.answers.MAX_DRAWN_EDGES", len(whole.positions))
+    store.sample(given)
+    assert store.wire().calls == 2  # Exactly as many as allowed.
+    monkeypatch.setattr("gigl_server.answers.MAX_DRAWN_EDGES", 40)
+    cut = store.sample(given)
+    assert store.wire().calls > 6
+    for name in ("counts", "positions", "edge_ids", "slots"):
+        assert np.array_equal(getattr(cut, name), getattr(whole, name))
+    monkeypatch.setattr("gigl_server.answers.MAX_DRAWN_EDGES", 2)
+    with pytest.raises(SamplingError, match=r"\d+ edges of 1 nodes; .* of one node: set a fanout$"):
+        store.sample(given)
+    store.close()
+
+
+def test_rows_are_asked_for_by_bytes(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gigl_loader.rpc.remote_store._MOST_BYTES", 720)
+    store = remote_store(graph, endpoint)
+    rows = RowAsk(kind="node", columns=("x", "y"), rows=np.arange(25))
+    out = [np.zeros((25, 64), np.uint8), np.zeros((25, 8), np.uint8)]
+    store.gather(rows, np.arange(25), out)
+    assert store.wire().calls == 3  # 10 rows of 72 bytes at a time.
+    assert (out[0].view(np.float32) == graph.node_column("node", "x", 0)[:25]).all()
+    monkeypatch.setattr("gigl_loader.rpc.remote_store._MOST_BYTES", 1)
+    store.gather(rows, np.arange(25), out)
+    assert store.wire().calls == 3 + 25
+    store.close()
+
+
 # --- splits
 
 

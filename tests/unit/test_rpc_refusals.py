@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gigl_loader.errors import FormatError, GiglError, SamplingError
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Kind, Refused, TooLarge
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -21,7 +21,7 @@ def test_a_refusal_survives_the_wire(kind: Kind) -> None:
         (Kind.INVALID, ValueError),
         (Kind.UNAUTHENTICATED, SamplingError),
         (Kind.OTHER_GRAPH, SamplingError),
-        (Kind.TOO_LARGE, SamplingError),
+        (Kind.TOO_LARGE, TooLarge),
         (Kind.BUSY, GiglError),
         (Kind.FAILED, SamplingError),
     ],
