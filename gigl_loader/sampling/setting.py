@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.channel.message import receive_fds, send_fds
@@ -30,8 +30,9 @@ class WorkerSetting:
     """``module:function`` that takes this setting and returns a sequence of ``BatchSampler``: as many
     batches are sampled at once, a thread for each."""
     plan: SamplingPlan
-    reference: dict[str, Any]
-    """Names the graph. File descriptors in it are those of the process that reads them."""
+    reference: dict[str, Any] = field(repr=False)
+    """Names the graph; not shown, for the token of its peers is in it. File descriptors in it are those of
+    the process that reads them."""
     ring: RingLayout
     concurrency: int = 1
     """Batches in flight: as many samplers can be kept busy."""

@@ -28,6 +28,10 @@ def test_a_setting_survives_json() -> None:
     assert WorkerSetting.from_json(SETTING.to_json().encode()) == SETTING
 
 
+def test_a_setting_does_not_show_the_token() -> None:
+    assert "secret" not in repr(replace(SETTING, reference={"peers": {"token": "secret"}}))
+
+
 @pytest.mark.parametrize("files", [0, 1, 200])
 def test_a_handover_arrives_with_its_files(files: int) -> None:
     """Descriptors get other numbers on the way; the graph's keep their names."""
