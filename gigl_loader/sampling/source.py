@@ -20,6 +20,7 @@ from gigl_loader.sampling.weighted import WeightedSampler
 if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
     from gigl_loader.sampling.ledger import Ledger
+    from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.schedule import Request, Schedule
     from gigl_loader.tensors import Layout
 
@@ -91,10 +92,21 @@ class BatchSource(Protocol):
 class InlineSource:
     """Samples in the caller's thread, when a batch is asked for."""
 
-    def __init__(self, sampler: BatchSampler, schedule: Schedule, *, channel_bytes: int = 4 << 30) -> None:
-        """``channel_bytes`` of address space are set aside for frames; memory is committed when touched."""
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        schedule: Schedule,
+        *,
+        channel_bytes: int = 4 << 30,
+        store: PartitionedStore | None = None,
+    ) -> None:
+        """``channel_bytes`` of address space are set aside for frames; memory is committed when touched.
+
+        ``store`` is what the sampler asks, where it is nobody else's: it is closed with the source.
+        """
         self._sampler = sampler if schedule.draw is None else WeightedSampler(sampler, schedule.draw)
         self._schedule = schedule
+        self._store = store
         self._slots: SlotPool | None = _private_slots(channel_bytes)
         self._epoch = -1
         self._position = schedule.num_batches
@@ -136,6 +148,8 @@ class InlineSource:
 
     def close(self) -> None:
         self._slots = None
+        if self._store is not None:
+            self._store.close()
 
     def stats(self) -> dict[str, Any]:
         costs = self._sampler.ledger.read()
