@@ -6,14 +6,16 @@ import math
 import os
 import sys
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
-from gigl_loader.hosts.meeting import tell_failure
+from gigl_loader.hosts.meeting import Meeting
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
+from gigl_loader.topology import announce_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,15 +31,16 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.schedule import Schedule
-    from gigl_loader.sampling.source import BatchSampler, BatchSource
+    from gigl_loader.sampling.source import BatchSource
 
     Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["DistDataset"]
 
 _PEERS_SAMPLERS = "gigl_loader.hosts.peers:open_samplers"
-_SHARE_OF_PEERS = 0.8
-"""Of the time that a loader waits: so that the batch fails, naming the host, before the loader gives up."""
+_SHARE_OF_PEERS = 0.4
+"""Of the time that a loader waits, for each ask: so that a batch fails, naming the host, before the loader
+gives up, though it asks hop after hop, and the round before may have been slow, too."""
 
 
 class DistDataset:
@@ -54,7 +57,8 @@ class DistDataset:
         self._membership = membership
         if membership is not None:
             weakref.finalize(self, _farewell, membership, os.getpid())
-        self._stores: list[PartitionedStore] = []
+        self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
+        """Of loaders that sample in this process, and close theirs when they are shut down."""
 
     @classmethod
     def open(
@@ -71,7 +75,8 @@ class DistDataset:
         """Map the graph directory at ``path``, whatever its size.
 
         With all partitions here, that is all. Where some are missing, every rank of the process group must
-        call this, and local rank 0 of each host serves what its host holds to the others.
+        call this, and local rank 0 of each host serves what its host holds to the others. Ranks meet by
+        the count of their calls: each of them opens all datasets, whole ones too, in the same order.
 
         ``partitions``
             Those to hold; by default all that lie at ``path``. The same on all ranks of a host.
@@ -98,27 +103,28 @@ class DistDataset:
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         group = RankGroup.current(patience_s=timeout)
+        # Whether the graph is whole here or cannot be opened at all: only so do ranks stay in step.
+        meeting = None if group is None else Meeting(group, timeout=timeout)
         try:
             cache_bytes = byte_count("cache_size", cache_size, minimum=0)
             graph = open_partitions(path, partitions)
             if graph.is_whole:
                 return cls(graph)
-            if group is None:
+            if meeting is None:
                 raise ValueError(_alone_with(graph))
         except Exception as error:
-            if group is not None:
-                tell_failure(group, error)
+            if meeting is not None:
+                _excuse(meeting, error)
             raise
         from gigl_loader.hosts.membership import Membership  # gRPC and Arrow, which only peers need.
 
         membership = Membership.join(
-            group,
+            meeting,
             graph,
             listen=listen,
             advertise=advertise,
             credentials=credentials,
             cache_bytes=cache_bytes,
-            timeout=timeout,
         )
         return cls(graph, membership)
 
@@ -219,13 +225,14 @@ class DistDataset:
     ) -> BatchSource:
         """Return where the batches of this plan come from: sampling processes, or inline without options.
 
-        Where other hosts hold partitions, a batch fails with ``StorageUnavailable`` before ``timeout``
-        seconds are over, the time that a loader waits.
+        ``timeout`` is how long a loader waits for a batch. Where other hosts hold partitions, each ask of
+        one is tried for 40 % of it. A batch asks once for each hop and once for columns, and fails with
+        ``StorageUnavailable`` in the first of these rounds that a host does not answer: before the loader
+        gives up, unless the rounds before that took more than 60 % of its time.
         """
         peers_timeout_s = _SHARE_OF_PEERS * timeout
         if options is None:
-            sampler = self._inline_sampler(plan, peers_timeout_s)
-            return InlineSource(sampler, schedule, channel_bytes=channel_bytes)
+            return self._inline_source(plan, schedule, peers_timeout_s, channel_bytes)
         if self._membership is not None and options.start_method == "fork":
             raise ValueError(
                 "multiprocessing_context='fork' cannot be used where other hosts hold partitions: network "
@@ -267,14 +274,17 @@ class DistDataset:
         if self._membership is not None:
             self._membership.close(wait=wait)
 
-    def _inline_sampler(self, plan: SamplingPlan, timeout_s: float) -> BatchSampler:
+    def _inline_source(
+        self, plan: SamplingPlan, schedule: Schedule, timeout_s: float, channel_bytes: int
+    ) -> InlineSource:
         if self._membership is None:
-            return Sampler(self._graph, plan)
+            return InlineSource(Sampler(self._graph, plan), schedule, channel_bytes=channel_bytes)
         from gigl_loader.sampling.stepped import SteppedSampler
 
         store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
-        self._stores.append(store)
-        return SteppedSampler(self._graph, plan, store)
+        self._stores.add(store)
+        sampler = SteppedSampler(self._graph, plan, store)
+        return InlineSource(sampler, schedule, channel_bytes=channel_bytes, store=store)
 
     def __reduce__(self) -> tuple[Callable[[str], DistDataset], tuple[Any, ...]]:
         if self._membership is not None:
@@ -299,6 +309,13 @@ def _farewell(membership: Membership, owner: int) -> None:
     if os.getpid() == owner:
         # Python sets this when an exception ends the script. Then nobody is waited for.
         membership.close(wait=not hasattr(sys, "last_type"))
+
+
+def _excuse(meeting: Meeting, error: Exception) -> None:
+    """Tell all ranks that this one will not join them, and why."""
+    with suppress(ConnectionError):
+        announce_host(meeting.group)
+        meeting.tell_failure(error)
 
 
 def _alone_with(graph: Graph) -> str:

@@ -14,7 +14,7 @@ from gigl_loader.group import RankGroup
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Topology", "announce_host", "own_address"]
+__all__ = ["Topology", "announce_host", "machine_id", "own_address"]
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
@@ -170,9 +170,11 @@ def _master(variables: Mapping[str, str]) -> str:
 
 def _boot_id(variables: Mapping[str, str]) -> str:
     """Return what is equal in all processes of a running machine. ``GIGL_BOOT_ID`` stands in for it."""
-    given = variables.get("GIGL_BOOT_ID")
-    if given:
-        return given
+    return variables.get("GIGL_BOOT_ID") or machine_id()
+
+
+def machine_id() -> str:
+    """Return what is equal in all processes of this machine, and never made up."""
     try:
         with open(_BOOT_ID_FILE) as file:
             return file.read().strip()

@@ -25,6 +25,8 @@ class Holding:
     partitions: tuple[int, ...]
     address: str
     """That others may reach this host by."""
+    machine: str = ""
+    """On which it runs: the same for hosts that a test simulates on one."""
     where: str
     """Path of the graph."""
 

@@ -1,7 +1,7 @@
 """How the ranks that open one graph together tell each other what they have, step by step.
 
-Every step is told or failed by some ranks and heard by all, so whatever goes wrong on one host is raised
-on every rank, and nobody waits for a step that will not come.
+Every step is told by some ranks and heard by all. A rank that fails lets all steps fail, those already
+told, too: who comes late finds that the others did not wait, and nobody waits for what will not come.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.group import wait_for
-from gigl_loader.topology import announce_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gigl_loader.group import RankGroup
 
-__all__ = ["FIRST_STEP", "Meeting", "tell_failure"]
+__all__ = ["STEPS", "Meeting"]
 
-FIRST_STEP = "holding"
+STEPS = ("holding", "endpoint", "reach", "cache", "joined")
+"""Of opening a graph, in their order. The last says that nothing can fail any more."""
 
 _KINDS = {
     kind.__name__: kind
@@ -37,6 +37,7 @@ class Meeting:
         self.group = group
         self._key = f"dataset/{group.turn('dataset')}"
         self.timeout = timeout
+        self._failed = False
 
     def tell(self, step: str, value: Any) -> None:
         """Let all ranks hear ``value`` (JSON-able) of this rank."""
@@ -48,19 +49,26 @@ class Meeting:
         return {rank: _value(rank, text) for rank, text in texts.items()}
 
     @contextmanager
-    def telling_failures(self, step: str) -> Iterator[None]:
-        """Let all ranks that wait for this step hear of an exception instead."""
+    def telling_failures(self) -> Iterator[None]:
+        """Let all ranks hear of an exception in the place of any step."""
         try:
             yield
         except BaseException as error:
-            self.tell_failure(step, error)
+            self.tell_failure(error)
             raise
 
-    def tell_failure(self, step: str, error: BaseException) -> None:
-        """Let all ranks that wait for this step hear of ``error`` instead."""
-        failure = [type(error).__name__, str(error) or repr(error)]
+    def tell_failure(self, error: BaseException) -> None:
+        """Let all ranks hear of ``error`` in the place of any step.
+
+        Only of the first, and not of what was heard from another rank, which has told everybody.
+        """
+        if self._failed:
+            return
+        self._failed = True
+        failure = json.dumps({"failure": [_kind(error), str(error) or repr(error)]})
         with suppress(ConnectionError):  # Of two failures, the first counts.
-            self.group.publish(f"{self._key}/{step}", json.dumps({"failure": failure}))
+            for step in STEPS:
+                self.group.publish(f"{self._key}/{step}", failure)
 
     def hear(self, step: str, *, what: str, ranks: Sequence[int] | None = None) -> list[Any]:
         """Wait for what ``ranks`` (all) tell, and return it in their order.
@@ -69,7 +77,7 @@ class Meeting:
         ``what``".
         """
         key = f"{self._key}/{step}"
-        texts = self.group.collect(key, timeout=self.timeout, what=what, ranks=ranks, check=_check_values)
+        texts = self.group.collect(key, timeout=self.timeout, what=what, ranks=ranks, check=self._check)
         return [json.loads(text)["value"] for text in texts]
 
     def settle(self, step: str, *, ranks: Sequence[int]) -> None:
@@ -81,18 +89,19 @@ class Meeting:
         """Return the value of the rank that came first."""
         return self.group.first(f"{self._key}/{key}", value)
 
+    def _check(self, texts: dict[int, str]) -> None:
+        """Raise the failure of a rank, if there is one."""
+        try:
+            for rank, text in texts.items():
+                _value(rank, text)
+        except Exception:
+            self._failed = True
+            raise
 
-def tell_failure(group: RankGroup, error: BaseException) -> None:
-    """Tell all ranks that this one will not come to the next meeting, and why."""
-    with suppress(ConnectionError):
-        announce_host(group)
-        Meeting(group, timeout=0).tell_failure(FIRST_STEP, error)
 
-
-def _check_values(texts: dict[int, str]) -> None:
-    """Raise the failure of a rank, if there is one."""
-    for rank, text in texts.items():
-        _value(rank, text)
+def _kind(error: BaseException) -> str:
+    """Return what other ranks raise for it: the nearest class that they know by name."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
 
 
 def _value(rank: int, text: str) -> Any:

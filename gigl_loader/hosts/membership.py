@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.group import name_ranks, wait_for
 from gigl_loader.hosts.holdings import Holding, check_holdings
-from gigl_loader.hosts.meeting import FIRST_STEP, Meeting
 from gigl_loader.hosts.peers import PEERS, Peers
 from gigl_loader.hosts.shared_cache import SharedCache
 from gigl_loader.rpc.address import Address
@@ -17,7 +16,7 @@ from gigl_loader.rpc.credentials import Credentials, new_token
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
-from gigl_loader.topology import Topology, own_address
+from gigl_loader.topology import Topology, machine_id, own_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.group import RankGroup
+    from gigl_loader.hosts.meeting import Meeting
     from gigl_loader.options import NodeType
 
     Int64Array = npt.NDArray[np.int64]
@@ -40,6 +39,8 @@ _MOST_REACH_S = 20.0
 _FIRST_NOTICE_S = 5.0
 _SHARE_OF_START = 0.8
 """Of the time that other ranks wait: so that they hear why a service did not start."""
+_SHARE_OF_CACHE = 0.5
+"""Of that time, for each ask of a peer: so that they hear which peer did not answer."""
 
 
 class Membership:
@@ -63,46 +64,48 @@ class Membership:
     @classmethod
     def join(
         cls,
-        group: RankGroup,
+        meeting: Meeting,
         graph: Graph,
         *,
         listen: str | None,
         advertise: str | None,
         credentials: Credentials | None,
         cache_bytes: int,
-        timeout: float,
     ) -> Membership:
         """Meet all ranks, serve this host's partitions (local rank 0 does) and check that peers answer.
 
         Local rank 0 then fetches up to ``cache_bytes`` of rows for all ranks of the host to keep.
 
-        Returns on every rank or raises on every rank.
+        Returns on every rank or raises on every rank: the last step is to hear that all have come so far.
         """
-        meeting = Meeting(group, timeout=timeout)
-        with meeting.telling_failures(FIRST_STEP):
-            topology = Topology.detect(group=group, timeout=timeout)
-        holdings = _exchange_holdings(meeting, topology, graph)
-        address = _reachable_address(topology, holdings)
-        token = credentials.token if credentials else meeting.first("token", new_token())
-        service = None
-        if topology.local_rank == 0:
-            with meeting.telling_failures("endpoint"):
-                service = HostService.start(
-                    graph.reference,
-                    graph.parts,
-                    listen=listen or str(Address(address, 0)),
-                    advertise=advertise or (address if listen else None),
-                    credentials=credentials or _credentials(advertise or address, token),
-                    host_index=topology.host_index,
-                    timeout_s=_SHARE_OF_START * timeout,
-                )
-        cache = None
+        timeout = meeting.timeout
+        service = cache = None
         try:
-            peers = _exchange_endpoints(meeting, topology, holdings, service, token)
-            _check_reach(meeting, peers, graph, holdings, service)
-            if service is not None and cache_bytes:
-                cache = _fill_cache(meeting, peers, graph, holdings, cache_bytes)
-            peers = _share_cache(meeting, peers, _leaders(holdings), cache)
+            with meeting.telling_failures():
+                topology = Topology.detect(group=meeting.group, timeout=timeout)
+                holdings = _exchange_holdings(meeting, topology, graph)
+            check_holdings(holdings, graph.schema.num_partitions)  # All know the same: nobody has to tell.
+            with meeting.telling_failures():
+                address = _reachable_address(topology, holdings, given=listen is not None)
+                advertised = advertise or _advertised(listen, address)
+                token = credentials.token if credentials else meeting.first("token", new_token())
+                if topology.local_rank == 0:
+                    service = HostService.start(
+                        graph.reference,
+                        graph.parts,
+                        listen=listen or str(Address(address, 0)),
+                        advertise=advertised,
+                        credentials=credentials or _credentials(advertised, token),
+                        host_index=topology.host_index,
+                        timeout_s=_SHARE_OF_START * timeout,
+                    )
+                peers = _exchange_endpoints(meeting, topology, holdings, service, token)
+                _check_reach(meeting, peers, graph, holdings, service)
+                if service is not None and cache_bytes:
+                    cache = _fill_cache(meeting, peers, graph, holdings, cache_bytes)
+                peers = _share_cache(meeting, peers, _leaders(holdings), cache)
+                meeting.tell("joined", True)
+                meeting.hear("joined", what="finish opening the graph")
         except BaseException:
             if cache is not None:
                 cache.close()
@@ -161,30 +164,42 @@ def _exchange_holdings(meeting: Meeting, topology: Topology, graph: Graph) -> li
         digest=graph.manifest.digest,
         partitions=graph.parts,
         address=own_address(topology.master_address),
+        machine=machine_id(),
         where=str(graph.folder),
     )
-    meeting.tell(FIRST_STEP, asdict(mine))
+    meeting.tell("holding", asdict(mine))
     what = (
         "open the graph as one of several hosts (every rank must; a host that has all partitions says which "
         "it holds: partitions=)"
     )
-    told = meeting.hear(FIRST_STEP, what=what)
-    holdings = [Holding(**document | {"partitions": tuple(document["partitions"])}) for document in told]
-    check_holdings(holdings, graph.schema.num_partitions)
-    return holdings
+    told = meeting.hear("holding", what=what)
+    return [Holding(**document | {"partitions": tuple(document["partitions"])}) for document in told]
 
 
-def _reachable_address(topology: Topology, holdings: Sequence[Holding]) -> str:
+def _reachable_address(topology: Topology, holdings: Sequence[Holding], *, given: bool) -> str:
     """Return the address that this host uses towards others.
 
     On the host of rank 0, the master's name often stands for a loopback address: look elsewhere then.
+    ``ValueError`` where there is none that other machines can use, unless one to listen on is ``given``.
     """
-    mine = holdings[topology.rank].address
-    if not Address(mine, 0).is_loopback:
-        return mine
+    address = holdings[topology.rank].address
     others = (each.address for each in holdings if not Address(each.address, 0).is_loopback)
-    elsewhere = next(others, None)
-    return mine if elsewhere is None else own_address(elsewhere)
+    if Address(address, 0).is_loopback and (elsewhere := next(others, None)) is not None:
+        address = own_address(elsewhere)
+    several = len({each.machine for each in holdings}) > 1
+    if several and not given and Address(address, 0).is_loopback:
+        raise ValueError(
+            f"the only address known of host {topology.host_index} is {address}, which other hosts cannot "
+            "reach: set MASTER_ADDR on every host to a name or address of rank 0's host that all can reach, "
+            "or pass each host its own: listen='ADDRESS:0' (and advertise= where others know it by another)"
+        )
+    return address
+
+
+def _advertised(listen: str | None, address: str) -> str:
+    """Return where others are told to come: to what is listened on, if that is an address to ask."""
+    listening = Address.parse(listen) if listen else Address(address, 0)
+    return address if listening.is_wildcard else listening.host
 
 
 def _credentials(host: str, token: str) -> Credentials:
@@ -216,7 +231,7 @@ def _check_reach(
     leaders = _leaders(holdings)
     if service is not None:
         try:
-            with meeting.telling_failures("reach"):
+            with meeting.telling_failures():
                 _reach(peers, graph, min(meeting.timeout, _MOST_REACH_S))
             meeting.tell("reach", True)
         finally:
@@ -229,8 +244,8 @@ def _fill_cache(
     meeting: Meeting, peers: Peers, graph: Graph, holdings: Sequence[Holding], nbytes: int
 ) -> SharedCache:
     try:
-        with meeting.telling_failures("cache"):
-            return SharedCache(graph, peers, nbytes, timeout_s=meeting.timeout)
+        with meeting.telling_failures():
+            return SharedCache(graph, peers, nbytes, timeout_s=_SHARE_OF_CACHE * meeting.timeout)
     except Exception:
         # This host's service is about to end, and others may still be fetching from it.
         meeting.settle("cache", ranks=_leaders(holdings))

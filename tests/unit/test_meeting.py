@@ -7,8 +7,7 @@ from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.group import RankGroup
-from gigl_loader.hosts.meeting import FIRST_STEP, Meeting, tell_failure
-from gigl_loader.topology import Topology
+from gigl_loader.hosts.meeting import STEPS, Meeting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,15 +40,40 @@ def test_whoever_does_not_tell_is_named() -> None:
         (ValueError("wrong"), ValueError),
         (StorageUnavailable("gone"), StorageUnavailable),
         (FileNotFoundError("nothing there"), FileNotFoundError),
+        (PermissionError("not for you"), OSError),
         (ZeroDivisionError("odd"), GiglError),
     ],
 )
 def test_a_failure_is_raised_on_all_ranks_as_what_it_was(error: Exception, kind: type[Exception]) -> None:
     first, second, _ = _meetings(3, timeout=10)
-    with pytest.raises(type(error)), first.telling_failures("step"):
+    with pytest.raises(type(error)), first.telling_failures():
         raise error
-    with pytest.raises(kind, match=f"^rank 0: {error}$"):  # Nobody waits for the third.
-        second.hear("step", what="tell")
+    with pytest.raises(kind, match=f"^rank 0: {error}$") as caught:  # Nobody waits for the third.
+        second.hear(STEPS[0], what="tell")
+    assert type(caught.value) is kind
+
+
+def test_a_failure_takes_the_place_of_what_was_told_and_of_what_was_to_come() -> None:
+    first, second = _meetings(2, timeout=0.02)
+    first.tell(STEPS[0], 1)
+    with pytest.raises(TimeoutError, match=r"^rank 1 did not tell"), first.telling_failures():
+        first.hear(STEPS[0], what="tell")
+    for step in STEPS:
+        second.tell(step, 2)
+        with pytest.raises(TimeoutError, match=r"^rank 0: rank 1 did not tell"):
+            second.hear(step, what="tell")
+
+
+def test_what_was_heard_of_another_is_not_told_again() -> None:
+    first, second, third = _meetings(3)
+    first.tell_failure(ValueError("wrong"))
+    first.tell_failure(ValueError("a consequence"))
+    with pytest.raises(ValueError, match=r"^rank 0: wrong$"), second.telling_failures():
+        second.hear(STEPS[0], what="tell")
+    with pytest.raises(ValueError, match=r"^rank 0: wrong$"):
+        third.hear(STEPS[0], what="tell")
+    with pytest.raises(ValueError, match=r"^rank 0: wrong$"):
+        third.told(STEPS[0])
 
 
 def test_the_first_value_is_everybodys() -> None:
@@ -58,12 +82,12 @@ def test_the_first_value_is_everybodys() -> None:
 
 def test_settling_waits_for_values_and_failures_and_raises_nothing() -> None:
     first, second = _meetings(2, timeout=0.02)
-    first.tell("step", 1)
-    first.settle("step", ranks=[0, 1])
-    second.tell_failure("step", ValueError())
-    first.settle("step", ranks=[0, 1])
+    first.tell("reach", 1)
+    first.settle("reach", ranks=[0, 1])
+    second.tell_failure(ValueError())
+    first.settle("reach", ranks=[0, 1])
     with pytest.raises(ValueError, match=r"rank 1: ValueError\(\)"):
-        first.hear("step", what="tell")
+        first.hear("reach", what="tell")
 
 
 def test_meetings_of_one_group_do_not_mix() -> None:
@@ -72,13 +96,3 @@ def test_meetings_of_one_group_do_not_mix() -> None:
         meeting.tell("step", "first")
     again = _meetings(2, store=store)
     assert again[0].told("step") == {}
-
-
-def test_a_rank_that_will_not_come_is_heard_at_the_next_meeting() -> None:
-    store = HashStore()
-    tell_failure(RankGroup(store, 1, 2), ValueError("cannot"))
-
-    meeting = Meeting(RankGroup(store, 0, 2), timeout=1)
-    assert Topology.detect({}, group=meeting.group, timeout=1).world_size == 2
-    with pytest.raises(ValueError, match="rank 1: cannot"):
-        meeting.hear(FIRST_STEP, what="come")

@@ -20,7 +20,7 @@ from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gigl_loader.group import RankGroup
 
@@ -159,6 +159,34 @@ def test_a_rank_that_closes_first_serves_until_the_others_have_closed(host_graph
     assert second > 1
 
 
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_loader_that_samples_in_this_process_lets_go_of_its_peers(host_graphs: list[Path]) -> None:
+    options: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "sharding": "none", "timeout": 20}
+
+    def program(group: RankGroup) -> list[int]:
+        with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
+            asked = []
+            loader = DistNeighborLoader(dataset, [2], "train", **options)
+            next(loader)
+            asked.append(_open_among(dataset._stores))
+            loader.load_state_dict({**loader.state_dict(), "run_seed": loader.seed + 1})
+            next(loader)
+            asked.append(_open_among(dataset._stores))
+            loader.shutdown()
+            asked.append(_open_among(dataset._stores))
+            DistNeighborLoader(dataset, [2], "train", **options)  # Nobody shuts it down.
+            stores = list(dataset._stores)
+        assert _open_among(stores) == 0
+        return asked
+
+    assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [[1, 1, 0]] * 2
+
+
+def _open_among(stores: Iterable[Any]) -> int:
+    """Return how many stores can still be asked."""
+    return sum(not store._pool._shutdown for store in stores)
+
+
 def test_a_dataset_of_several_hosts_refuses_to_be_pickled(host_graphs: list[Path]) -> None:
     def program(group: RankGroup) -> None:
         with (
@@ -232,6 +260,19 @@ def test_a_host_that_cannot_open_its_graph_tells_the_others(graph: Path, tmp_pat
     assert isinstance(first, FileNotFoundError)
     assert isinstance(second, FileNotFoundError)
     assert str(second).startswith("rank 0: no graph at ")
+
+
+def test_ranks_meet_again_after_a_failure(graph: Path, host_graphs: list[Path], tmp_path: Path) -> None:
+    def program(group: RankGroup) -> int:
+        if group.rank:
+            DistDataset.open(graph, timeout=20)  # Whole here: it waits for nobody, and hears of nothing.
+        else:
+            with pytest.raises(FileNotFoundError):
+                DistDataset.open(tmp_path / "nothing", timeout=20)
+        with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
+            return dataset.partitions[0]
+
+    assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [0, 1]
 
 
 def test_ranks_that_do_not_come_are_named(graph: Path) -> None:
