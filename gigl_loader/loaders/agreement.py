@@ -1,18 +1,20 @@
 """What the ranks that share an input must agree upon, compared through their group.
 
-Nobody waits while loaders are built, so ranks may build several in any order; a difference shows on
-whoever comes later, and on everybody when the first epoch begins.
+Nobody waits while loaders are built, so ranks may build several in any order where each has its ``name``;
+without, they are told apart by class and count, and all ranks build them in one order. A difference shows
+on whoever comes later, and on everybody when the first epoch begins.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.group import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from gigl_loader.group import RankGroup
 
@@ -54,7 +56,18 @@ class Agreement:
 
     def fail(self, error: BaseException) -> None:
         """Tell all ranks that this one will not come."""
-        self._group.publish(f"{self._key}/made", json.dumps({"failure": f"{type(error).__name__}: {error}"}))
+        failure = {"failure": f"{type(error).__name__}: {error}"}
+        with suppress(ConnectionError):  # Of two failures, the first counts.
+            self._group.publish(f"{self._key}/made", json.dumps(failure))
+
+    @contextmanager
+    def telling_failures(self) -> Iterator[None]:
+        """Tell all ranks of an exception."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+            raise
 
     def begin(self, where: Mapping[str, int], timeout: float) -> None:
         """Before the first epoch: wait until every rank has built this loader, and compare.

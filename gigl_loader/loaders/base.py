@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from typing_extensions import Self
@@ -154,51 +155,54 @@ class BaseDistLoader:
             Topology.without_asking() if sharding == "none" else self.resolve_runtime(self._timeout)
         )
         self._group = group
-        arguments.flag("even_batches", even_batches)
-        self._shard = Shard()
-        if self.sharding != "none":
-            self._shard = Shard(
-                rank=self.topology.rank, world_size=self.topology.world_size, even_batches=even_batches
-            )
-        arguments.refuse_prefetch_size(prefetch_size)
-        self._start_gap = arguments.start_gap(process_start_gap_seconds)
-        self.batch_size = arguments.whole_number("batch_size", batch_size, minimum=1)
-        self.shuffle = arguments.flag("shuffle", shuffle)
-        self.drop_last = arguments.flag("drop_last", drop_last)
-        self.num_workers = arguments.whole_number("num_workers", num_workers, minimum=0)
-        self._options = arguments.worker_options(
-            num_workers=self.num_workers,
-            worker_concurrency=worker_concurrency,
-            channel_size=channel_size,
-            in_order=in_order,
-            max_worker_restarts=max_worker_restarts,
-            multiprocessing_context=multiprocessing_context,
-        )
-        self.device = arguments.target_device(device, pin_memory_device, local_rank=self.topology.local_rank)
-        self._maker = BatchMaker(
-            transfer_to(
-                self.device, non_blocking=arguments.flag("non_blocking_transfers", non_blocking_transfers)
-            ),
-            arguments.optional_callable("transform", transform),
-        )
-        run_seed = arguments.run_seed(seed)
-        self._random_seed = seed is None
-        self._delivered = 0
-        self._owner = os.getpid()
-        self._current: Progress | None = None
-        """Of the latest iterator; ``None`` also when a state was loaded since."""
-        self._resumed: Progress | None = None
-        """Loaded, and not yet begun."""
-        self._described: dict[str, Any] | None = None
-        self._next_epoch = 0
-        self._seeds = self.seed_nodes()
-        self._seed_weights = read_seed_weights(
-            seed_weights, self._seeds, dataset.schema, shuffle=self.shuffle
-        )
         self._agreement = self._agree(name)
-        if self._agreement is not None and self._random_seed:
-            run_seed = self._agreement.run_seed(run_seed)
-        self._plan(run_seed)
+        with self._telling_failures():
+            arguments.flag("even_batches", even_batches)
+            self._shard = Shard()
+            if self.sharding != "none":
+                self._shard = Shard(
+                    rank=self.topology.rank, world_size=self.topology.world_size, even_batches=even_batches
+                )
+            arguments.refuse_prefetch_size(prefetch_size)
+            self._start_gap = arguments.start_gap(process_start_gap_seconds)
+            self.batch_size = arguments.whole_number("batch_size", batch_size, minimum=1)
+            self.shuffle = arguments.flag("shuffle", shuffle)
+            self.drop_last = arguments.flag("drop_last", drop_last)
+            self.num_workers = arguments.whole_number("num_workers", num_workers, minimum=0)
+            self._options = arguments.worker_options(
+                num_workers=self.num_workers,
+                worker_concurrency=worker_concurrency,
+                channel_size=channel_size,
+                in_order=in_order,
+                max_worker_restarts=max_worker_restarts,
+                multiprocessing_context=multiprocessing_context,
+            )
+            self.device = arguments.target_device(
+                device, pin_memory_device, local_rank=self.topology.local_rank
+            )
+            self._maker = BatchMaker(
+                transfer_to(
+                    self.device, non_blocking=arguments.flag("non_blocking_transfers", non_blocking_transfers)
+                ),
+                arguments.optional_callable("transform", transform),
+            )
+            run_seed = arguments.run_seed(seed)
+            self._random_seed = seed is None
+            self._delivered = 0
+            self._owner = os.getpid()
+            self._current: Progress | None = None
+            """Of the latest iterator; ``None`` also when a state was loaded since."""
+            self._resumed: Progress | None = None
+            """Loaded, and not yet begun."""
+            self._described: dict[str, Any] | None = None
+            self._next_epoch = 0
+            self._seeds = self.seed_nodes()
+            self._seed_weights = read_seed_weights(
+                seed_weights, self._seeds, dataset.schema, shuffle=self.shuffle
+            )
+            if self._agreement is not None and self._random_seed:
+                run_seed = self._agreement.run_seed(run_seed)
+            self._plan(run_seed)
         if self._agreement is not None:
             self._agreement.publish(
                 {
@@ -208,7 +212,8 @@ class BaseDistLoader:
                     "graph": self.dataset.graph_digest[:_DIGITS],
                 }
             )
-        self._start()
+        with self._telling_failures():
+            self._start()
         if self._random_seed:
             logger.info("%s: random run seed %d", self.name, self.seed)
 
@@ -285,8 +290,9 @@ class BaseDistLoader:
                     f"the state is of another run: seed is {self.seed} here, {state['run_seed']} there"
                 )
             self._frames.close()
-            self._plan(state["run_seed"])
-            self._start()
+            with self._telling_failures():
+                self._plan(state["run_seed"])
+                self._start()
         self._resumed, self._current = progress, None
         self._next_epoch = progress.epoch + 1
 
@@ -349,6 +355,10 @@ class BaseDistLoader:
             self.name = name or f"{kind}-{self._count[kind]}"
         return agreement
 
+    def _telling_failures(self) -> AbstractContextManager[None]:
+        """Let ranks that share the input hear why this one cannot build its loader."""
+        return nullcontext() if self._agreement is None else self._agreement.telling_failures()
+
     def _plan(self, run_seed: int) -> None:
         """Say what the batches of this run seed are."""
         self.seed = run_seed
@@ -371,18 +381,13 @@ class BaseDistLoader:
 
     def _start(self) -> None:
         """Start what makes the batches, in turn with other ranks of this host."""
-        try:
-            self._source = start_source(
-                self._open_source,
-                group=self._group if self.num_workers else None,
-                topology=self.topology,
-                gap_s=self._start_gap,
-                timeout=self._timeout,
-            )
-        except Exception as error:
-            if self._agreement is not None:
-                self._agreement.fail(error)
-            raise
+        self._source = start_source(
+            self._open_source,
+            group=self._group if self.num_workers else None,
+            topology=self.topology,
+            gap_s=self._start_gap,
+            timeout=self._timeout,
+        )
         self._frames = FrameStream(self._source)
 
     def _open_source(self) -> BatchSource:

@@ -183,6 +183,26 @@ def test_a_rank_that_could_not_start_tells_the_others() -> None:
     assert str(second) == "rank 0 could not build train: ZeroDivisionError: on purpose"
 
 
+@pytest.mark.parametrize(
+    "options", [{"input_nodes": "nothing"}, {"batch_size": 0}, {"seed_weights": 3}, {"num_neighbors": [-5]}]
+)
+def test_a_rank_that_fails_before_it_starts_tells_the_others(options: dict[str, Any]) -> None:
+    def program(group: RankGroup) -> None:
+        loading: dict[str, Any] = {"num_neighbors": [2], "num_workers": 0, "seed": 1, "name": "train"}
+        try:
+            loader = DistNeighborLoader(
+                DATASET, **{**loading, **({} if group.rank else options), "timeout": 5}
+            )
+        finally:
+            group.publish("built or failed", "yes")
+        next(loader)
+
+    first, second = run_ranks(2, program)
+    assert isinstance(first, (TypeError, ValueError))
+    assert isinstance(second, RuntimeError)
+    assert str(second) == f"rank 0 could not build train: {type(first).__name__}: {first}"
+
+
 class _Broken(DistDataset):
     def open_source(self, *_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("on purpose")
