@@ -199,7 +199,8 @@ class _Lock:
 
     def _timeout(self, timeout: float, holder: str) -> TimeoutError:
         return TimeoutError(
-            f"the shared tensors did not become free within {timeout:g} s: {holder} holds them"
+            f"the shared tensors did not become free within {timeout:g} s: {holder} holds them; "
+            "leave `with lock()` before you ask for a batch"
         )
 
 

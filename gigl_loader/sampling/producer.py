@@ -257,7 +257,8 @@ class WorkerSource:
         if self._restarts == self._options.max_worker_restarts:
             self._give_up(death, f"{self._restarts} restarts are used up (max_worker_restarts)")
         self._restarts += 1
-        _LOGGER.warning("%s: restart %d, batches %s again", death.account, self._restarts, death.orphans)
+        again = f"batches {death.orphans} again" if death.orphans else "nothing to sample again"
+        _LOGGER.warning("%s: restart %d, %s", death.account, self._restarts, again)
         for batch in death.orphans:
             heapq.heappush(self._returned, batch)
         try:

@@ -273,7 +273,7 @@ def test_a_graph_that_cannot_be_opened_on_one_host(start: Start, tmp_path: Path)
     ("what", "error"),
     [
         ("kill", "GiglError: {}the peer service was killed by SIGKILL .*while it started"),
-        ("stop", "TimeoutError: {}the peer service did not start within 3 s"),
+        ("stop", "TimeoutError: {}the peer service did not start within 2.4 s"),
         ("raise", "GiglError: {}the peer service ended with exit code 1 while it started"),
     ],
     ids=["kill", "stop", "raise"],
@@ -282,7 +282,8 @@ def test_a_service_that_cannot_start(start: Start, what: str, error: str) -> Non
     with start(special={1: {"peer_faults": {"what": what}}}) as ranks:
         other, failed = ranks.finish(seconds=DEADLINE)
     assert re.match(error.format(""), failed.failure), failed.errors
-    late = "TimeoutError: rank 1 did not serve the partitions"
+    # Ending a stopped child takes 4 s, more than the fifth of this timeout that is left to tell of it.
+    late = "TimeoutError: rank 1 did not serve the partitions" if what == "stop" else error.format("rank 1: ")
     assert re.match(error.format("rank 1: ") + "|" + late, other.failure), other.errors
     assert ("Mishap: as planned" in failed.errors) == (what == "raise")
 
