@@ -16,6 +16,7 @@ from gigl_loader import DistDataset, DistNeighborLoader, FormatError, StorageUna
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
+from tests.support import slow_peers
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
@@ -362,6 +363,28 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
 
     _, message = _values(run_ranks(2, program, hosts=TWO_HOSTS))
     assert "host 0 at 127.0.0.1:" in message
+
+
+@pytest.mark.parametrize("dying_round", [5, 6], ids=["hop 1", "columns"])
+def test_a_peer_that_dies_in_a_late_round_is_named_before_the_loader_gives_up(
+    host_graphs: list[Path], monkeypatch: pytest.MonkeyPatch, dying_round: int
+) -> None:
+    monkeypatch.setattr("gigl_loader.dataset._PEERS_SAMPLERS", f"{slow_peers.__name__}:open_samplers")
+    monkeypatch.setenv(slow_peers.DYING_ROUND, str(dying_round))
+    options: dict[str, Any] = {"batch_size": 50, "sharding": "none", "worker_concurrency": 1}
+
+    def program(group: RankGroup) -> None:
+        with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
+            if group.rank == 0:
+                return
+            with DistNeighborLoader(dataset, [4, 3], "train", timeout=1.5, **options) as loader:
+                loader._source.wait_until_up(20)
+                batches = iter(loader)
+                next(batches)
+                with pytest.raises(StorageUnavailable, match="host 0 did not answer"):
+                    next(batches)
+
+    _values(run_ranks(2, program, hosts=TWO_HOSTS))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
