@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
-from gigl_loader.hosts.meeting import Meeting
+from gigl_loader.hosts.meeting import WHOLE, Meeting, excuse
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
@@ -55,6 +55,7 @@ class DistDataset:
         """Use :meth:`open` or :meth:`from_pyg`."""
         self._graph = graph
         self._membership = membership
+        self._closed = False
         if membership is not None:
             weakref.finalize(self, _farewell, membership, os.getpid())
         self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
@@ -75,8 +76,8 @@ class DistDataset:
         """Map the graph directory at ``path``, whatever its size.
 
         With all partitions here, that is all. Where some are missing, every rank of the process group must
-        call this, and local rank 0 of each host serves what its host holds to the others. Ranks meet by
-        the count of their calls: each of them opens all datasets, whole ones too, in the same order.
+        call this, and local rank 0 of each host serves what its host holds to the others. Ranks open
+        several such graphs in the same order.
 
         ``partitions``
             Those to hold; by default all that lie at ``path``. The same on all ranks of a host.
@@ -103,23 +104,22 @@ class DistDataset:
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         group = RankGroup.current(patience_s=timeout)
-        # Whether the graph is whole here or cannot be opened at all: only so do ranks stay in step.
-        meeting = None if group is None else Meeting(group, timeout=timeout)
         try:
             cache_bytes = byte_count("cache_size", cache_size, minimum=0)
             graph = open_partitions(path, partitions)
             if graph.is_whole:
+                _tell_of_whole(group, graph)
                 return cls(graph)
-            if meeting is None:
+            if group is None:
                 raise ValueError(_alone_with(graph))
         except Exception as error:
-            if meeting is not None:
-                _excuse(meeting, error)
+            if group is not None:
+                _excuse(group, error)
             raise
         from gigl_loader.hosts.membership import Membership  # gRPC and Arrow, which only peers need.
 
         membership = Membership.join(
-            meeting,
+            Meeting(group, timeout=timeout),
             graph,
             listen=listen,
             advertise=advertise,
@@ -196,6 +196,7 @@ class DistDataset:
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return the positions of a split, by ascending node id. ``ValueError`` lists the known splits."""
+        self._check_open()
         if self._membership is None:
             return self._graph.split(node_type, split)
         return self._membership.split(self._graph, node_type, split)
@@ -230,6 +231,7 @@ class DistDataset:
         ``StorageUnavailable`` in the first of these rounds that a host does not answer: before the loader
         gives up, unless the rounds before that took more than 60 % of its time.
         """
+        self._check_open()
         peers_timeout_s = _SHARE_OF_PEERS * timeout
         if options is None:
             return self._inline_source(plan, schedule, peers_timeout_s, channel_bytes)
@@ -257,10 +259,12 @@ class DistDataset:
     def close(self) -> None:
         """End what serves other hosts, once all ranks have closed the dataset, too, or the timeout is over.
 
-        Close loaders first. Closing twice is fine, and needless where this host holds the whole graph. A
-        dataset that nobody closes is closed like this when it is collected, or when the script ends.
+        While an exception is under way, it does not wait. Close loaders first. Closing twice is fine, and
+        needless where this host holds the whole graph. A dataset that nobody closes is closed like this
+        when it is collected, or when the script ends.
         """
-        self._leave(wait=True)
+        # Also in a `finally`: others must hear of the exception, not of us waiting for them.
+        self._leave(wait=sys.exc_info()[0] is None)
 
     def __enter__(self) -> Self:
         return self
@@ -268,9 +272,14 @@ class DistDataset:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave(wait=kind is None)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the dataset was closed: build loaders before, and shut them down first")
+
     def _leave(self, *, wait: bool) -> None:
         while self._stores:
             self._stores.pop().close()
+        self._closed = True
         if self._membership is not None:
             self._membership.close(wait=wait)
 
@@ -311,11 +320,19 @@ def _farewell(membership: Membership, owner: int) -> None:
         membership.close(wait=not hasattr(sys, "last_type"))
 
 
-def _excuse(meeting: Meeting, error: Exception) -> None:
+def _excuse(group: RankGroup, error: Exception) -> None:
     """Tell all ranks that this one will not join them, and why."""
     with suppress(ConnectionError):
-        announce_host(meeting.group)
-        meeting.tell_failure(error)
+        announce_host(group)
+        excuse(group, error)
+
+
+def _tell_of_whole(group: RankGroup | None, graph: Graph) -> None:
+    """Let ranks that have only parts of this graph know that this one has no need of them."""
+    if group is not None:
+        with suppress(ConnectionError):
+            announce_host(group)
+            group.publish(f"{WHOLE}/{graph.manifest.digest}", str(graph.folder))
 
 
 def _alone_with(graph: Graph) -> str:

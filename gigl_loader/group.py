@@ -20,6 +20,7 @@ T = TypeVar("T")
 __all__ = ["RankGroup", "name_ranks", "wait_for"]
 
 _PREFIX = "gigl"
+_MISSED_S = 1.0
 _PATIENCE_S = 60.0
 """For one answer of the store. It takes milliseconds, and longer than this only where its holder hangs."""
 _FIRST_PAUSE_S = 0.001
@@ -78,20 +79,27 @@ class RankGroup:
         what: str,
         ranks: Iterable[int] | None = None,
         check: Callable[[dict[int, str]], None] | None = None,
+        missed: Callable[[list[int]], None] | None = None,
     ) -> list[str]:
         """Return what each of ``ranks`` (all of them by default) published, in their order.
 
         ``TimeoutError`` after ``timeout`` seconds: "ranks 2, 3 did not ``what``". ``check`` is called with
-        what has come, by rank, whenever more has; what it raises ends the wait.
+        what has come, by rank, whenever more has, ``missed`` once a second with the ranks that have not
+        come; what they raise ends the wait.
         """
         wanted = list(range(self.world_size) if ranks is None else ranks)
         found: dict[int, str] = {}
+        last = time.monotonic()
 
         def all_there() -> bool:
+            nonlocal last
             came = self.published(key, ranks=[rank for rank in wanted if rank not in found])
             found.update(came)
             if came and check is not None:
                 check(found)
+            if missed is not None and len(found) < len(wanted) and time.monotonic() - last > _MISSED_S:
+                missed([rank for rank in wanted if rank not in found])
+                last = time.monotonic()
             return len(found) == len(wanted)
 
         if not wait_for(all_there, timeout):
@@ -114,6 +122,10 @@ class RankGroup:
     def turn(self, key: str) -> int:
         """Return how often this rank has asked for this key: 1, 2, 3, ..."""
         return self._ask(lambda: int(self._store.add(self._of(f"turn/{key}", self.rank), 1)))
+
+    def turns(self, key: str) -> int:
+        """Return how often this rank has taken a turn, without taking one."""
+        return self._ask(lambda: int(self._store.add(self._of(f"turn/{key}", self.rank), 0)))
 
     def _ask(self, question: Callable[[], T]) -> T:
         """Ask in a thread: torch's stores wait for ever for a holder that is there and says nothing."""

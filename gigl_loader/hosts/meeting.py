@@ -14,14 +14,20 @@ from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.group import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.group import RankGroup
 
-__all__ = ["STEPS", "Meeting"]
+__all__ = ["STEPS", "WHOLE", "Meeting", "excuse"]
 
 STEPS = ("holding", "endpoint", "reach", "cache", "joined")
 """Of opening a graph, in their order. The last says that nothing can fail any more."""
+
+WHOLE = "dataset/whole"
+"""Where a rank leaves word, under a graph's digest, that it has opened all of that graph, alone."""
+
+_TURN = "dataset"
+_EXCUSE = "excuse"
 
 _KINDS = {
     kind.__name__: kind
@@ -35,7 +41,7 @@ class Meeting:
     def __init__(self, group: RankGroup, *, timeout: float) -> None:
         """Each step is waited for up to ``timeout`` seconds."""
         self.group = group
-        self._key = f"dataset/{group.turn('dataset')}"
+        self._key = _key(group.turn(_TURN))
         self.timeout = timeout
         self._failed = False
 
@@ -65,20 +71,36 @@ class Meeting:
         if self._failed:
             return
         self._failed = True
-        failure = json.dumps({"failure": [_kind(error), str(error) or repr(error)]})
         with suppress(ConnectionError):  # Of two failures, the first counts.
             for step in STEPS:
-                self.group.publish(f"{self._key}/{step}", failure)
+                self.group.publish(f"{self._key}/{step}", _failure(error))
 
-    def hear(self, step: str, *, what: str, ranks: Sequence[int] | None = None) -> list[Any]:
+    def hear(
+        self,
+        step: str,
+        *,
+        what: str,
+        ranks: Sequence[int] | None = None,
+        missed: Callable[[list[int]], None] | None = None,
+    ) -> list[Any]:
         """Wait for what ``ranks`` (all) tell, and return it in their order.
 
         The failure of another rank is raised as what it was there. ``TimeoutError``: "ranks 2, 3 did not
-        ``what``".
+        ``what``". ``missed`` is called once a second with the ranks that are waited for.
         """
-        key = f"{self._key}/{step}"
-        texts = self.group.collect(key, timeout=self.timeout, what=what, ranks=ranks, check=self._check)
+        texts = self.group.collect(
+            f"{self._key}/{step}",
+            timeout=self.timeout,
+            what=what,
+            ranks=ranks,
+            check=self._check,
+            missed=missed,
+        )
         return [json.loads(text)["value"] for text in texts]
+
+    def check_excuses(self, ranks: Sequence[int]) -> None:
+        """Raise what kept one of ``ranks`` from coming, if it said so."""
+        self._check(self.group.published(f"{self._key}/{_EXCUSE}", ranks=ranks))
 
     def settle(self, step: str, *, ranks: Sequence[int]) -> None:
         """Wait until each of ``ranks`` has told something or failed, or the timeout is over."""
@@ -97,6 +119,23 @@ class Meeting:
         except Exception:
             self._failed = True
             raise
+
+
+def excuse(group: RankGroup, error: BaseException) -> None:
+    """Tell those who wait for this rank at their next meeting why it does not come.
+
+    It may come after all: an excuse counts only while its rank is missed.
+    """
+    with suppress(ConnectionError):
+        group.publish(f"{_key(group.turns(_TURN) + 1)}/{_EXCUSE}", _failure(error))
+
+
+def _key(turn: int) -> str:
+    return f"{_TURN}/{turn}"
+
+
+def _failure(error: BaseException) -> str:
+    return json.dumps({"failure": [_kind(error), str(error) or repr(error)]})
 
 
 def _kind(error: BaseException) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.group import name_ranks, wait_for
 from gigl_loader.hosts.holdings import Holding, check_holdings
+from gigl_loader.hosts.meeting import WHOLE
 from gigl_loader.hosts.peers import PEERS, Peers
 from gigl_loader.hosts.shared_cache import SharedCache
 from gigl_loader.rpc.address import Address
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 _MOST_REACH_S = 20.0
 """A service that is known to be up answers in milliseconds; a firewall that drops packets never does."""
 _FIRST_NOTICE_S = 5.0
+_GRACE_S = 5.0
+"""For a rank that is on its way, before its having opened the graph alone counts as an error."""
 _SHARE_OF_START = 0.8
 """Of the time that other ranks wait: so that they hear why a service did not start."""
 _SHARE_OF_CACHE = 0.5
@@ -172,8 +176,26 @@ def _exchange_holdings(meeting: Meeting, topology: Topology, graph: Graph) -> li
         "open the graph as one of several hosts (every rank must; a host that has all partitions says which "
         "it holds: partitions=)"
     )
-    told = meeting.hear("holding", what=what)
+    began = time.monotonic()
+
+    def missed(ranks: list[int]) -> None:
+        meeting.check_excuses(ranks)
+        if time.monotonic() - began > _GRACE_S:
+            _check_for_whole(meeting, graph, ranks)
+
+    told = meeting.hear("holding", what=what, missed=missed)
     return [Holding(**document | {"partitions": tuple(document["partitions"])}) for document in told]
+
+
+def _check_for_whole(meeting: Meeting, graph: Graph, missed: Sequence[int]) -> None:
+    """Raise ``ValueError`` if a rank that does not come has opened the whole graph alone."""
+    alone = meeting.group.published(f"{WHOLE}/{graph.manifest.digest}", ranks=missed)
+    if alone:
+        held = ", ".join(map(str, graph.parts))
+        raise ValueError(
+            f"{name_ranks(alone)} opened the whole graph at {next(iter(alone.values()))}, alone, while "
+            f"this host has only partition {held}: pass partitions= there, or copy all partitions here"
+        )
 
 
 def _reachable_address(topology: Topology, holdings: Sequence[Holding], *, given: bool) -> str:

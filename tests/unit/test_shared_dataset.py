@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import socket
+import time
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -284,6 +285,56 @@ def test_ranks_that_do_not_come_are_named(graph: Path) -> None:
     assert whole is None
     assert isinstance(error, TimeoutError)
     assert "rank 0 did not" in str(error)
+
+
+def test_a_host_with_the_whole_graph_that_takes_no_part_is_told(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gigl_loader.hosts.membership._GRACE_S", 0.1)
+
+    def program(group: RankGroup) -> None:
+        DistDataset.open(graph, partitions=group.rank if group.rank else None, timeout=20).close()
+
+    whole, error = run_ranks(2, program, hosts=["a", "a"])
+    assert whole is None
+    assert isinstance(error, ValueError)
+    assert str(error).startswith("rank 0 opened the whole graph at ")
+    assert str(error).endswith("pass partitions= there, or copy all partitions here")
+
+
+def test_a_closed_dataset_makes_no_batches(graph: Path, host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> str:
+        dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
+        dataset.close()
+        with pytest.raises(ValueError, match="was closed") as refusal:
+            DistNeighborLoader(dataset, [2], "train", num_workers=0, sharding="none")
+        return str(refusal.value)
+
+    assert len(set(_values(run_ranks(2, program, hosts=TWO_HOSTS)))) == 1
+
+
+def test_closing_in_a_finally_does_not_wait(host_graphs: list[Path]) -> None:
+    def program(group: RankGroup) -> float:
+        dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
+        if group.rank:
+            group.collect("closed", timeout=20, what="close", ranks=[0])
+            dataset._leave(wait=False)
+            return 0.0
+        began = time.monotonic()
+
+        def fail() -> None:
+            try:
+                raise ZeroDivisionError
+            finally:
+                dataset.close()
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        took = time.monotonic() - began
+        group.publish("closed", "yes")
+        return took
+
+    assert max(_values(run_ranks(2, program, hosts=TWO_HOSTS))) < 15
 
 
 def test_a_port_that_is_taken_is_told_everywhere(graph: Path) -> None:
