@@ -28,6 +28,10 @@ __all__ = ["HostService"]
 _LOGGER = logging.getLogger(__name__)
 _ENTRY = "gigl_server.child:main"
 _MOST_RESTARTS = 2
+_EARNED_S = 600.0
+"""A child that lived as long has earned its restarts anew: two deaths a week are no sign of a broken host."""
+_PAUSES_S = (0.1, 1.0, 5.0)
+"""Between attempts to start a process, where the system has no memory, descriptors or processes to give."""
 _LEAVE_S = 3.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
@@ -60,7 +64,8 @@ class HostService:
         the address where nobody can listen, ``ValueError`` for arguments that cannot be right,
         ``FormatError`` for a damaged graph, ``TimeoutError`` if the child is not up after ``timeout_s``.
 
-        A child that dies is started again on the same ports, twice; then ``failure`` says why it is gone.
+        A child that dies is started again on the same ports, twice, and twice more each time one
+        has lived for ten minutes; then ``failure`` says why it is gone.
         """
         order = _Order(
             reference=reference,
@@ -179,7 +184,8 @@ class _Keeper:
         self._owner = os.getpid()
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._closing = False
+        self._closing = threading.Event()
+        self._restarts_left = _MOST_RESTARTS
         self._life = _Life(order)
         try:
             self.endpoint = self._life.introduce(order, timeout_s)
@@ -199,36 +205,64 @@ class _Keeper:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            self._closing = True
+            self._closing.set()
             life = self._life
         life.end()
         self._watch.join(_KILL_S)
 
     def _keep(self) -> None:
-        """Wait for the child to end, as long as it lives, and start the next."""
+        """Start a child again whenever it ends. Whatever ends this tells why in ``failure``."""
+        try:
+            self._start_again_and_again()
+        except Exception as error:
+            self.failure = (
+                f"the peer service of host {self.endpoint.host_index} cannot be started again: {error}"
+            )
+            _LOGGER.exception("%s: it stays down", self.failure)
+
+    def _start_again_and_again(self) -> None:
         reason = ""
         while True:
+            began = time.monotonic()
             status = self._life.process.wait(None)
-            with self._lock:
-                if self._closing:
-                    return
-                account = (
-                    f"the peer service of host {self.endpoint.host_index} {describe_status(status)}{reason}"
-                )
-                if self.restarts == _MOST_RESTARTS:
-                    self.failure = f"{account}, and was started again {_MOST_RESTARTS} times before"
-                    _LOGGER.error("%s: it stays down", self.failure)
-                    return
-                self.restarts += 1
-                _LOGGER.warning("%s: starting it again", account)
-                self._life.link.close()
-                self._life = life = _Life(self._order)
+            if self._closing.is_set():
+                return
+            account = f"the peer service of host {self.endpoint.host_index} {describe_status(status)}{reason}"
+            if time.monotonic() - began >= _EARNED_S:
+                self._restarts_left = _MOST_RESTARTS
+            if not self._restarts_left:
+                self.failure = f"{account}, and was started again {_MOST_RESTARTS} times before"
+                _LOGGER.error("%s: it stays down", self.failure)
+                return
+            self._restarts_left -= 1
+            _LOGGER.warning("%s: starting it again", account)
+            self._life.link.close()
+            life = self._next_life()
+            if life is None:
+                return
             try:
                 life.introduce(self._order, self._timeout_s)
                 reason = ""
             except Exception as error:
                 reason = f" ({error})"
                 life.end()
+
+    def _next_life(self) -> _Life | None:
+        """Start a child, if need be at the last of several attempts. ``None`` where none is wanted."""
+        for pause_s in (*_PAUSES_S, None):
+            with self._lock:  # Whoever closes ends the child that it finds.
+                if self._closing.is_set():
+                    return None
+                try:
+                    self._life = _Life(self._order)
+                    self.restarts += 1
+                    return self._life
+                except OSError as error:
+                    if pause_s is None:
+                        raise
+                    _LOGGER.warning("cannot start a process, trying again in %g s: %s", pause_s, error)
+            self._closing.wait(pause_s)
+        return None
 
 
 def _endpoint_of(answer: dict[str, Any]) -> Endpoint:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -114,6 +116,73 @@ def test_a_child_whose_port_was_taken_meanwhile_stays_down() -> None:
             assert wait_until(lambda: service.failure is not None, seconds=20)
         told = str(service.failure)
         assert f"cannot listen on {endpoint.control_address}: Address already in use" in told
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_child_that_lived_long_earns_its_restarts_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_service, "_MOST_RESTARTS", 1)
+    monkeypatch.setattr(host_service, "_EARNED_S", 0.0)
+    with start() as service:
+        for restarts in (1, 2):
+            os.kill(service.pid, signal.SIGKILL)
+            assert wait_until(lambda most=restarts: service.restarts == most, seconds=20)
+        assert service.failure is None
+
+
+def _no_process(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the system refuse so many children, and return a list that has one entry per refusal."""
+    refused: list[int] = []
+    fresh = host_service.FreshProcess
+
+    def refuse(*given: Any, **options: Any) -> Any:
+        if len(refused) < times:
+            refused.append(1)
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fresh(*given, **options)
+
+    monkeypatch.setattr(host_service, "_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(host_service, "FreshProcess", refuse)
+    return refused
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_child_is_started_once_the_system_lets_us(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start() as service:
+        refused = _no_process(2, monkeypatch)
+        os.kill(service.pid, signal.SIGKILL)
+        assert wait_until(lambda: service.restarts == 1, seconds=20)
+        assert len(refused) == 2
+        assert service.failure is None
+    assert "cannot start a process, trying again in 0.01 s: [Errno 11]" in caplog.text
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_system_that_gives_no_process_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start() as service:
+        refused = _no_process(99, monkeypatch)
+        os.kill(service.pid, signal.SIGKILL)
+        assert wait_until(lambda: service.failure is not None, seconds=20)
+        assert str(service.failure).startswith(
+            "the peer service of host 0 cannot be started again: [Errno 11]"
+        )
+        assert len(refused) == 3
+    assert "it stays down" in caplog.text
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_closing_does_not_wait_for_a_system_that_gives_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with start() as service:
+        refused = _no_process(99, monkeypatch)
+        monkeypatch.setattr(host_service, "_PAUSES_S", (60.0,))
+        os.kill(service.pid, signal.SIGKILL)
+        assert wait_until(lambda: len(refused) == 1, seconds=20)
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    assert service.failure is None
 
 
 @pytest.mark.usefixtures("no_leftovers")
