@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from gigl_loader.errors import FormatError, GiglError
+from gigl_loader.processes import FreshProcess
 from gigl_loader.rpc import host_service
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
@@ -132,13 +133,12 @@ def test_a_child_that_lived_long_earns_its_restarts_back(monkeypatch: pytest.Mon
 def _no_process(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the system refuse so many children, and return a list that has one entry per refusal."""
     refused: list[int] = []
-    fresh = host_service.FreshProcess
 
     def refuse(*given: Any, **options: Any) -> Any:
         if len(refused) < times:
             refused.append(1)
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        return fresh(*given, **options)
+        return FreshProcess(*given, **options)
 
     monkeypatch.setattr(host_service, "_PAUSES_S", (0.01, 0.01))
     monkeypatch.setattr(host_service, "FreshProcess", refuse)
