@@ -17,7 +17,6 @@ import pytest
 
 from gigl_loader.errors import FormatError, GiglError
 from gigl_loader.processes import FreshProcess
-from gigl_loader.processes import FreshProcess
 from gigl_loader.rpc import host_service
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
