@@ -24,7 +24,7 @@ TIMEOUT = 2.5
 """Of loaders and of collectives."""
 DEADLINE = 20.0
 """Generous: for a machine that is busy."""
-BROKEN_COLLECTIVE = r"RuntimeError: .*gloo.*(Connection closed by peer|Timed out)"
+BROKEN_COLLECTIVE = r"RuntimeError: .*gloo.*(Connection (closed|reset) by peer|Timed out)"
 
 Start = Callable[..., Ranks]
 
