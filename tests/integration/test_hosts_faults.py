@@ -32,7 +32,7 @@ TIMEOUT = 3.0
 DEADLINE = 30.0
 """Generous: for a machine that is busy."""
 GONE = r"StorageUnavailable: .*host 1 at (127.0.0.1|10.77.0.2):\d+, which holds partition 1, did not answer"
-BROKEN_COLLECTIVE = r"RuntimeError: .*gloo.*(Connection closed by peer|Timed out)"
+BROKEN_COLLECTIVE = r"RuntimeError: .*gloo.*(Connection (closed|reset) by peer|Timed out)"
 
 Start = Callable[..., Ranks]
 
