@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_loader.rpc.requests import Request
     from gigl_server.answers import Answers, Chunk
     from gigl_server.ledger import Ledger
 
@@ -41,13 +40,12 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Return the reply to a request, as a stream."""
-        self._ledger.add(calls=1, bytes_in=len(ticket.ticket))
-        with self._refusals():
-            partition, request = self._answers.parse(ticket.ticket)
-        return flight.GeneratorStream(_SCHEMA, self._stream(partition, request))
+        return flight.GeneratorStream(_SCHEMA, self._stream(ticket.ticket))
 
-    def _stream(self, partition: int, request: Request) -> Iterator[Any]:
+    def _stream(self, ticket: bytes) -> Iterator[Any]:
+        self._ledger.add(calls=1, bytes_in=len(ticket))
         with self._refusals(), self._turn():
+            partition, request = self._answers.parse(ticket)
             first = True
             for chunk in self._answers.chunks(partition, request):
                 self._ledger.add(bytes_out=chunk.nbytes)

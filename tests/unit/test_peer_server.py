@@ -219,6 +219,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)
+        assert refusal(endpoint, b"garbage")["kind"] == "busy"  # Not even parsed.
         asker = threading.Thread(target=quick.sample, args=(ask(),))
         asker.start()
         assert wait_until(lambda: quick.wire().retries >= 2, seconds=10)
