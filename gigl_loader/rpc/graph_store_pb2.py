@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gigl_loader/rpc/graph_store.proto\x12\x07gigl.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x89\x01\n\x0b\x44\x65scription\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12\r\n\x05graph\x18\x03 \x01(\t\x12\x12\n\npartitions\x18\x04 \x03(\r\x12\x11\n\tdata_port\x18\x05 \x01(\r\x12\x0b\n\x03pid\x18\x06 \x01(\x04\x12\x10\n\x08uptime_s\x18\x07 \x01(\x01\"\x0e\n\x0cStatsRequest\"\x89\x01\n\nStatistics\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\x12\x12\n\nsampling_s\x18\x02 \x01(\x01\x12\x13\n\x0bgathering_s\x18\x03 \x01(\x01\x12\r\n\x05\x63\x61lls\x18\x04 \x01(\x04\x12\x10\n\x08\x62ytes_in\x18\x05 \x01(\x04\x12\x11\n\tbytes_out\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x32w\n\x04Peer\x12:\n\x08\x44\x65scribe\x12\x18.gigl.v1.DescribeRequest\x1a\x14.gigl.v1.Description\x12\x33\n\x05Stats\x12\x15.gigl.v1.StatsRequest\x1a\x13.gigl.v1.Statisticsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gigl_loader/rpc/graph_store.proto\x12\x07gigl.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x89\x01\n\x0b\x44\x65scription\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12\r\n\x05graph\x18\x03 \x01(\t\x12\x12\n\npartitions\x18\x04 \x03(\r\x12\x11\n\tdata_port\x18\x05 \x01(\r\x12\x0b\n\x03pid\x18\x06 \x01(\x04\x12\x10\n\x08uptime_s\x18\x07 \x01(\x01\"\x0e\n\x0cStatsRequest\"\x89\x01\n\nStatistics\x12\r\n\x05\x63pu_s\x18\x01 \x01(\x01\x12\x12\n\nsampling_s\x18\x02 \x01(\x01\x12\x13\n\x0bgathering_s\x18\x03 \x01(\x01\x12\r\n\x05\x63\x61lls\x18\x04 \x01(\x04\x12\x10\n\x08\x62ytes_in\x18\x05 \x01(\x04\x12\x11\n\tbytes_out\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\"\x10\n\x0e\x43lusterRequest\"r\n\x0b\x43lusterView\x12\"\n\x04self\x18\x01 \x01(\x0b\x32\x14.gigl.v1.Description\x12 \n\x07servers\x18\x02 \x03(\x0b\x32\x0f.gigl.v1.Server\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"S\n\x06Server\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x14\n\x0c\x63ontrol_port\x18\x02 \x01(\r\x12\x11\n\tdata_port\x18\x03 \x01(\r\x12\x12\n\npartitions\x18\x04 \x03(\r\"A\n\x15\x43reateProducerRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\t\x12\r\n\x05graph\x18\x03 \x01(\t\"&\n\x13\x43reateProducerReply\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"\x91\x01\n\x12OpenChannelRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x63redit\x18\x03 \x01(\r\x12\r\n\x05share\x18\x04 \x01(\r\x12\x14\n\x0cwithout_rows\x18\x05 \x01(\x08\x12\x12\n\nring_slots\x18\x06 \x01(\r\x12\x17\n\x0fring_slot_bytes\x18\x07 \x01(\x04\"9\n\x07\x43hannel\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x11\n\tring_door\x18\x03 \x01(\t\"}\n\rSampleRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x04\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x04\x12\r\n\x05seeds\x18\x05 \x01(\x0c\x12\x11\n\tinput_ids\x18\x06 \x01(\x0c\x12\x0c\n\x04slot\x18\x07 \x01(\r\"\xaf\x01\n\x0bSampleReply\x12\x11\n\x07in_slot\x18\x01 \x01(\x08H\x00\x12\x10\n\x06handle\x18\x02 \x01(\x0cH\x00\x12\x11\n\x07\x66\x61ilure\x18\x03 \x01(\x0cH\x00\x12\x11\n\x07skipped\x18\x04 \x01(\x08H\x00\x12\x0e\n\x06nbytes\x18\x05 \x01(\x04\x12\x13\n\x0bunavailable\x18\x06 \x01(\x08\x12\x12\n\nsampling_s\x18\x07 \x01(\x01\x12\x11\n\twaiting_s\x18\x08 \x01(\x01\x42\t\n\x07outcome\"\x12\n\x10HeartbeatRequest\"\"\n\x0eHeartbeatReply\x12\x10\n\x08\x63hannels\x18\x01 \x03(\x0c\"&\n\x13\x43loseChannelRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x0c\"\x13\n\x11\x43loseChannelReply\"%\n\x16\x44\x65stroyProducerRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"\x16\n\x14\x44\x65stroyProducerReply\"\r\n\x0bLoadRequest\"\xa6\x02\n\nServerLoad\x12\"\n\x04self\x18\x01 \x01(\x0b\x32\x14.gigl.v1.Description\x12#\n\x06totals\x18\x02 \x01(\x0b\x32\x13.gigl.v1.Statistics\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\r\x12\x0c\n\x04jobs\x18\x05 \x01(\x04\x12\x11\n\tproducers\x18\x06 \x01(\x04\x12\x11\n\trss_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bready_bytes\x18\x08 \x01(\x04\x12&\n\x08\x63hannels\x18\t \x03(\x0b\x32\x14.gigl.v1.ChannelLoad\x12 \n\x05peers\x18\n \x03(\x0b\x32\x11.gigl.v1.PeerLoad\x12\r\n\x05ready\x18\x0b \x01(\x08\x12\x0e\n\x06reason\x18\x0c \x01(\t\"\xbe\x01\n\x0b\x43hannelLoad\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x0f\n\x07\x62\x61tches\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\r\n\x05ready\x18\x08 \x01(\r\x12\x12\n\nsampling_s\x18\t \x01(\x01\x12\x11\n\twaiting_s\x18\n \x01(\x01\x12\x0e\n\x06idle_s\x18\x0b \x01(\x01\"_\n\x08PeerLoad\x12\x0e\n\x06server\x18\x01 \x01(\r\x12\r\n\x05\x63\x61lls\x18\x02 \x01(\x04\x12\x10\n\x08\x62ytes_in\x18\x03 \x01(\x04\x12\x11\n\tbytes_out\x18\x04 \x01(\x04\x12\x0f\n\x07retries\x18\x05 \x01(\x04\x32w\n\x04Peer\x12:\n\x08\x44\x65scribe\x12\x18.gigl.v1.DescribeRequest\x1a\x14.gigl.v1.Description\x12\x33\n\x05Stats\x12\x15.gigl.v1.StatsRequest\x1a\x13.gigl.v1.Statistics2\x9d\x04\n\nGraphStore\x12\x38\n\x07\x43luster\x12\x17.gigl.v1.ClusterRequest\x1a\x14.gigl.v1.ClusterView\x12N\n\x0e\x43reateProducer\x12\x1e.gigl.v1.CreateProducerRequest\x1a\x1c.gigl.v1.CreateProducerReply\x12<\n\x0bOpenChannel\x12\x1b.gigl.v1.OpenChannelRequest\x1a\x10.gigl.v1.Channel\x12\x36\n\x06Sample\x12\x16.gigl.v1.SampleRequest\x1a\x14.gigl.v1.SampleReply\x12?\n\tHeartbeat\x12\x19.gigl.v1.HeartbeatRequest\x1a\x17.gigl.v1.HeartbeatReply\x12H\n\x0c\x43loseChannel\x12\x1c.gigl.v1.CloseChannelRequest\x1a\x1a.gigl.v1.CloseChannelReply\x12Q\n\x0f\x44\x65stroyProducer\x12\x1f.gigl.v1.DestroyProducerRequest\x1a\x1d.gigl.v1.DestroyProducerReply\x12\x31\n\x04Load\x12\x14.gigl.v1.LoadRequest\x1a\x13.gigl.v1.ServerLoadb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,6 +29,46 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_STATSREQUEST']._serialized_end=219
   _globals['_STATISTICS']._serialized_start=222
   _globals['_STATISTICS']._serialized_end=359
-  _globals['_PEER']._serialized_start=361
-  _globals['_PEER']._serialized_end=480
+  _globals['_CLUSTERREQUEST']._serialized_start=361
+  _globals['_CLUSTERREQUEST']._serialized_end=377
+  _globals['_CLUSTERVIEW']._serialized_start=379
+  _globals['_CLUSTERVIEW']._serialized_end=493
+  _globals['_SERVER']._serialized_start=495
+  _globals['_SERVER']._serialized_end=578
+  _globals['_CREATEPRODUCERREQUEST']._serialized_start=580
+  _globals['_CREATEPRODUCERREQUEST']._serialized_end=645
+  _globals['_CREATEPRODUCERREPLY']._serialized_start=647
+  _globals['_CREATEPRODUCERREPLY']._serialized_end=685
+  _globals['_OPENCHANNELREQUEST']._serialized_start=688
+  _globals['_OPENCHANNELREQUEST']._serialized_end=833
+  _globals['_CHANNEL']._serialized_start=835
+  _globals['_CHANNEL']._serialized_end=892
+  _globals['_SAMPLEREQUEST']._serialized_start=894
+  _globals['_SAMPLEREQUEST']._serialized_end=1019
+  _globals['_SAMPLEREPLY']._serialized_start=1022
+  _globals['_SAMPLEREPLY']._serialized_end=1197
+  _globals['_HEARTBEATREQUEST']._serialized_start=1199
+  _globals['_HEARTBEATREQUEST']._serialized_end=1217
+  _globals['_HEARTBEATREPLY']._serialized_start=1219
+  _globals['_HEARTBEATREPLY']._serialized_end=1253
+  _globals['_CLOSECHANNELREQUEST']._serialized_start=1255
+  _globals['_CLOSECHANNELREQUEST']._serialized_end=1293
+  _globals['_CLOSECHANNELREPLY']._serialized_start=1295
+  _globals['_CLOSECHANNELREPLY']._serialized_end=1314
+  _globals['_DESTROYPRODUCERREQUEST']._serialized_start=1316
+  _globals['_DESTROYPRODUCERREQUEST']._serialized_end=1353
+  _globals['_DESTROYPRODUCERREPLY']._serialized_start=1355
+  _globals['_DESTROYPRODUCERREPLY']._serialized_end=1377
+  _globals['_LOADREQUEST']._serialized_start=1379
+  _globals['_LOADREQUEST']._serialized_end=1392
+  _globals['_SERVERLOAD']._serialized_start=1395
+  _globals['_SERVERLOAD']._serialized_end=1689
+  _globals['_CHANNELLOAD']._serialized_start=1692
+  _globals['_CHANNELLOAD']._serialized_end=1882
+  _globals['_PEERLOAD']._serialized_start=1884
+  _globals['_PEERLOAD']._serialized_end=1979
+  _globals['_PEER']._serialized_start=1981
+  _globals['_PEER']._serialized_end=2100
+  _globals['_GRAPHSTORE']._serialized_start=2103
+  _globals['_GRAPHSTORE']._serialized_end=2644
 # @@protoc_insertion_point(module_scope)

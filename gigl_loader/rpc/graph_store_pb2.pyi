@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Iterable as _Iterable, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -48,3 +48,215 @@ class Statistics(_message.Message):
     bytes_out: int
     refused: int
     def __init__(self, cpu_s: _Optional[float] = ..., sampling_s: _Optional[float] = ..., gathering_s: _Optional[float] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+
+class ClusterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClusterView(_message.Message):
+    __slots__ = ("self", "servers", "ready", "reason")
+    SELF_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    self: Description
+    servers: _containers.RepeatedCompositeFieldContainer[Server]
+    ready: bool
+    reason: str
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Server(_message.Message):
+    __slots__ = ("host", "control_port", "data_port", "partitions")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_PORT_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    control_port: int
+    data_port: int
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, host: _Optional[str] = ..., control_port: _Optional[int] = ..., data_port: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CreateProducerRequest(_message.Message):
+    __slots__ = ("key", "plan", "graph")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    plan: str
+    graph: str
+    def __init__(self, key: _Optional[str] = ..., plan: _Optional[str] = ..., graph: _Optional[str] = ...) -> None: ...
+
+class CreateProducerReply(_message.Message):
+    __slots__ = ("created",)
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    created: bool
+    def __init__(self, created: bool = ...) -> None: ...
+
+class OpenChannelRequest(_message.Message):
+    __slots__ = ("key", "name", "credit", "share", "without_rows", "ring_slots", "ring_slot_bytes")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    RING_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RING_SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    name: str
+    credit: int
+    share: int
+    without_rows: bool
+    ring_slots: int
+    ring_slot_bytes: int
+    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., credit: _Optional[int] = ..., share: _Optional[int] = ..., without_rows: bool = ..., ring_slots: _Optional[int] = ..., ring_slot_bytes: _Optional[int] = ...) -> None: ...
+
+class Channel(_message.Message):
+    __slots__ = ("id", "lease_s", "ring_door")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    RING_DOOR_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    lease_s: float
+    ring_door: str
+    def __init__(self, id: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., ring_door: _Optional[str] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("channel", "epoch", "batch", "fence", "seeds", "input_ids", "slot")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    channel: bytes
+    epoch: int
+    batch: int
+    fence: int
+    seeds: bytes
+    input_ids: bytes
+    slot: int
+    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., seeds: _Optional[bytes] = ..., input_ids: _Optional[bytes] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class SampleReply(_message.Message):
+    __slots__ = ("in_slot", "handle", "failure", "skipped", "nbytes", "unavailable", "sampling_s", "waiting_s")
+    IN_SLOT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    in_slot: bool
+    handle: bytes
+    failure: bytes
+    skipped: bool
+    nbytes: int
+    unavailable: bool
+    sampling_s: float
+    waiting_s: float
+    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("channels",)
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    channels: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, channels: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CloseChannelRequest(_message.Message):
+    __slots__ = ("channel",)
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    channel: bytes
+    def __init__(self, channel: _Optional[bytes] = ...) -> None: ...
+
+class CloseChannelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DestroyProducerRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class DestroyProducerReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ServerLoad(_message.Message):
+    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason")
+    SELF_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    self: Description
+    totals: Statistics
+    workers: int
+    busy: int
+    jobs: int
+    producers: int
+    rss_bytes: int
+    ready_bytes: int
+    channels: _containers.RepeatedCompositeFieldContainer[ChannelLoad]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerLoad]
+    ready: bool
+    reason: str
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ChannelLoad(_message.Message):
+    __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "ready", "sampling_s", "waiting_s", "idle_s")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    key: str
+    name: str
+    transport: str
+    batches: int
+    bytes: int
+    queued: int
+    ready: int
+    sampling_s: float
+    waiting_s: float
+    idle_s: float
+    def __init__(self, job: _Optional[str] = ..., key: _Optional[str] = ..., name: _Optional[str] = ..., transport: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class PeerLoad(_message.Message):
+    __slots__ = ("server", "calls", "bytes_in", "bytes_out", "retries")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    retries: int
+    def __init__(self, server: _Optional[int] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
