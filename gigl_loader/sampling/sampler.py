@@ -12,10 +12,12 @@ from gigl_loader.native import Adjacency, NeighborSampler
 from gigl_loader.sampling.columns import LocalColumns
 from gigl_loader.sampling.frame_form import FrameForm, Sampled
 from gigl_loader.sampling.ledger import Ledger
+from gigl_loader.sampling.skeleton import OwnPlaces
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, SamplingPlan
+    from gigl_loader.sampling.columns import ColumnSource
     from gigl_loader.sampling.schedule import Request
 
 __all__ = ["Sampler"]
@@ -28,11 +30,16 @@ class Sampler:
     on how the graph is partitioned. Not thread-safe.
     """
 
-    def __init__(self, graph: Graph, plan: SamplingPlan, ledger: Ledger | None = None) -> None:
-        """All partitions of ``graph`` are opened. What sampling costs is added to ``ledger``."""
+    def __init__(
+        self, graph: Graph, plan: SamplingPlan, ledger: Ledger | None = None, *, without_rows: bool = False
+    ) -> None:
+        """All partitions of ``graph`` are opened. What sampling costs is added to ``ledger``.
+
+        With ``without_rows``, frames are skeletons, and no column is read.
+        """
         self.ledger = Ledger() if ledger is None else ledger
-        self._form = FrameForm(graph, plan)
-        self._columns = LocalColumns(graph, plan)
+        self._form = FrameForm(graph, plan, without_rows=without_rows)
+        self._columns: ColumnSource = (OwnPlaces if without_rows else LocalColumns)(graph, plan)
         self._native = NeighborSampler(
             adjacencies=[_adjacency(graph, edge_type) for edge_type in self._form.edge_types],
             target_types=self._form.target_types,

@@ -13,12 +13,14 @@ from gigl_loader.native import BatchBuilder
 from gigl_loader.sampling.frame_form import FrameForm, Sampled
 from gigl_loader.sampling.ledger import Ledger
 from gigl_loader.sampling.partitioned import FrontierAsk
+from gigl_loader.sampling.skeleton import StoredPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import SamplingPlan
+    from gigl_loader.sampling.columns import ColumnSource
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.schedule import Request
     from gigl_loader.sampling.store import Neighbors
@@ -30,11 +32,21 @@ class SteppedSampler:
     """Samples one batch after the other. Not thread-safe, but several may share a ``PartitionedStore``."""
 
     def __init__(
-        self, graph: Graph, plan: SamplingPlan, store: PartitionedStore, ledger: Ledger | None = None
+        self,
+        graph: Graph,
+        plan: SamplingPlan,
+        store: PartitionedStore,
+        ledger: Ledger | None = None,
+        *,
+        without_rows: bool = False,
     ) -> None:
-        """Of ``graph``, only schema and node ids are used. What sampling costs is added to ``ledger``."""
+        """Of ``graph``, only schema and node ids are used. What sampling costs is added to ``ledger``.
+
+        With ``without_rows``, frames are skeletons, and no row is asked for.
+        """
         self.ledger = Ledger(store.wire) if ledger is None else ledger
-        self._form = FrameForm(graph, plan)
+        self._form = FrameForm(graph, plan, without_rows=without_rows)
+        self._columns: ColumnSource = StoredPlaces() if without_rows else store
         self._plan = plan
         self._store = store
         self._builder = BatchBuilder(
@@ -62,7 +74,7 @@ class SteppedSampler:
                 form=self._form,
                 batch=self._builder,
                 request=request,
-                columns=self._store,
+                columns=self._columns,
                 ledger=self.ledger,
             )
 

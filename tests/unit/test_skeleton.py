@@ -1,0 +1,136 @@
+"""Frames without rows, completed where they arrive, have the bytes of whole ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gigl_loader.channel.frame import Frame
+from gigl_loader.errors import FormatError
+from gigl_loader.options import SamplingPlan
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.schedule import Request
+from gigl_loader.sampling.skeleton import Completion
+from gigl_loader.sampling.stepped import SteppedSampler
+from gigl_loader.tensors import Layout
+from tests.support.stores import StoreGraph, store_graphs
+
+if TYPE_CHECKING:
+    from gigl_loader.sampling.source import BatchSampler
+
+EDGE_TYPES = [("item", "similar", "item"), ("user", "likes", "item"), ("user", "trusts", "user")]
+
+
+def _plan(**changes: Any) -> SamplingPlan:
+    options: dict[str, Any] = {
+        "seed_type": "item",
+        "num_neighbors": {each: (3, 2) for each in EDGE_TYPES},  # noqa: C420 - each its own
+        "run_seed": 5,
+        "with_edge": True,
+        "node_columns": {"item": ("x", "y", "none"), "user": ("flag",)},
+        "edge_columns": {EDGE_TYPES[0]: ("w",), EDGE_TYPES[1]: ("w",)},
+    }
+    return SamplingPlan(**{**options, **changes})
+
+
+PLANS = [
+    _plan(),
+    _plan(replace=True),
+    _plan(with_edge=False, edge_columns={}),
+    _plan(node_columns={"user": ("none",)}, edge_columns={EDGE_TYPES[2]: ("w",)}),
+    _plan(node_columns={}, edge_columns={}),
+    _plan(num_neighbors={EDGE_TYPES[0]: (3,)}, edge_columns={}),
+]
+
+
+def _open(graph: StoreGraph) -> PartitionedStore:
+    parts = range(graph.graph.schema.num_partitions)
+    return PartitionedStore(
+        graph.graph.schema, local={part: LocalStore(graph.graph, part) for part in parts}, remote={}
+    )
+
+
+def _frame(sampler: BatchSampler, request: Request, edge_dir: str = "in") -> Frame:
+    sampled = sampler.sample(request)
+    buffer = np.zeros(sampled.layout.nbytes, np.uint8)
+    sampled.write(buffer)
+    return Frame.parse(buffer, edge_dir=edge_dir)
+
+
+def _request(count: int = 20) -> Request:
+    return Request(epoch=3, batch=1, seeds=np.arange(count) * 3, input_ids=np.arange(count))
+
+
+@pytest.mark.parametrize("graph", store_graphs(), ids=str)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("count", [0, 20])
+def test_a_completed_frame_has_the_bytes_of_a_whole_one(
+    graph: StoreGraph, plan: SamplingPlan, count: int
+) -> None:
+    edge_dir = graph.graph.schema.edge_dir
+    whole = _frame(Sampler(graph.graph, plan), _request(count), edge_dir)
+    with closing(_open(graph)) as store:
+        completion = Completion(graph.graph.schema, plan, store)
+        samplers: list[BatchSampler] = [
+            Sampler(graph.graph, plan, without_rows=True),
+            SteppedSampler(graph.graph, plan, store, without_rows=True),
+        ]
+        skeletons = [_frame(each, _request(count), edge_dir) for each in samplers]
+        assert skeletons[0].buffer.tobytes() == skeletons[1].buffer.tobytes()
+        layout = completion.layout(skeletons[0])
+        buffer = np.zeros(layout.nbytes, np.uint8)
+        completion.write(skeletons[0], layout, buffer)
+    assert buffer.tobytes() == whole.buffer.tobytes()
+
+
+def test_a_skeleton_names_rows_and_has_no_columns() -> None:
+    graph = store_graphs()[0]
+    skeleton = _frame(Sampler(graph.graph, _plan(), without_rows=True), _request())
+    names = {name for name in skeleton.names if name.count("/") == 2}
+    assert {name.rpartition("/")[2] for name in names if name.startswith("node")} == {"n_id", "position"}
+    without_columns = "edge/user+trusts+user"
+    assert {name for name in names if name.startswith(without_columns)} == {
+        f"{without_columns}/{each}" for each in ("rows", "colptr", "e_id")
+    }
+    assert skeleton.array("node/item/position")[:20].tolist() == (np.arange(20) * 3).tolist()
+
+
+@pytest.mark.parametrize("value", [-1, 70, 2**62])
+def test_places_that_do_not_exist_are_refused(value: int) -> None:
+    graph = store_graphs()[0]
+    skeleton = _frame(Sampler(graph.graph, _plan(), without_rows=True), _request())
+    skeleton.array("node/item/position")[4] = value
+    with closing(_open(graph)) as store:
+        completion = Completion(graph.graph.schema, _plan(), store)
+        layout = completion.layout(skeleton)
+        with pytest.raises(FormatError, match="'node/item/position' leaves the 70"):
+            completion.write(skeleton, layout, np.zeros(layout.nbytes, np.uint8))
+
+
+@pytest.mark.parametrize("other", [_plan(with_edge=False), _plan(node_columns={"item": ("x",)})])
+def test_a_skeleton_of_another_plan_is_refused(other: SamplingPlan) -> None:
+    graph = store_graphs()[0]
+    with closing(_open(graph)) as store:
+        completion = Completion(graph.graph.schema, _plan(), store)
+        skeleton = _frame(Sampler(graph.graph, other, without_rows=True), _request())
+        with pytest.raises(FormatError, match="not one of the plan"):
+            completion.layout(skeleton)
+
+
+def test_a_frame_of_other_types_is_refused() -> None:
+    graph = store_graphs()[0]
+    with closing(_open(graph)) as store:
+        completion = Completion(graph.graph.schema, _plan(), store)
+        few = dataclasses.replace(_plan(), num_neighbors={EDGE_TYPES[0]: (3,)}, edge_columns={})
+        skeleton = _frame(Sampler(graph.graph, few, without_rows=True), _request())
+        with pytest.raises(FormatError, match="is missing"):
+            completion.layout(skeleton)
+        empty = Frame(np.empty(0, np.uint8), Layout.plan({}, {"epoch": "0", "batch": "0"}))
+        with pytest.raises(FormatError, match="is missing"):
+            completion.layout(empty)
