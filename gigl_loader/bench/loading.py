@@ -16,6 +16,7 @@ from gigl_loader.bench.meter import CpuMeter
 from gigl_loader.bench.rounds import Case, Figures, workers_in_words
 from gigl_loader.bench.workload import Workload
 from gigl_loader.dataset import DistDataset
+from gigl_loader.loaders.dataset import Dataset
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 
 __all__ = ["loader_case", "open_loader"]
@@ -45,14 +46,15 @@ class Pass:
 
 
 def open_loader(
-    dataset: DistDataset,
+    dataset: Dataset,
     workload: Workload,
     seeds: npt.NDArray[np.int64],
     num_workers: int,
     *,
     device: str = "cpu",
+    **options: Any,
 ) -> DistNeighborLoader:
-    """Return a loader over these seeds, in their order, with edge ids."""
+    """Return a loader over these seeds, in their order, with edge ids. ``options`` are further ones."""
     return DistNeighborLoader(
         dataset,
         list(workload.fanout),
@@ -64,6 +66,7 @@ def open_loader(
         seed=1,
         num_workers=num_workers,
         device=device,
+        **options,
     )
 
 

@@ -1,0 +1,179 @@
+"""A graph store: servers on this machine that sample, and one trainer that fetches batches from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gigl_client import RemoteDistDataset
+from gigl_loader.bench.flight import KEEP_MEMORY, bare_transfer
+from gigl_loader.bench.loading import Pass, open_loader
+from gigl_loader.bench.meter import CpuMeter
+from gigl_loader.bench.rounds import Case, Figures
+from gigl_loader.bench.workload import Workload
+from gigl_loader.loaders.neighbor import DistNeighborLoader
+from gigl_server.local import LocalCluster
+
+__all__ = [
+    "DIRECT",
+    "DIRECT_4",
+    "FLIGHT",
+    "FRAMES",
+    "FRAMES_WARM",
+    "RING",
+    "THROUGH",
+    "THROUGH_4",
+    "Setup",
+    "server_loads",
+    "store_case",
+]
+
+FRAMES = "bare Flight transfer of frames"
+FRAMES_WARM = "bare Flight transfer of frames, memory kept"
+
+_ID_BYTES = 4
+_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How many servers there are, and how batches come from them."""
+
+    servers: int = 1
+    workers: int
+    """Of each server."""
+    transport: str
+    rows: str = "auto"
+
+    def __str__(self) -> str:
+        servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
+        way = "ring" if self.transport == "ring" else "Flight"
+        return f"store, {servers}, {way}" + ("" if self.rows == "auto" else f", rows {self.rows}")
+
+
+RING = Setup(workers=2, transport="ring")
+FLIGHT = Setup(workers=2, transport="flight")
+DIRECT = Setup(servers=2, workers=1, transport="flight", rows="direct")
+THROUGH = Setup(servers=2, workers=1, transport="flight", rows="through")
+DIRECT_4 = Setup(servers=4, workers=1, transport="flight", rows="direct")
+THROUGH_4 = Setup(servers=4, workers=1, transport="flight", rows="through")
+
+
+def store_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epochs: int = 2) -> Case:
+    """Start servers, fetch an epoch to warm everything and time the first batch, then measure some more.
+
+    For one server over Flight, a bare transfer of as many messages of the same size is measured after it.
+
+    The CPU seconds of all processes are told apart: *sampling* and *gathering* in the servers' kernels;
+    *rest*: the trainer's own thread; *wire*: all else that servers and trainer did.
+    """
+
+    def case() -> dict[str, Figures]:
+        with LocalCluster(graph, servers=setup.servers, workers=setup.workers) as cluster:
+            figures = _measured(cluster, seeds, workload, setup, epochs)
+        return {str(setup): figures} | (_bare(workload, figures, epochs) if setup == FLIGHT else {})
+
+    return case
+
+
+def _measured(
+    cluster: LocalCluster, seeds: Any, workload: Workload, setup: Setup, epochs: int
+) -> dict[str, float]:
+    began = time.perf_counter()
+    with (
+        RemoteDistDataset.connect(
+            cluster.addresses, transport=setup.transport, rows=setup.rows, timeout=_LIMIT_S
+        ) as dataset,
+        open_loader(dataset, workload, seeds, setup.workers) as loader,
+    ):
+        built = time.perf_counter() - began
+        first = built + Pass.over(loader).first_batch_s
+        before, meter, own = _costs(dataset, loader), CpuMeter(), time.thread_time()
+        began = time.perf_counter()
+        passes = [Pass.over(loader) for _ in range(epochs)]
+        seconds, own = time.perf_counter() - began, time.thread_time() - own
+        tree, after = meter.read()[0], _costs(dataset, loader)
+    spent = {name: after[name] - before[name] for name in after}
+    total = _total(passes)
+    return {
+        "seeds_per_s": total.seeds / seconds,
+        "edges_per_s": total.edges / seconds,
+        "cpu_s_per_kseed": tree / total.seeds * 1e3,
+        "nodes_per_batch": total.nodes / total.batches,
+        "edges_per_batch": total.edges / total.batches,
+        "first_batch_s": first,
+        "later_first_batch_s": max(each.first_batch_s for each in passes),
+        **_breakdown(spent, tree=tree, own=own, seeds=total.seeds),
+        **_wire(spent, total, setup.servers),
+    }
+
+
+def server_loads(dataset: RemoteDistDataset) -> list[Any]:
+    """Return what every server says of itself."""
+    return [server.client.load(_LIMIT_S) for server in dataset.cluster.servers]
+
+
+def _costs(dataset: RemoteDistDataset, loader: DistNeighborLoader) -> dict[str, float]:
+    """Return what servers and loader spent so far."""
+    loads, stats = server_loads(dataset), loader.stats()
+    return {
+        "sampling_s": sum(load.totals.sampling_s for load in loads),
+        "gathering_s": sum(load.totals.gathering_s for load in loads),
+        "between_in": sum(peer.bytes_in for load in loads for peer in load.peers),
+        "between_out": sum(peer.bytes_out for load in loads for peer in load.peers),
+        **{name: float(stats[name]) for name in ("bytes", "wire_bytes_in", "wire_bytes_out")},
+    }
+
+
+def _total(passes: list[Pass]) -> Pass:
+    names = ("seeds", "nodes", "edges", "batches")
+    return Pass(**{name: sum(getattr(each, name) for each in passes) for name in names})
+
+
+def _breakdown(spent: Mapping[str, float], *, tree: float, own: float, seeds: int) -> dict[str, float]:
+    sampling, gathering = spent["sampling_s"], spent["gathering_s"]
+    parts = {
+        "sampling": sampling,
+        "gathering": gathering,
+        "wire": tree - sampling - gathering - own,
+        "rest": own,
+    }
+    return {f"cpu_{name}_s_per_kseed": value / seeds * 1e3 for name, value in parts.items()}
+
+
+def _wire(spent: Mapping[str, float], total: Pass, servers: int) -> dict[str, float]:
+    """Return what crossed, beside the least that must.
+
+    Whichever server samples a batch, the lists of all others' nodes are remote: for nodes dealt out by hash,
+    that is all edges but one in as many as there are servers. A list is a position and an edge id, 4 bytes
+    each, for every neighbour: requests, counts and headers are not in it.
+    """
+    frame, received, between = (
+        spent[name] / total.batches / 1e6 for name in ("bytes", "wire_bytes_in", "between_in")
+    )
+    lists = total.edges / total.batches * (servers - 1) / servers * 2 * _ID_BYTES / 1e6
+    return {
+        "frame_mb": frame,
+        "received_mb": received,
+        "received_over_frame": received / frame,
+        "sent_mb": spent["wire_bytes_out"] / total.batches / 1e6,
+        "between_mb": between,
+        "between_out_mb": spent["between_out"] / total.batches / 1e6,
+        **({"between_over_lists": between / lists} if lists else {}),
+    }
+
+
+def _bare(workload: Workload, figures: Mapping[str, float], epochs: int) -> dict[str, Figures]:
+    """Transfer the frames of some epochs and do nothing else."""
+    calls, size = epochs * workload.batches, round(figures["received_mb"] * 1e6)
+    found = {}
+    for name, environment in ((FRAMES, {}), (FRAMES_WARM, KEEP_MEMORY)):
+        cpu = bare_transfer(calls=calls, request_bytes=64, reply_bytes=size, environment=environment)
+        found[name] = {
+            "cpu_wire_s_per_kseed": cpu / (calls * workload.batch_size) * 1e3,
+            "cpu_s_per_gb": cpu / (calls * size / 1e9),
+        }
+    return found
