@@ -286,7 +286,7 @@ def _reach(peers: Peers, graph: Graph, timeout_s: float) -> None:
     """Check all services at once. Raises what the first that is not right raises."""
 
     def check(endpoint: Endpoint) -> None:
-        check_peer(endpoint, peers.token, digest=graph.manifest.digest, timeout_s=timeout_s)
+        check_peer(endpoint, peers.caller, digest=graph.manifest.digest, timeout_s=timeout_s)
 
     with ThreadPoolExecutor(min(len(peers.endpoints), 16)) as threads:
         list(threads.map(check, peers.endpoints))

@@ -10,6 +10,7 @@ import numpy as np
 
 from gigl_loader.graph.graph import Graph
 from gigl_loader.hosts.shared_cache import open_cache
+from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.remote_store import RemoteStore, fetch_split
 from gigl_loader.sampling.ledger import Ledger
@@ -47,6 +48,11 @@ class Peers:
     cache_path: str = ""
     """Where this host keeps rows of the others; empty when it keeps none."""
 
+    @property
+    def caller(self) -> Caller:
+        """What this host shows to the others."""
+        return Caller(token=self.token)
+
     def holder(self, partition: int) -> Endpoint:
         """Return who is to be asked about a partition. Hosts that ask spread over those that hold it."""
         holders = [endpoint for endpoint in self.endpoints if partition in endpoint.partitions]
@@ -62,7 +68,7 @@ class Peers:
             part: RemoteStore(
                 self.holder(part),
                 part,
-                self.token,
+                self.caller,
                 schema=graph.schema,
                 digest=graph.manifest.digest,
                 timeout_s=timeout_s,
@@ -84,7 +90,7 @@ class Peers:
             else fetch_split(
                 self.holder(part),
                 part,
-                self.token,
+                self.caller,
                 schema=graph.schema,
                 digest=graph.manifest.digest,
                 node_type=node_type,
@@ -101,7 +107,7 @@ class Peers:
         from gigl_loader.rpc.peer import peer_stats
 
         return {
-            endpoint.host_index: asdict(peer_stats(endpoint, self.token, timeout_s=timeout_s))
+            endpoint.host_index: asdict(peer_stats(endpoint, self.caller, timeout_s=timeout_s))
             for endpoint in self.endpoints
         }
 

@@ -18,13 +18,14 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.rpc.credentials import authorization
+from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import WireCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Connection"]
@@ -62,12 +63,25 @@ class _Busy(_AskAgain):
 class Connection:
     """Asks one peer. Any number of threads may ask at once; they share a connection."""
 
-    def __init__(self, endpoint: Endpoint, token: str, *, timeout_s: float, attempt_s: float = 30.0) -> None:
-        """Connects when first asked. A call is tried for ``timeout_s``, each attempt for ``attempt_s``."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        caller: Caller,
+        *,
+        timeout_s: float,
+        attempt_s: float = 30.0,
+        job: str = "",
+    ) -> None:
+        """Connects when first asked. A call is tried for ``timeout_s``, each attempt for ``attempt_s``.
+
+        ``job`` is the secret of the training job, where something is asked for that belongs to one.
+        """
         if timeout_s <= 0 or attempt_s <= 0:
             raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
         self._endpoint = endpoint
-        self._headers = [(b"authorization", authorization(token).encode())]
+        self._caller = caller
+        job_header = ((JOB_HEADER, job),) if job else ()
+        self._headers = [(name.encode(), text.encode()) for name, text in (*caller.headers, *job_header)]
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
         self._lock = threading.Lock()
@@ -86,18 +100,25 @@ class Connection:
         with self._lock:
             self._counts += WireCounts(**amounts)
 
-    def ask(self, request: bytes, read: Callable[[Iterator[tuple[Bytes, int | None]]], Result]) -> Result:
+    def ask(
+        self,
+        request: bytes,
+        read: Callable[[Iterator[tuple[Bytes, int | None]]], Result],
+        *,
+        timeout_s: float | None = None,
+    ) -> Result:
         """Send a request and return what ``read`` makes of the reply, given as chunks.
 
-        ``read`` is called again for every attempt. Raises ``StorageUnavailable`` when ``timeout_s`` are
-        over, and at once what another attempt cannot mend.
+        ``read`` is called again for every attempt. Raises ``StorageUnavailable`` when ``timeout_s`` (by
+        default the connection's) are over, and at once what another attempt cannot mend.
         """
         began = time.monotonic()
+        seconds = self._timeout_s if timeout_s is None else timeout_s
         pause = _FIRST_PAUSE_S
-        reserve = min(_LAST_ATTEMPT_S, self._timeout_s / 4)
+        reserve = min(_LAST_ATTEMPT_S, seconds / 4)
         last = ""
         while True:
-            left = began + self._timeout_s - time.monotonic()
+            left = began + seconds - time.monotonic()
             try:
                 # gRPC takes a deadline that is over for none at all.
                 return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
@@ -105,7 +126,7 @@ class Connection:
                 # That an attempt with little time left had no answer tells less than the one before it.
                 if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
                     last = str(error)
-            left = began + self._timeout_s - time.monotonic()
+            left = began + seconds - time.monotonic()
             if left <= reserve or self._closed.wait(min(pause, left - reserve)):
                 break
             _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
@@ -151,13 +172,21 @@ class Connection:
             if self._closed.is_set():
                 raise SamplingError(f"the connection to {self._endpoint} was closed")
             if self._client is None:
-                certificate = self._endpoint.certificate
-                self._client = flight.FlightClient(
-                    f"grpc+{'tls' if certificate else 'tcp'}://{self._endpoint.data_address}",
-                    tls_root_certs=certificate or None,
-                    generic_options=_CHANNEL_OPTIONS,
-                )
+                self._client = self._new_client()
             return self._client
+
+    def _new_client(self) -> Any:
+        parts = self._caller.ssl_parts(self._endpoint)
+        if parts is None:
+            place = f"grpc+tcp://{self._endpoint.data_address}"
+            return flight.FlightClient(place, generic_options=_CHANNEL_OPTIONS)
+        return flight.FlightClient(
+            f"grpc+tls://{self._endpoint.data_address}",
+            tls_root_certs=parts.roots,
+            cert_chain=parts.certificate,
+            private_key=parts.key,
+            generic_options=_CHANNEL_OPTIONS,
+        )
 
     def _drop(self, client: Any) -> None:
         """Connect anew next time. Calls of other threads on the old connection go on."""
@@ -211,9 +240,8 @@ class Connection:
         if self._closed.is_set():
             return SamplingError(f"the connection to {self._endpoint} was closed")
         parts = ", ".join(map(str, self._endpoint.partitions))
-        return StorageUnavailable(
-            f"{self._endpoint}, which holds partition {parts}, did not answer within {seconds:.1f} s: {last}"
-        )
+        holding = f", which holds partition {parts}," if parts else ""
+        return StorageUnavailable(f"{self._endpoint}{holding} did not answer within {seconds:.1f} s: {last}")
 
 
 def _bytes_of(batch: Any) -> Bytes:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.credentials import authorization
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["METHODS", "SERVICE", "ControlClient"]
@@ -35,9 +35,9 @@ _OPTIONS = [
 class ControlClient:
     """Calls of one peer's control port. Raises ``grpc.RpcError``."""
 
-    def __init__(self, endpoint: Endpoint, token: str) -> None:
-        self._channel = _channel(endpoint)
-        self._metadata = (("authorization", authorization(token)),)
+    def __init__(self, endpoint: Endpoint, caller: Caller) -> None:
+        self._channel = _channel(endpoint, caller)
+        self._metadata = caller.headers
 
     def describe(self, timeout_s: float) -> Any:
         return self._call("Describe", timeout_s)
@@ -56,17 +56,18 @@ class ControlClient:
 
     @classmethod
     @contextmanager
-    def connected(cls, endpoint: Endpoint, token: str) -> Iterator[ControlClient]:
+    def connected(cls, endpoint: Endpoint, caller: Caller) -> Iterator[ControlClient]:
         """Lend a client and disconnect it."""
-        client = cls(endpoint, token)
+        client = cls(endpoint, caller)
         try:
             yield client
         finally:
             client._channel.close()
 
 
-def _channel(endpoint: Endpoint) -> Any:
-    if not endpoint.certificate:
+def _channel(endpoint: Endpoint, caller: Caller) -> Any:
+    parts = caller.ssl_parts(endpoint)
+    if parts is None:
         return grpc.insecure_channel(endpoint.control_address, options=_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(endpoint.certificate.encode())
+    credentials = grpc.ssl_channel_credentials(*parts)
     return grpc.secure_channel(endpoint.control_address, credentials, options=_OPTIONS)

@@ -1,24 +1,24 @@
-"""What a peer service shows and asks for: a certificate, and a token that all hosts share."""
+"""What a service and its callers show each other: certificates, and a token that all share."""
 
 from __future__ import annotations
 
-import datetime
 import hmac
-import ipaddress
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gigl_loader.rpc.certificates import check_authority, check_dates, check_pair, self_signed, system_roots
+from gigl_loader.rpc.secret_files import check_token, pem_in, token_in
 
 if TYPE_CHECKING:
+    import datetime
+    import os
     from collections.abc import Mapping, Sequence
 
-    from cryptography import x509
+    from gigl_loader.rpc.address import Address
+    from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Credentials", "authorization", "check_dates", "new_token"]
-
-_MIN_TOKEN = 16
-_BACKDATED = datetime.timedelta(days=1)  # Clocks of hosts that are this far apart still agree on validity.
-_VALID = datetime.timedelta(days=365)  # Longer than any run: the certificate lives as long as its service.
+__all__ = ["Caller", "Credentials", "SslParts", "authorization", "new_token"]
 
 
 def new_token() -> str:
@@ -26,33 +26,109 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
+def authorization(token: str) -> str:
+    """Return the value of the header ``authorization`` that shows a token."""
+    return f"Bearer {token}"
+
+
+class SslParts(NamedTuple):
+    """PEM for a connection over TLS, in gRPC's order."""
+
+    roots: bytes
+    key: bytes | None
+    certificate: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """What a caller shows to services, and which services it believes. Token and key are never shown."""
+
+    token: str = field(default="", repr=False)
+    """At least 16 visible ASCII characters, that of the services. Empty: for services that ask for none."""
+    certificate: bytes = b""
+    """PEM, with intermediates, for services that ask callers for one."""
+    key: bytes = field(default=b"", repr=False)
+    """PEM, not encrypted."""
+    authority: str = ""
+    """PEM of what to trust. Empty: what an endpoint publishes, else what this machine trusts."""
+    tls: bool = False
+    """Use TLS. Not needed where an authority or a certificate says so."""
+
+    def __post_init__(self) -> None:
+        if self.token:
+            check_token(self.token)
+        _check_both(self.certificate, self.key)
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        token: str | os.PathLike[str] | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        certificate: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        tls: bool = False,
+    ) -> Caller:
+        """Read each part from its file, and check what can be. ``ValueError`` naming the file."""
+        caller = cls(
+            token=token_in(token),
+            certificate=pem_in(certificate),
+            key=pem_in(key),
+            authority=pem_in(ca).decode("ascii", "replace"),
+            tls=tls,
+        )
+        if caller.certificate:
+            check_pair(caller.certificate, caller.key)
+        if caller.authority:
+            check_authority(caller.authority.encode())
+        return caller
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        return (("authorization", authorization(self.token)),) if self.token else ()
+
+    def uses_tls(self, endpoint: Endpoint) -> bool:
+        return bool(endpoint.certificate or self.authority or self.certificate or self.tls)
+
+    def ssl_parts(self, endpoint: Endpoint) -> SslParts | None:
+        """Return what a connection to ``endpoint`` needs. ``None``: plain text."""
+        if not self.uses_tls(endpoint):
+            return None
+        roots = (self.authority or endpoint.certificate).encode() or system_roots()
+        return SslParts(roots, self.key or None, self.certificate or None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """Certificate, key and token of a service. The token and the key are never shown."""
 
     token: str = field(repr=False)
-    """At least 16 visible ASCII characters, the same on all hosts."""
+    """At least 16 visible ASCII characters, the same on all hosts. Empty: anyone may ask."""
     certificate: bytes = b""
     """PEM, with intermediates. Empty: no TLS."""
     key: bytes = field(default=b"", repr=False)
     """PEM, not encrypted."""
     authority: bytes = b""
     """PEM of what callers shall trust instead of the certificate itself: that of a certificate authority."""
+    client_authority: bytes = b""
+    """PEM of who signs the certificates of callers. Empty: callers need none."""
     insecure: bool = False
     """Allow plain text beyond this machine. Whoever can read the network can then read and ask."""
 
     def __post_init__(self) -> None:
-        if len(self.token) < _MIN_TOKEN or not all("!" <= each <= "~" for each in self.token):
-            raise ValueError(f"a token has at least {_MIN_TOKEN} visible ASCII characters and no space")
-        if bool(self.certificate) != bool(self.key):
-            raise ValueError("a certificate needs its key, and a key its certificate")
+        if self.token:
+            check_token(self.token)
+        _check_both(self.certificate, self.key)
         if self.authority and not self.certificate:
             raise ValueError("an authority without a certificate that it signed")
+        if self.client_authority and not self.certificate:
+            raise ValueError("callers can show certificates over TLS only: give the service one, too")
 
     @classmethod
     def ephemeral(cls, hosts: Sequence[str], *, token: str | None = None) -> Credentials:
         """Make a self-signed certificate for these names and addresses, valid for a year."""
-        certificate, key = _self_signed(hosts)
+        certificate, key = self_signed(hosts)
         return cls(token=token or new_token(), certificate=certificate, key=key)
 
     @classmethod
@@ -60,24 +136,101 @@ class Credentials:
         """Go without TLS: between processes of one machine, or with ``insecure`` on a trusted network."""
         return cls(token=token or new_token(), insecure=insecure)
 
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        token: str | os.PathLike[str] | None = None,
+        certificate: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        authority: str | os.PathLike[str] | None = None,
+        client_authority: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> Credentials:
+        """Read each part from its file. ``ValueError`` naming the file, or what does not fit together."""
+        return cls(
+            token=token_in(token),
+            certificate=pem_in(certificate),
+            key=pem_in(key),
+            authority=pem_in(authority),
+            client_authority=pem_in(client_authority),
+            insecure=insecure,
+        )
+
     @property
     def trusted(self) -> str:
         """PEM of what callers must trust. Empty: no TLS."""
         return (self.authority or self.certificate).decode("ascii")
 
+    @property
+    def is_open(self) -> bool:
+        """Anyone may ask."""
+        return not self.token
+
+    def caller(self) -> Caller:
+        """Return what the service itself shows to others that have the same token and trust."""
+        pair = (self.certificate, self.key) if self.client_authority else (b"", b"")
+        return Caller(token=self.token, certificate=pair[0], key=pair[1], authority=self.trusted)
+
+    def check_reach(self, address: Address) -> None:
+        """Raise ``ValueError`` if it takes more than this to serve at ``address``."""
+        if self.insecure or address.is_loopback:
+            return
+        if not self.certificate:
+            raise ValueError(
+                f"{address} can be reached from other hosts, which needs TLS: give a certificate and its "
+                "key, or say insecure=True on a network that you trust"
+            )
+        if self.is_open and not self.client_authority:
+            raise ValueError(
+                f"{address} can be reached from other hosts, which needs a token: give one, or say "
+                "insecure=True on a network that you trust"
+            )
+
+    def check_certificate(self, now: datetime.datetime | None = None) -> None:
+        """Raise ``ValueError`` for parts that are no PEM, a key of another certificate, or a wrong date."""
+        if self.certificate:
+            check_pair(self.certificate, self.key)
+            check_dates(self.certificate.decode("ascii", "replace"), now)
+        for authority in filter(None, (self.authority, self.client_authority)):
+            check_authority(authority)
+
+    def grpc_server_credentials(self) -> Any:
+        """Return what a gRPC server needs to listen. ``None``: plain text."""
+        import grpc
+
+        if not self.certificate:
+            return None
+        asked = self.client_authority or None
+        pair = (self.key, self.certificate)
+        return grpc.ssl_server_credentials([pair], asked, require_client_auth=asked is not None)
+
+    def flight_options(self) -> dict[str, Any]:
+        """Return what a Flight server needs to listen."""
+        if not self.certificate:
+            return {}
+        pairs = {"tls_certificates": [(self.certificate, self.key)]}
+        asked = {"verify_client": True, "root_certificates": self.client_authority}
+        return {**pairs, **asked} if self.client_authority else pairs
+
     def to_json(self) -> dict[str, str | bool]:
         """Return everything, secrets too, for a child process over a socket of its own."""
-        texts = {name: getattr(self, name).decode("ascii") for name in ("certificate", "key", "authority")}
+        texts = {name: getattr(self, name).decode("ascii") for name in _PEMS}
         return {**texts, "token": self.token, "insecure": self.insecure}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Credentials:
         """Undo ``to_json``."""
-        parts = {name: document[name].encode("ascii") for name in ("certificate", "key", "authority")}
+        parts = {name: document[name].encode("ascii") for name in _PEMS}
         return cls(**parts, token=document["token"], insecure=document["insecure"])
 
     def accepts(self, authorization_values: Sequence[str | bytes]) -> bool:
-        """Return whether exactly one value was sent and it is right, in time that tells nothing about it."""
+        """Return whether exactly one value was sent and it is right, in time that tells nothing about it.
+
+        Without a token of its own, a service accepts whatever is sent.
+        """
+        if self.is_open:
+            return True
         if len(authorization_values) != 1:
             return False
         value = authorization_values[0]
@@ -85,65 +238,9 @@ class Credentials:
         return hmac.compare_digest(sent, authorization(self.token).encode())
 
 
-def authorization(token: str) -> str:
-    """Return the value of the header ``authorization`` that shows a token."""
-    return f"Bearer {token}"
+_PEMS = ("certificate", "key", "authority", "client_authority")
 
 
-def check_dates(pem: str, now: datetime.datetime | None = None) -> None:
-    """Raise ``ValueError`` if a certificate in ``pem`` is not valid at ``now``, with both times."""
-    from cryptography import x509
-
-    now = now or datetime.datetime.now(datetime.timezone.utc)
-    for certificate in x509.load_pem_x509_certificates(pem.encode()):
-        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        if now < begin:
-            raise ValueError(
-                f"its certificate is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC, and here it is "
-                f"{now:%Y-%m-%d %H:%M:%S} UTC: set the clocks of both hosts"
-            )
-        if now > end:
-            raise ValueError(
-                f"its certificate expired at {end:%Y-%m-%d %H:%M:%S} UTC, and here it is "
-                f"{now:%Y-%m-%d %H:%M:%S} UTC: renew it, or set the clocks of both hosts"
-            )
-
-
-def _self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
-    # Imported here: only who serves over TLS pays for it.
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    if not hosts:
-        raise ValueError("a certificate needs at least one host name or address")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gigl peer service")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + _VALID)
-        .add_extension(
-            x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM), private
-
-
-def _alternative_name(host: str) -> x509.GeneralName:
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
+def _check_both(certificate: bytes, key: bytes) -> None:
+    if bool(certificate) != bool(key):
+        raise ValueError("a certificate needs its key, and a key its certificate")

@@ -25,6 +25,8 @@ class Endpoint:
     """What it holds, ascending."""
     certificate: str = ""
     """PEM of the certificate, or of the authority, that callers must trust. Empty: no TLS."""
+    what: str = "host"
+    """What it is to whoever reads of it: messages begin with this and its number."""
 
     def __post_init__(self) -> None:
         for port in (self.control_port, self.data_port):
@@ -42,7 +44,7 @@ class Endpoint:
         return str(Address(self.host, self.data_port))
 
     def __str__(self) -> str:
-        return f"host {self.host_index} at {self.control_address}"
+        return f"{self.what} {self.host_index} at {self.control_address}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -69,4 +71,5 @@ _KINDS = {
     "data_port": int,
     "partitions": list,
     "certificate": str,
+    "what": str,
 }

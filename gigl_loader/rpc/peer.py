@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc.certificates import check_dates
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
-from gigl_loader.rpc.credentials import check_dates
 from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Description", "PeerStats", "check_peer", "peer_stats"]
@@ -51,7 +52,7 @@ class PeerStats:
     refused: int
 
 
-def check_peer(endpoint: Endpoint, token: str, *, digest: str, timeout_s: float) -> Description:
+def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> Description:
     """Return what the peer says, if both its ports answer us and it is the right one.
 
     ``StorageUnavailable`` where it cannot be reached; ``ValueError`` for what someone has to mend: a
@@ -64,14 +65,14 @@ def check_peer(endpoint: Endpoint, token: str, *, digest: str, timeout_s: float)
     if endpoint.certificate:
         with _naming(endpoint):
             check_dates(endpoint.certificate)
-    with ControlClient.connected(endpoint, token) as client, _rpc_errors(endpoint):
+    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint):
         found = client.describe(_left(deadline))
     _check_same(endpoint, found.wire_version, found.version, found.graph, digest)
     if tuple(found.partitions) != endpoint.partitions:
         raise ValueError(
             f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
         )
-    _ping(endpoint, token, digest, _left(deadline))
+    _ping(endpoint, caller, digest, _left(deadline))
     return Description(
         version=found.version,
         graph=found.graph,
@@ -82,9 +83,9 @@ def check_peer(endpoint: Endpoint, token: str, *, digest: str, timeout_s: float)
     )
 
 
-def peer_stats(endpoint: Endpoint, token: str, *, timeout_s: float) -> PeerStats:
+def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:
     """Ask a peer for its counters. ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
-    with ControlClient.connected(endpoint, token) as client, _rpc_errors(endpoint):
+    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint):
         found = client.stats(timeout_s)
     return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
 
@@ -126,10 +127,10 @@ def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
 
 
-def _ping(endpoint: Endpoint, token: str, digest: str, timeout_s: float) -> None:
+def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> None:
     if not endpoint.partitions:
         return
-    connection = Connection(endpoint, token, timeout_s=timeout_s)
+    connection = Connection(endpoint, caller, timeout_s=timeout_s)
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0]))
         connection.ask(request, lambda chunks: sum(len(chunk) for chunk, _ in chunks))

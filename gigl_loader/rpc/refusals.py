@@ -15,7 +15,7 @@ from gigl_loader.errors import FormatError, GiglError, SamplingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Kind", "Refused", "TooLarge"]
+__all__ = ["Gone", "Kind", "Refused", "TooLarge"]
 
 _MAX_MESSAGE = 1_000  # Headers of HTTP/2 messages hold it: 8 KiB in all by default.
 
@@ -35,12 +35,18 @@ class Kind(Enum):
     """A request beyond a limit, or one whose reply would be: ask for less at once."""
     BUSY = "busy"
     """As many calls as allowed are under way: ask again."""
+    GONE = "gone"
+    """No such frame, or not one of the caller's job, or it was fetched before: ask for the batch again."""
     FAILED = "failed"
     """The service's own mistake. Its log has the traceback."""
 
 
 class TooLarge(SamplingError):
     """A request, or the reply that it asks for, is beyond a limit: it can be cut."""
+
+
+class Gone(SamplingError):
+    """A frame is not there, or not any more: its batch can be asked for again."""
 
 
 class Refused(Exception):
@@ -79,5 +85,6 @@ _ERRORS: Mapping[Kind, type[Exception]] = {
     Kind.OTHER_GRAPH: SamplingError,
     Kind.TOO_LARGE: TooLarge,
     Kind.BUSY: GiglError,
+    Kind.GONE: Gone,
     Kind.FAILED: SamplingError,
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import Bytes, Int64Array, NeighborAsk, RowAsk, WireCounts
     from gigl_loader.tensors import Layout
@@ -42,7 +43,7 @@ class RemoteStore:
         self,
         endpoint: Endpoint,
         partition: int,
-        token: str,
+        caller: Caller,
         *,
         schema: GraphSchema,
         digest: str,
@@ -60,7 +61,7 @@ class RemoteStore:
             raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
         self._schema = schema
         self._envelope = Envelope(graph=digest, partition=partition)
-        self._connection = Connection(endpoint, token, timeout_s=timeout_s, attempt_s=attempt_s)
+        self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
 
     def sample(self, ask: NeighborAsk) -> Neighbors:
         """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
@@ -130,7 +131,7 @@ class RemoteStore:
 def fetch_split(
     endpoint: Endpoint,
     partition: int,
-    token: str,
+    caller: Caller,
     *,
     schema: GraphSchema,
     digest: str,
@@ -139,7 +140,7 @@ def fetch_split(
     timeout_s: float,
 ) -> Int64Array:
     """Return the positions of a split in a partition of a peer, as ``splits/`` of its directory has them."""
-    store = RemoteStore(endpoint, partition, token, schema=schema, digest=digest, timeout_s=timeout_s)
+    store = RemoteStore(endpoint, partition, caller, schema=schema, digest=digest, timeout_s=timeout_s)
     try:
         return store.split(SplitAsk(node_type=node_type, split=split))
     finally:

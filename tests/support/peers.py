@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.remote_store import RemoteStore
 from gigl_server.server import build_server
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import NeighborStore
 
-__all__ = ["TOKEN", "remote_store", "remote_stores", "served"]
+__all__ = ["CALLER", "TOKEN", "remote_store", "remote_stores", "served"]
 
 TOKEN = "a token for tests, never a secret".replace(" ", "-")
+CALLER = Caller(token=TOKEN)
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def served(graph: Graph, credentials: Credentials | None = None) -> Iterator[End
 def remote_store(graph: Graph, endpoint: Endpoint, partition: int = 0, **changes: Any) -> RemoteStore:
     """Return a store of a partition that ``endpoint`` serves."""
     options = {"schema": graph.schema, "digest": graph.manifest.digest, "timeout_s": 20.0, **changes}
-    return RemoteStore(endpoint, partition, options.pop("token", TOKEN), **options)
+    return RemoteStore(endpoint, partition, options.pop("caller", CALLER), **options)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pyarrow import flight
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import requests
 from gigl_loader.rpc.control import ControlClient
-from gigl_loader.rpc.credentials import Credentials, authorization
+from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.remote_store import fetch_split
 from gigl_loader.rpc.requests import Envelope, encode_ping
@@ -33,7 +33,7 @@ from gigl_loader.sampling.store import NeighborAsk, RowAsk
 from gigl_server import data as data_port
 from gigl_server.server import build_server
 from tests.support.leftovers import wait_until
-from tests.support.peers import TOKEN, remote_store, served
+from tests.support.peers import CALLER, TOKEN, remote_store, served
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.remote_store import RemoteStore
 
 EDGE = ("node", "to", "node")
+STRANGER = Caller(token="another-token-of-some-length")
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_other_flight_calls_need_the_token_and_do_nothing(endpoint: Endpoint) ->
     ("changes", "error", "message"),
     [
         (
-            {"token": "another-token-of-some-length"},
+            {"caller": STRANGER},
             SamplingError,
             "wrong token: all hosts must use the same",
         ),
@@ -318,23 +319,25 @@ def test_splits_come_from_who_holds_them() -> None:
         given: dict[str, Any] = {"schema": graph.schema, "digest": graph.manifest.digest, "timeout_s": 10.0}
         for node_type, split in named:
             for part in endpoint.partitions:
-                found = fetch_split(endpoint, part, TOKEN, node_type=node_type, split=split, **given)
+                found = fetch_split(endpoint, part, CALLER, node_type=node_type, split=split, **given)
                 assert found.tolist() == graph.split_part(node_type, split, part).tolist()
         with pytest.raises(ValueError, match="no split 'absent'"):
-            fetch_split(endpoint, 0, TOKEN, node_type=next(iter(graph.schema.nodes)), split="absent", **given)
+            fetch_split(
+                endpoint, 0, CALLER, node_type=next(iter(graph.schema.nodes)), split="absent", **given
+            )
 
 
 # --- control
 
 
 def test_a_peer_tells_what_it_is_and_how_it_does(graph: Graph, endpoint: Endpoint) -> None:
-    before = peer_stats(endpoint, TOKEN, timeout_s=10)
-    found = check_peer(endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+    before = peer_stats(endpoint, CALLER, timeout_s=10)
+    found = check_peer(endpoint, CALLER, digest=graph.manifest.digest, timeout_s=10)
     assert found.partitions == (0,)
     assert found.graph == graph.manifest.digest
     assert found.data_port == endpoint.data_port
     assert works(graph, endpoint)
-    after = peer_stats(endpoint, TOKEN, timeout_s=10)
+    after = peer_stats(endpoint, CALLER, timeout_s=10)
     assert after.calls == before.calls + 2
     assert after.bytes_in > before.bytes_in
     assert after.bytes_out > before.bytes_out + 50 * 4
@@ -352,7 +355,7 @@ def test_health_is_told_to_anyone(endpoint: Endpoint) -> None:
 
 def test_control_calls_need_the_token(endpoint: Endpoint) -> None:
     for call in ("describe", "stats"):
-        with ControlClient.connected(endpoint, "another-token-of-some-length") as client:
+        with ControlClient.connected(endpoint, STRANGER) as client:
             with pytest.raises(grpc.RpcError) as raised:
                 getattr(client, call)(10)
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -364,7 +367,7 @@ def test_an_oversized_control_call_is_refused(graph: Graph, endpoint: Endpoint) 
         with pytest.raises(grpc.RpcError) as raised:
             call(b"x" * (1 << 20), timeout=10, metadata=(("authorization", authorization(TOKEN)),))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    check_peer(endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+    check_peer(endpoint, CALLER, digest=graph.manifest.digest, timeout_s=10)
 
 
 # --- TLS
@@ -372,13 +375,13 @@ def test_an_oversized_control_call_is_refused(graph: Graph, endpoint: Endpoint) 
 
 def test_everything_works_over_tls(graph: Graph, tls_endpoint: Endpoint) -> None:
     assert works(graph, tls_endpoint)
-    check_peer(tls_endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+    check_peer(tls_endpoint, CALLER, digest=graph.manifest.digest, timeout_s=10)
 
 
 def test_a_caller_without_tls_is_told(graph: Graph, tls_endpoint: Endpoint) -> None:
     plain = replace(tls_endpoint, certificate="")
     with pytest.raises(StorageUnavailable, match=r"host 0 at .*: does it use TLS, and is this said here?"):
-        check_peer(plain, TOKEN, digest=graph.manifest.digest, timeout_s=2)
+        check_peer(plain, CALLER, digest=graph.manifest.digest, timeout_s=2)
     store = remote_store(graph, plain, timeout_s=0.5)
     with pytest.raises(StorageUnavailable):
         store.sample(ask())
@@ -389,17 +392,17 @@ def test_a_caller_without_tls_is_told(graph: Graph, tls_endpoint: Endpoint) -> N
 def test_a_service_without_tls_is_told(graph: Graph, endpoint: Endpoint, tls: Credentials) -> None:
     with pytest.raises(ValueError, match="does not use TLS"):
         check_peer(
-            replace(endpoint, certificate=tls.trusted), TOKEN, digest=graph.manifest.digest, timeout_s=5
+            replace(endpoint, certificate=tls.trusted), CALLER, digest=graph.manifest.digest, timeout_s=5
         )
 
 
 def test_another_certificate_is_not_trusted(graph: Graph, tls_endpoint: Endpoint) -> None:
     other = replace(tls_endpoint, certificate=Credentials.ephemeral(["127.0.0.1"]).trusted)
     with pytest.raises(ValueError, match="its certificate is not good for this address"):
-        check_peer(other, TOKEN, digest=graph.manifest.digest, timeout_s=5)
+        check_peer(other, CALLER, digest=graph.manifest.digest, timeout_s=5)
     elsewhere = Credentials.ephemeral(["10.9.8.7"], token=TOKEN)
     with served(graph, elsewhere) as found, pytest.raises(ValueError, match="its certificate is not good"):
-        check_peer(found, TOKEN, digest=graph.manifest.digest, timeout_s=5)
+        check_peer(found, CALLER, digest=graph.manifest.digest, timeout_s=5)
 
 
 def test_a_certificate_of_an_authority_is_trusted_through_it(graph: Graph) -> None:
@@ -408,7 +411,7 @@ def test_a_certificate_of_an_authority_is_trusted_through_it(graph: Graph) -> No
     with served(graph, credentials) as found:
         assert found.certificate == authority.decode()
         assert works(graph, found)
-        check_peer(found, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+        check_peer(found, CALLER, digest=graph.manifest.digest, timeout_s=10)
 
 
 def signed_by_authority(host: str) -> tuple[bytes, bytes, bytes]:
@@ -440,7 +443,7 @@ def test_ipv6(graph: Graph) -> None:
     with build_server(graph, [0], "[::1]:0", credentials) as server:
         assert server.endpoint.host == "::1"
         assert works(graph, server.endpoint)
-        check_peer(server.endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=10)
+        check_peer(server.endpoint, CALLER, digest=graph.manifest.digest, timeout_s=10)
 
 
 # --- check_peer
@@ -451,16 +454,16 @@ def test_check_peer_says_what_to_mend(
 ) -> None:
     digest = graph.manifest.digest
     with pytest.raises(ValueError, match="wrong token: all hosts must use the same one"):
-        check_peer(endpoint, "another-token-of-some-length", digest=digest, timeout_s=5)
+        check_peer(endpoint, STRANGER, digest=digest, timeout_s=5)
     with pytest.raises(ValueError, match="has another graph"):
-        check_peer(endpoint, TOKEN, digest="0" * 64, timeout_s=5)
+        check_peer(endpoint, CALLER, digest="0" * 64, timeout_s=5)
     with pytest.raises(ValueError, match=r"holds partitions \[0\], not \[0, 1\]"):
-        check_peer(replace(endpoint, partitions=(0, 1)), TOKEN, digest=digest, timeout_s=5)
+        check_peer(replace(endpoint, partitions=(0, 1)), CALLER, digest=digest, timeout_s=5)
     with pytest.raises(StorageUnavailable, match=r"the name 'nowhere\.invalid' is not known here"):
-        check_peer(replace(endpoint, host="nowhere.invalid"), TOKEN, digest=digest, timeout_s=5)
+        check_peer(replace(endpoint, host="nowhere.invalid"), CALLER, digest=digest, timeout_s=5)
     monkeypatch.setattr("gigl_loader.rpc.peer.WIRE_VERSION", 99)
     with pytest.raises(ValueError, match="install the same version on all hosts"):
-        check_peer(endpoint, TOKEN, digest=digest, timeout_s=5)
+        check_peer(endpoint, CALLER, digest=digest, timeout_s=5)
 
 
 def test_check_peer_knocks_at_both_ports(graph: Graph, endpoint: Endpoint) -> None:
@@ -470,7 +473,7 @@ def test_check_peer_knocks_at_both_ports(graph: Graph, endpoint: Endpoint) -> No
         for name in ("control_port", "data_port"):
             wrong = replace(endpoint, **{name: closed})
             with pytest.raises(StorageUnavailable, match=rf"\(port {closed}\): nothing listens there"):
-                check_peer(wrong, TOKEN, digest=graph.manifest.digest, timeout_s=5)
+                check_peer(wrong, CALLER, digest=graph.manifest.digest, timeout_s=5)
 
 
 def test_check_peer_suspects_a_firewall_where_nothing_answers(graph: Graph, endpoint: Endpoint) -> None:
@@ -480,7 +483,7 @@ def test_check_peer_suspects_a_firewall_where_nothing_answers(graph: Graph, endp
         filler.connect(deaf.getsockname())
         silent = replace(endpoint, control_port=deaf.getsockname()[1])
         with pytest.raises(StorageUnavailable, match="is there a firewall"):
-            check_peer(silent, TOKEN, digest=graph.manifest.digest, timeout_s=0.3)
+            check_peer(silent, CALLER, digest=graph.manifest.digest, timeout_s=0.3)
 
 
 def test_check_peer_keeps_its_time_where_a_name_has_several_addresses(
@@ -494,7 +497,7 @@ def test_check_peer_keeps_its_time_where_a_name_has_several_addresses(
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         began = time.monotonic()
         with pytest.raises(StorageUnavailable, match=r"no answer to a connection in 0\.\d s"):
-            check_peer(endpoint, TOKEN, digest=graph.manifest.digest, timeout_s=0.2)
+            check_peer(endpoint, CALLER, digest=graph.manifest.digest, timeout_s=0.2)
         assert time.monotonic() - began < 0.5
 
 

@@ -10,6 +10,7 @@ import pytest
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc import connection
 from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -31,6 +32,6 @@ def test_the_last_attempt_comes_near_the_end_of_the_time(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Connection, "_attempt", fail)
     with pytest.raises(StorageUnavailable, match="gone"):
-        Connection(NOBODY, "token", timeout_s=0.3).ask(b"", nothing)
+        Connection(NOBODY, Caller(), timeout_s=0.3).ask(b"", nothing)
     assert 0.21 < asked[-1] < 0.3  # Pauses of 0.05, 0.1 and 0.2 s would leave at 0.15.
     assert len(asked) <= 6

@@ -22,7 +22,7 @@ from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
 from tests.support.leftovers import is_gone, wait_until
-from tests.support.peers import TOKEN
+from tests.support.peers import CALLER, TOKEN
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def start(**options: Any) -> HostService:
 
 def reachable(endpoint: Endpoint) -> bool:
     try:
-        check_peer(endpoint, TOKEN, digest=small_graph().manifest.digest, timeout_s=5)
+        check_peer(endpoint, CALLER, digest=small_graph().manifest.digest, timeout_s=5)
     except GiglError:
         return False
     return True
@@ -58,7 +58,7 @@ def test_a_child_serves_a_graph_in_memory_over_tls_until_it_is_closed() -> None:
     with start(credentials=Credentials.ephemeral(["127.0.0.1"], token=TOKEN), host_index=4) as service:
         assert service.endpoint.host_index == 4
         assert service.endpoint.partitions == (0,)
-        found = check_peer(service.endpoint, TOKEN, digest=small_graph().manifest.digest, timeout_s=10)
+        found = check_peer(service.endpoint, CALLER, digest=small_graph().manifest.digest, timeout_s=10)
         assert found.pid == service.pid != os.getpid()
         assert psutil.Process(service.pid).name() == "gigl-peer"
     assert is_gone(service.pid)

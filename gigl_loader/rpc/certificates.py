@@ -1,0 +1,121 @@
+"""X.509 certificates as PEM: made for a run, and checked before they are shown or trusted."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cryptography import x509
+
+# The library is imported inside functions: only who uses TLS pays for it.
+
+__all__ = ["check_authority", "check_dates", "check_pair", "self_signed", "system_roots"]
+
+_BACKDATED = datetime.timedelta(days=1)  # Clocks of hosts that are this far apart still agree on validity.
+_VALID = datetime.timedelta(days=365)  # Longer than any run: the certificate lives as long as its service.
+
+
+def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
+    """Make a certificate for these names and addresses, valid for a year, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if not hosts:
+        raise ValueError("a certificate needs at least one host name or address")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gigl peer service")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + _VALID)
+        .add_extension(
+            x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM), private
+
+
+def check_dates(pem: str, now: datetime.datetime | None = None) -> None:
+    """Raise ``ValueError`` if a certificate in ``pem`` is not valid at ``now``, with both times."""
+    now = now or datetime.datetime.now(datetime.timezone.utc)
+    for certificate in _certificates(pem.encode(), "its certificate"):
+        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        if now < begin:
+            raise ValueError(
+                f"its certificate is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC, and here it is "
+                f"{now:%Y-%m-%d %H:%M:%S} UTC: set the clocks of both hosts"
+            )
+        if now > end:
+            raise ValueError(
+                f"its certificate expired at {end:%Y-%m-%d %H:%M:%S} UTC, and here it is "
+                f"{now:%Y-%m-%d %H:%M:%S} UTC: renew it, or set the clocks of both hosts"
+            )
+
+
+def check_pair(certificate: bytes, key: bytes) -> None:
+    """Raise ``ValueError`` unless ``key`` is that of the first certificate, both as PEM."""
+    from cryptography.hazmat.primitives import serialization
+
+    [first, *_] = _certificates(certificate, "the certificate")
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError) as error:  # A key that needs a password is a TypeError.
+        raise ValueError(f"the key cannot be read: {error}: give it as PEM, not encrypted") from None
+    encoding = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*encoding) != first.public_key().public_bytes(*encoding):
+        raise ValueError("the key is not that of the certificate: give the pair that belongs together")
+
+
+def check_authority(authority: bytes) -> None:
+    """Raise ``ValueError`` unless this is at least one certificate as PEM."""
+    _certificates(authority, "the authority")
+
+
+def system_roots() -> bytes:
+    """Return the authorities that this machine trusts, as PEM. ``ValueError`` where it has none.
+
+    gRPC would take a list that it brings along, without what an administrator has added.
+    """
+    import ssl
+    from pathlib import Path
+
+    file = ssl.get_default_verify_paths().cafile
+    if file:
+        return Path(file).read_bytes()
+    found = ssl.create_default_context().get_ca_certs(binary_form=True)
+    if not found:
+        raise ValueError("this machine has no list of authorities: name the one to trust")
+    return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
+
+
+def _certificates(pem: bytes, what: str) -> list[x509.Certificate]:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise ValueError(f"{what} cannot be read as PEM: {error}") from None
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
