@@ -14,6 +14,7 @@ from gigl_loader.group import RankGroup
 from gigl_loader.hosts.meeting import WHOLE, Meeting, excuse
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
+from gigl_loader.sampling.start import start_source
 from gigl_loader.sizes import byte_count
 from gigl_loader.topology import announce_host
 
@@ -27,17 +28,19 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.hosts.membership import Membership
-    from gigl_loader.options import EdgeType, NodeType, SamplingPlan, WorkerOptions
+    from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.schedule import Schedule
-    from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.sampling.source import BatchSource, SourceRequest
 
     Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["DistDataset"]
 
 _PEERS_SAMPLERS = "gigl_loader.hosts.peers:open_samplers"
+_INSTEAD = {
+    "prefetch_size": "beside the trainer, num_workers * worker_concurrency batches are in flight",
+}
 _SHARE_OF_PEERS = 0.4
 """Of the time that a loader waits, for each ask: so that a batch fails, naming the host, before the loader
 gives up, though it asks hop after hop, and the round before may have been slow, too."""
@@ -215,38 +218,34 @@ class DistDataset:
         """Equal for graphs with the same contents, however this host came by them."""
         return self._graph.manifest.digest
 
-    def open_source(
-        self,
-        plan: SamplingPlan,
-        schedule: Schedule,
-        options: WorkerOptions | None,
-        *,
-        timeout: float = 300.0,
-        channel_bytes: int = 4 << 30,
-    ) -> BatchSource:
-        """Return where the batches of this plan come from: sampling processes, or inline without options.
+    @property
+    def num_servers(self) -> int:
+        """0: this is no graph store."""
+        return 0
 
-        ``timeout`` is how long a loader waits for a batch. Where other hosts hold partitions, each ask of
-        one is tried for 40 % of it. A batch asks once for each hop and once for columns, and fails with
-        ``StorageUnavailable`` in the first of these rounds that a host does not answer: before the loader
-        gives up, unless the rounds before that took more than 60 % of its time.
+    def check_options(self, store: StoreOptions) -> None:
+        """Raise ``ValueError`` for options that only a graph store has."""
+        for name, value in store.given().items():
+            hint = _INSTEAD.get(name, "beside the trainer, it has no meaning")
+            raise ValueError(f"{name}={value!r} is for a graph store; {hint}")
+
+    def open_source(self, request: SourceRequest) -> BatchSource:
+        """Return where the batches come from: sampling processes, or inline without workers.
+
+        The processes of one rank of this host start after those of another. Where other hosts hold
+        partitions, each ask of one is tried for 40 % of the time that the loader waits. A batch asks once
+        for each hop and once for columns, and fails with ``StorageUnavailable`` in the first of these
+        rounds that a host does not answer: before the loader gives up, unless the rounds before that took
+        more than 60 % of its time.
         """
         self._check_open()
-        peers_timeout_s = _SHARE_OF_PEERS * timeout
-        if options is None:
-            return self._inline_source(plan, schedule, peers_timeout_s, channel_bytes)
-        if self._membership is not None and options.start_method == "fork":
-            raise ValueError(
-                "multiprocessing_context='fork' cannot be used where other hosts hold partitions: network "
-                "connections do not survive a fork; use 'spawn'"
-            )
-        # Loaded on demand: it needs Linux, sampling inline does not.
-        from gigl_loader.sampling.producer import WorkerSource
-
-        if self._membership is None:
-            return WorkerSource(self._graph, plan, schedule, options)
-        return WorkerSource(
-            self._graph, plan, schedule, options, sampler=_PEERS_SAMPLERS, timeout_s=peers_timeout_s
+        self.check_options(request.store)
+        return start_source(
+            lambda: self._worker_source(request) if request.num_workers else self._inline_source(request),
+            group=request.group if request.num_workers else None,
+            topology=request.topology,
+            gap_s=request.start_gap_s,
+            timeout=request.timeout_s,
         )
 
     def peer_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
@@ -283,17 +282,39 @@ class DistDataset:
         if self._membership is not None:
             self._membership.close(wait=wait)
 
-    def _inline_source(
-        self, plan: SamplingPlan, schedule: Schedule, timeout_s: float, channel_bytes: int
-    ) -> InlineSource:
+    def _worker_source(self, request: SourceRequest) -> BatchSource:
+        options = request.workers
+        if self._membership is not None and options.start_method == "fork":
+            raise ValueError(
+                "multiprocessing_context='fork' cannot be used where other hosts hold partitions: network "
+                "connections do not survive a fork; use 'spawn'"
+            )
+        # Loaded on demand: it needs Linux, sampling inline does not.
+        from gigl_loader.sampling.producer import WorkerSource
+
         if self._membership is None:
-            return InlineSource(Sampler(self._graph, plan), schedule, channel_bytes=channel_bytes)
+            return WorkerSource(self._graph, request.plan, request.schedule, options)
+        return WorkerSource(
+            self._graph,
+            request.plan,
+            request.schedule,
+            options,
+            sampler=_PEERS_SAMPLERS,
+            timeout_s=_SHARE_OF_PEERS * request.timeout_s,
+        )
+
+    def _inline_source(self, request: SourceRequest) -> InlineSource:
+        channel_bytes = request.workers.channel_bytes
+        if self._membership is None:
+            sampler = Sampler(self._graph, request.plan)
+            return InlineSource(sampler, request.schedule, channel_bytes=channel_bytes)
         from gigl_loader.sampling.stepped import SteppedSampler
 
+        timeout_s = _SHARE_OF_PEERS * request.timeout_s
         store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
         self._stores.add(store)
-        sampler = SteppedSampler(self._graph, plan, store)
-        return InlineSource(sampler, schedule, channel_bytes=channel_bytes, store=store)
+        stepped = SteppedSampler(self._graph, request.plan, store)
+        return InlineSource(stepped, request.schedule, channel_bytes=channel_bytes, store=store)
 
     def __reduce__(self) -> tuple[Callable[[str], DistDataset], tuple[Any, ...]]:
         if self._membership is not None:

@@ -1,7 +1,7 @@
 """What a run is asked to do, as frozen values that refuse nonsense at birth.
 
 A ``SamplingPlan`` says which subgraph a batch is; ``WorkerOptions`` say how sampling processes are
-run. Only the first can change a batch.
+run, ``StoreOptions`` how storage servers are asked. Only the first can change a batch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.sizes import whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["START_METHODS", "EdgeType", "NodeType", "SamplingPlan", "WorkerOptions"]
+__all__ = ["START_METHODS", "EdgeType", "NodeType", "SamplingPlan", "StoreOptions", "WorkerOptions"]
 
 NodeType = str
 EdgeType = tuple[str, str, str]
@@ -107,3 +109,41 @@ class WorkerOptions:
             raise ValueError(
                 f"multiprocessing_context is one of {', '.join(START_METHODS)}, got {self.start_method!r}"
             )
+
+
+_MOST_PREFETCHED = 64
+_LONGEST_KEY = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """How a graph store is asked for batches. None of it changes a batch; beside it, none has a meaning."""
+
+    prefetch_size: int | None = None
+    """Batches in flight per storage server."""
+    worker_key: str | None = None
+    """Loaders of a job with equal keys share one producer. By default, a loader's is its own."""
+    max_producer_inits: int | None = None
+    """Leaders that create producers at the same time, over all ranks. By default, as many as there are."""
+
+    def __post_init__(self) -> None:
+        if self.prefetch_size is not None:
+            whole_number("prefetch_size", self.prefetch_size, minimum=1)
+            if self.prefetch_size > _MOST_PREFETCHED:
+                raise ValueError(
+                    f"prefetch_size must be at most {_MOST_PREFETCHED}, got {self.prefetch_size}"
+                )
+        key = self.worker_key
+        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY):
+            raise ValueError(f"worker_key must be a text of 1 to {_LONGEST_KEY} characters, got {key!r}")
+        if self.max_producer_inits is not None:
+            whole_number("max_concurrent_producer_inits", self.max_producer_inits, minimum=1)
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were given, by the names that loaders have for them."""
+        named = {
+            "prefetch_size": self.prefetch_size,
+            "worker_key": self.worker_key,
+            "max_concurrent_producer_inits": self.max_producer_inits,
+        }
+        return {name: value for name, value in named.items() if value is not None}

@@ -116,7 +116,7 @@ class Agreement:
 def _difference(field: str, told: Mapping[int, Mapping[str, Any]]) -> str:
     """Return "batch_size is 8 on rank 1, 4 on ranks 0, 2"."""
     ranks: dict[str, list[int]] = {}
-    for rank, values in told.items():
+    for rank, values in sorted(told.items()):
         ranks.setdefault(json.dumps(values.get(field), sort_keys=True), []).append(rank)
     sides = sorted(ranks.items(), key=lambda side: len(side[1]))
     return f"{field} is " + ", ".join(f"{_short(value)} on {name_ranks(who)}" for value, who in sides)

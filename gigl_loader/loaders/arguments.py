@@ -23,7 +23,6 @@ __all__ = [
     "byte_count",
     "flag",
     "optional_callable",
-    "refuse_prefetch_size",
     "run_seed",
     "seconds",
     "sharding",
@@ -46,6 +45,8 @@ class LoaderOptions(TypedDict, total=False):
     worker_concurrency: int
     channel_size: int | str
     prefetch_size: int | None
+    worker_key: str | None
+    max_concurrent_producer_inits: int | None
     seed_weights: SharedTensors | torch.Tensor | None
     sharding: str | None
     even_batches: bool
@@ -95,14 +96,6 @@ def sharding(value: Any, *, many_ranks: bool) -> str:
     if value not in ("batches", "none"):
         raise ValueError(f"sharding must be 'batches', 'none' or None, got {value!r}")
     return str(value)
-
-
-def refuse_prefetch_size(value: Any) -> None:
-    if value is not None:
-        raise ValueError(
-            f"prefetch_size={value!r} is for a graph store; beside the trainer, "
-            "num_workers * worker_concurrency batches are in flight"
-        )
 
 
 def start_gap(value: Any) -> float | None:

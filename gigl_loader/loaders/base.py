@@ -19,11 +19,12 @@ from gigl_loader.loaders.maker import BatchMaker
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import SeedNodes
 from gigl_loader.loaders.signature import full_signature
-from gigl_loader.loaders.start import start_source
 from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
+from gigl_loader.options import StoreOptions
 from gigl_loader.sampling.schedule import Schedule, Shard
+from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.options import NodeType, SamplingPlan
-    from gigl_loader.sampling.source import BatchSource
     from gigl_loader.shared import SharedTensors
 
 __all__ = ["BaseDistLoader", "Dataset"]
@@ -85,6 +85,8 @@ class BaseDistLoader:
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,
+        worker_key: str | None = None,
+        max_concurrent_producer_inits: int | None = None,
         seed_weights: SharedTensors | torch.Tensor | None = None,
         sharding: str | None = None,
         even_batches: bool = True,
@@ -99,22 +101,32 @@ class BaseDistLoader:
         max_worker_restarts: int = 2,
         name: str | None = None,
     ) -> None:
-        """Check the arguments, then start the sampling processes.
+        """Check the arguments, then start what makes the batches.
+
+        Arguments of sampling processes (``worker_concurrency``, ``multiprocessing_context``,
+        ``max_worker_restarts``) have no effect with a graph store, so that a script may go from one kind of
+        dataset to the other. Those that only a graph store has are refused elsewhere.
 
         ``dataset``
-            A ``DistDataset``.
+            A ``DistDataset``, or a ``RemoteDistDataset`` for a graph store.
         ``batch_size``, ``shuffle``, ``drop_last``
             Seeds per batch; a new order each epoch; leave out a last batch that is short.
         ``seed``
             Run seed. Random (the same on all ranks), and logged, when ``None``. :attr:`seed` tells it.
         ``num_workers``
-            Sampling processes. 0 samples in this process, when the batch is asked for.
+            Sampling processes. 0 samples in this process, when the batch is asked for. Graph store: this
+            loader's share of the servers' threads; 0 asks for a batch when it is needed.
         ``worker_concurrency``
             Batches in flight per sampling process.
         ``channel_size``
             Address space for batches in flight, in bytes or as ``"4GB"``. Memory is used on demand.
         ``prefetch_size``
-            Only for a graph store: ``ValueError`` here.
+            Graph store: batches in flight per server, by default 4.
+        ``worker_key``
+            Graph store: loaders of equal keys share one producer, which must be the same. By default,
+            that is this loader on all ranks.
+        ``max_concurrent_producer_inits``
+            Graph store: how many ranks create producers at the same time, by default any number.
         ``seed_weights``
             Draw the seeds of each batch with replacement, in proportion to weights that may change while
             batches are made: shared tensors, one of which is named ``weight``, one float32 or float64 for
@@ -131,7 +143,8 @@ class BaseDistLoader:
             Copy to CUDA on a side stream while the trainer computes.
         ``process_start_gap_seconds``
             Seconds between the starts of local ranks. ``None``: each starts its sampling processes when
-            those of another are up. No effect with one rank on a host.
+            those of another are up. No effect with one rank on a host. Graph store: seconds between the
+            starts of ranks that create producers, where their number at the same time is limited.
         ``multiprocessing_context``
             ``"spawn"`` (fresh interpreters without torch), ``"forkserver"`` or ``"fork"``.
         ``timeout``
@@ -163,7 +176,12 @@ class BaseDistLoader:
                 self._shard = Shard(
                     rank=self.topology.rank, world_size=self.topology.world_size, even_batches=even_batches
                 )
-            arguments.refuse_prefetch_size(prefetch_size)
+            self._store_options = StoreOptions(
+                prefetch_size=prefetch_size,
+                worker_key=worker_key,
+                max_producer_inits=max_concurrent_producer_inits,
+            )
+            dataset.check_options(self._store_options)
             self._start_gap = arguments.start_gap(process_start_gap_seconds)
             self.batch_size = arguments.whole_number("batch_size", batch_size, minimum=1)
             self.shuffle = arguments.flag("shuffle", shuffle)
@@ -380,24 +398,23 @@ class BaseDistLoader:
         )
 
     def _start(self) -> None:
-        """Start what makes the batches, in turn with other ranks of this host."""
-        self._source = start_source(
-            self._open_source,
-            group=self._group if self.num_workers else None,
-            topology=self.topology,
-            gap_s=self._start_gap,
-            timeout=self._timeout,
+        """Start what makes the batches."""
+        self._source = self.dataset.open_source(
+            SourceRequest(
+                plan=self.plan,
+                schedule=self._schedule,
+                name=self.name,
+                num_workers=self.num_workers,
+                workers=self._options,
+                store=self._store_options,
+                timeout_s=self._timeout,
+                topology=self.topology,
+                group=self._group,
+                alone=self._agreement is None,
+                start_gap_s=self._start_gap,
+            )
         )
         self._frames = FrameStream(self._source)
-
-    def _open_source(self) -> BatchSource:
-        return self.dataset.open_source(
-            self.plan,
-            self._schedule,
-            self._options if self.num_workers else None,
-            timeout=self._timeout,
-            channel_bytes=self._options.channel_bytes,
-        )
 
     def _next(self, progress: Progress) -> Any:
         self._check_usable()

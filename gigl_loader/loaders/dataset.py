@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gigl_loader.loaders.seeds import NodeDirectory
 
 if TYPE_CHECKING:
-    from gigl_loader.options import SamplingPlan, WorkerOptions
-    from gigl_loader.sampling.schedule import Schedule
-    from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.options import StoreOptions
+    from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 __all__ = ["Dataset", "check_dataset"]
 
@@ -21,25 +20,18 @@ class Dataset(NodeDirectory, Protocol):
     def graph_digest(self) -> str:
         """Equal for equal graphs."""
 
-    def open_source(
-        self,
-        plan: SamplingPlan,
-        schedule: Schedule,
-        options: WorkerOptions | None,
-        *,
-        timeout: float,
-        channel_bytes: int,
-    ) -> BatchSource:
-        """Return where batches come from: sampling processes, or inline without ``options``.
+    def check_options(self, store: StoreOptions) -> None:
+        """Raise ``ValueError`` for what only another kind of dataset understands."""
 
-        ``timeout`` is how long the loader will wait for a batch, in seconds.
-        """
+    def open_source(self, request: SourceRequest) -> BatchSource:
+        """Return where the batches of a loader come from."""
 
 
 def check_dataset(value: Any) -> None:
     """Raise ``TypeError`` for what a user may take for a dataset, with what to pass instead."""
     if not hasattr(value, "open_source"):
         raise TypeError(
-            "dataset must be a DistDataset: pass DistDataset.open(path) or DistDataset.from_pyg(data), "
-            f"not a {type(value).__name__}"
+            "dataset must be a DistDataset: pass DistDataset.open(path) or DistDataset.from_pyg(data), or "
+            "gigl_client.RemoteDistDataset.connect(address) for a graph store, not a "
+            f"{type(value).__name__}"
         )

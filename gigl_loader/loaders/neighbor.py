@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DistNeighborLoader", "read_num_neighbors"]
 
-InputNodes = torch.Tensor | tuple[NodeType, torch.Tensor | str | None] | str | None
+_Nodes = torch.Tensor | Mapping[int, torch.Tensor] | str | None
+InputNodes = _Nodes | tuple[NodeType, _Nodes]
 
 
 class DistNeighborLoader(BaseDistLoader):
@@ -49,7 +50,7 @@ class DistNeighborLoader(BaseDistLoader):
             Neighbours per hop, for every edge type or by edge type: -1 takes all, 0 skips the type.
         ``input_nodes``
             Node ids (1-D tensor), the name of a split, ``None`` for all nodes, or a pair of a node
-            type and one of these.
+            type and one of these. Graph store: also node ids by server rank, taken in their order.
         ``replace``
             Draw neighbours with replacement.
         ``with_edge``

@@ -25,6 +25,10 @@ class NodeDirectory(Protocol):
 
     @property
     def schema(self) -> GraphSchema: ...
+    @property
+    def num_servers(self) -> int:
+        """Storage servers, by whose ranks an input may be given; 0 where there are none."""
+
     def all_positions(self, node_type: NodeType) -> Int64Array: ...
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array: ...
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array: ...
@@ -50,10 +54,13 @@ def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
     """Return the seeds that ``input_nodes`` stands for.
 
     A 1-D tensor (or array, or list) of node ids; a boolean mask over the nodes ``0 .. N - 1``; the name
-    of a split; ``None`` for all nodes; or a pair of a node type and one of these. Splits and all nodes
-    come by ascending node id. ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
+    of a split; ``None`` for all nodes; node ids by the rank of a storage server, which come in the order
+    of the ranks; or a pair of a node type and one of these. Splits and all nodes come by ascending node id.
+    ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
     """
     node_type, nodes = _typed(directory.schema, input_nodes)
+    if isinstance(nodes, Mapping):
+        nodes = _joined(nodes, directory.num_servers)
     if nodes is None:
         return SeedNodes(node_type, directory.all_positions(node_type))
     if isinstance(nodes, str):
@@ -66,8 +73,6 @@ def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
 
 
 def _typed(schema: GraphSchema, input_nodes: Any) -> tuple[NodeType, Any]:
-    if isinstance(input_nodes, Mapping):
-        raise TypeError("input_nodes by server rank needs a RemoteDistDataset; pass a tensor of node ids")
     if not isinstance(input_nodes, tuple):
         return _only_type(schema, input_nodes), input_nodes
     if len(input_nodes) != 2 or not isinstance(input_nodes[0], str):
@@ -92,6 +97,22 @@ def _only_type(schema: GraphSchema, nodes: Any) -> NodeType:
     raise ValueError(
         f"input_nodes must name one of the node types {', '.join(candidates)}: pass (node type, nodes)"
     )
+
+
+def _joined(by_server: Mapping[Any, Any], num_servers: int) -> Int64Array:
+    """Return node ids given by server rank, in the order of the ranks. Some servers may have none."""
+    if not num_servers:
+        raise TypeError("input_nodes by server rank needs a RemoteDistDataset; pass a tensor of node ids")
+    unknown = [rank for rank in by_server if type(rank) is not int or not 0 <= rank < num_servers]
+    if unknown:
+        raise ValueError(
+            f"input_nodes has {unknown[0]!r} for the rank of a server; there are {num_servers}, from 0"
+        )
+    given = [by_server[rank] for rank in sorted(by_server)]
+    arrays = [_integers(_array(nodes)) for nodes in given if not hasattr(nodes, "__len__") or len(nodes)]
+    if not arrays:
+        raise ValueError("input_nodes is empty: at least one seed is needed")
+    return np.concatenate(arrays)
 
 
 def _array(nodes: Any) -> npt.NDArray[Any]:

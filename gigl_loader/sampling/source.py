@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,14 +20,42 @@ from gigl_loader.sampling.weighted import WeightedSampler
 
 if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
+    from gigl_loader.group import RankGroup
+    from gigl_loader.options import SamplingPlan, StoreOptions, WorkerOptions
     from gigl_loader.sampling.ledger import Ledger
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.schedule import Request, Schedule
     from gigl_loader.tensors import Layout
+    from gigl_loader.topology import Topology
 
-__all__ = ["BatchSampler", "BatchSource", "InlineSource", "SampledBatch", "check_epoch"]
+__all__ = ["BatchSampler", "BatchSource", "InlineSource", "SampledBatch", "SourceRequest", "check_epoch"]
 
 _INLINE_SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceRequest:
+    """What a loader asks of its dataset: which batches it wants, and how they may be made.
+
+    The same, whatever the dataset is. Each takes what has a meaning there.
+    """
+
+    plan: SamplingPlan
+    schedule: Schedule
+    name: str
+    """Of the loader, for messages and for storage servers."""
+    num_workers: int
+    """Sampling processes, or the share of a storage server's threads. 0: a batch is made when asked for."""
+    workers: WorkerOptions
+    store: StoreOptions
+    timeout_s: float
+    """How long the loader waits for a batch."""
+    topology: Topology
+    group: RankGroup | None = None
+    alone: bool = True
+    """Other ranks may not build this loader, or another one under its name."""
+    start_gap_s: float | None = None
+    """Between the starts of local ranks, or of batches of leaders."""
 
 
 class SampledBatch(Protocol):

@@ -15,7 +15,7 @@ from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
 from tests.support.pyg_graphs import homogeneous, same_batch
 
 if TYPE_CHECKING:
-    from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 DATA = homogeneous()
 CLEAN = DistDataset.from_pyg(DATA)
@@ -28,9 +28,9 @@ class _FaultyDataset(DistDataset):
         super().__init__(CLEAN._graph)
         self._faults = faults
 
-    def open_source(self, plan: Any, schedule: Any, options: Any, **_: Any) -> BatchSource:
+    def open_source(self, request: SourceRequest) -> BatchSource:
         graph: Any = GraphWithFaults(self._graph, self._faults)
-        return WorkerSource(graph, plan, schedule, options, sampler=FAULTY_SAMPLER)
+        return WorkerSource(graph, request.plan, request.schedule, request.workers, sampler=FAULTY_SAMPLER)
 
 
 def _loader(faults: FaultPlan | None, **options: Any) -> DistNeighborLoader:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader import DistDataset
 
 if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 __all__ = ["Script", "ScriptedDataset"]
 
@@ -37,8 +37,8 @@ class ScriptedDataset(DistDataset):
         super().__init__(dataset._graph)
         self.script = script
 
-    def open_source(self, plan: Any, schedule: Any, options: Any, **_: Any) -> BatchSource:
-        return _ScriptedSource(super().open_source(plan, schedule, None), self.script)
+    def open_source(self, request: SourceRequest) -> BatchSource:
+        return _ScriptedSource(super().open_source(replace(request, num_workers=0)), self.script)
 
 
 class _ScriptedSource:

@@ -22,6 +22,7 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.rpc import credentials
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.sampling.producer import WorkerSource
+from gigl_loader.sampling.source import SourceRequest
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
 from tests.support.faulty_peer import plan_peer_faults
 from tests.support.leftovers import wait_until
@@ -57,9 +58,13 @@ def train(
     token: str = "",
     clock_s: float = 0.0,
     dataset: dict[str, Any] | None = None,
+    addresses: Sequence[str] = (),
+    caller: dict[str, Any] | None = None,
     loader: dict[str, Any] | None,
 ) -> None:
     """Go through the batches of ``graph``, with an all-reduce after each. ``gates`` name steps to wait at.
+
+    With ``addresses`` they come from the storage servers there; ``caller`` are files of its credentials.
 
     ``join`` the process group or forget to; ``loader=None`` is a rank that builds none. ``retries`` is how
     many errors to carry on after; each is said. ``faults`` are a ``FaultPlan`` for the workers of a graph
@@ -76,7 +81,7 @@ def train(
     if clock_s:
         _set_clock_ahead(clock_s)
     own: dict[str, Any] = {"credentials": Credentials.plaintext(token=token)} if token else {}
-    with DistDataset.open(graph, **(dataset or {}), **own) as opened:
+    with _opened(graph, addresses, caller, {**(dataset or {}), **own}) as opened:
         progress.reach("opened")
         if faults is not None:
             _plan_faults(opened, FaultPlan(**faults))
@@ -93,6 +98,17 @@ def train(
     progress.reach("closed")
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _opened(
+    graph: str, addresses: Sequence[str], caller: dict[str, Any] | None, options: dict[str, Any]
+) -> Any:
+    if not addresses:
+        return DistDataset.open(graph, **options)
+    from gigl_client import Caller, RemoteDistDataset  # gRPC and Arrow, which a nursery shall not have.
+
+    credentials = None if caller is None else Caller.from_files(**caller)
+    return RemoteDistDataset.connect(list(addresses), credentials=credentials, **options)
 
 
 def _batches(loader: DistNeighborLoader, retries: int, progress: _Progress) -> Iterator[tuple[int, Any]]:
@@ -142,8 +158,8 @@ def _plan_faults(dataset: DistDataset, faults: FaultPlan) -> None:
     """Let the workers of loaders of this dataset follow a plan of faults."""
     graph: Any = GraphWithFaults(dataset._graph, faults)
 
-    def open_source(plan: Any, schedule: Any, options: Any, **_: Any) -> WorkerSource:
-        return WorkerSource(graph, plan, schedule, options, sampler=FAULTY_SAMPLER)
+    def open_source(request: SourceRequest) -> WorkerSource:
+        return WorkerSource(graph, request.plan, request.schedule, request.workers, sampler=FAULTY_SAMPLER)
 
     dataset.open_source = open_source  # type: ignore[method-assign]
 

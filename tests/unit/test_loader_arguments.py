@@ -56,7 +56,7 @@ BAD_INPUTS: list[tuple[Any, type[Exception], str]] = [
     (("nodes", torch.tensor([1])), ValueError, "unknown node type 'nodes'; known: node"),
     (("node", torch.tensor([1]), 3), TypeError, r"must be \(node type, nodes\)"),
     ((torch.tensor([1]), "node"), TypeError, r"must be \(node type, nodes\)"),
-    (("node", {0: torch.tensor([1])}), TypeError, "must be a tensor of node ids"),
+    (("node", {0: torch.tensor([1])}), TypeError, "by server rank needs a RemoteDistDataset"),
 ]
 
 
@@ -112,7 +112,13 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"channel_size": 0}, ValueError, "channel_size must be at least 1, got 0"),
     ({"channel_size": 1.5}, TypeError, r"channel_size must be a whole number, got 1\.5"),
     ({"channel_size": "64KB"}, ValueError, "channel_size must be at least 1 MiB a worker"),
-    ({"prefetch_size": 4}, ValueError, "prefetch_size=4 is for a graph store"),
+    ({"prefetch_size": 4}, ValueError, "prefetch_size=4 is for a graph store; .* worker_concurrency"),
+    ({"prefetch_size": 0}, ValueError, "prefetch_size must be at least 1, got 0"),
+    ({"prefetch_size": 65}, ValueError, "prefetch_size must be at most 64, got 65"),
+    ({"worker_key": "shared"}, ValueError, "worker_key='shared' is for a graph store"),
+    ({"worker_key": ""}, ValueError, "worker_key must be a text of 1 to 200 characters, got ''"),
+    ({"max_concurrent_producer_inits": 2}, ValueError, "max_concurrent_producer_inits=2 is for a graph"),
+    ({"max_concurrent_producer_inits": 0}, ValueError, "max_concurrent_producer_inits must be at least 1"),
     ({"device": "gpu"}, ValueError, "device 'gpu' is not a device"),
     ({"device": 1.5}, ValueError, r"device 1\.5 is not a device"),
     ({"device": "meta"}, ValueError, "device must be a cpu or cuda device, got 'meta'"),
@@ -157,7 +163,6 @@ def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exc
         "time_attr",
         "temporal_strategy",
         "sampler_options",
-        "worker_key",
         "bathc_size",
     ],
 )
@@ -269,6 +274,8 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "worker_concurrency": 4,
         "channel_size": "4GB",
         "prefetch_size": None,
+        "worker_key": None,
+        "max_concurrent_producer_inits": None,
         "seed_weights": None,
         "sharding": None,
         "even_batches": True,

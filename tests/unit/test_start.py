@@ -12,7 +12,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.group import RankGroup
-from gigl_loader.loaders.start import start_source, start_turn
+from gigl_loader.sampling.start import start_source, start_turn
 from gigl_loader.topology import Topology
 from tests.support.thread_ranks import run_ranks
 
