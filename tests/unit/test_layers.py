@@ -100,7 +100,7 @@ def _for_types(node: ast.AST) -> bool:
 def allowed(part: str, found: Import) -> bool:
     package, _, module = found.module.partition(".")
     if package != "gigl_loader":
-        return False
+        return MAY_IMPORT[part] == EVERYTHING
     if module == "__version__":
         return True
     prefixes = MAY_IMPORT[part] | {part}
