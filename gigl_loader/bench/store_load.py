@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from gigl_loader.bench.workload import Workload
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.options import SamplingPlan
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.credentials import Caller
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.job import new_job
+from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.local import LocalCluster
 
 __all__ = ["CROWDED", "IDLE", "KILLED", "crowd_case", "idle_case", "kill_case"]
@@ -70,13 +76,13 @@ def idle_case(graph: Path, workload: Workload, *, channels: int = 1_000) -> Case
     def case() -> dict[str, Figures]:
         with (
             LocalCluster(graph, servers=1, workers=2) as cluster,
-            RemoteDistDataset.connect(cluster.addresses, timeout=_LIMIT_S) as dataset,
+            _client_of(cluster.addresses[0]) as client,
         ):
-            (server,) = dataset.cluster.servers
+            digest = client.cluster(_LIMIT_S).graph
             before = memory_of(cluster.pids[0])
-            server.client.create_producer("idle", plan, dataset.graph_digest, _LIMIT_S)
+            client.create_producer("idle", plan.to_json(), digest, _LIMIT_S)
             for number in range(channels):
-                _open_idle(server.client, number)
+                _open_idle(client, number)
             after = memory_of(cluster.pids[0])
             threads = len(os.listdir(f"/proc/{cluster.pids[0]}/task"))
         added = after.anonymous + after.shared - before.anonymous - before.shared
@@ -92,7 +98,20 @@ def idle_case(graph: Path, workload: Workload, *, channels: int = 1_000) -> Case
     return case
 
 
-def _open_idle(client: Any, number: int) -> None:
+@contextmanager
+def _client_of(text: str) -> Iterator[StoreClient]:
+    address = Address.parse(text)
+    endpoint = Endpoint(
+        host_index=0, host=address.host, control_port=address.port, data_port=address.port, partitions=()
+    )
+    client = StoreClient(endpoint, Caller(), new_job())
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _open_idle(client: StoreClient, number: int) -> None:
     """Every tenth is for a trainer on the server's host, with 64 MB of addresses."""
     ring = {"ring_slots": 16, "ring_slot_bytes": 4 << 20} if number % 10 == 0 else {}
     client.open_channel("idle", name=f"idle {number}", credit=4, timeout_s=_LIMIT_S, **ring)
