@@ -71,9 +71,12 @@ class Directory:
             return rank
         return self.places[rank].astype(np.int64)
 
-    def in_id_order(self) -> Int64Array:
-        """Return all positions, by ascending node id."""
-        return np.arange(self.count) if self.places is None else self.places.astype(np.int64)
+    def in_id_order(self, first: int = 0, count: int | None = None) -> Int64Array:
+        """Return all positions by ascending node id, or ``count`` of them from the one at ``first``."""
+        end = self.count if count is None else min(first + count, self.count)
+        if self.places is None:
+            return np.arange(first, end)
+        return self.places[first:end].astype(np.int64)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return what a file must hold to bring this directory back, by array name."""

@@ -145,10 +145,13 @@ class Graph:
             raise ValueError(f"{len(unknown)} unknown node ids of type {node_type!r}: {listed}")
         return positions
 
-    def all_positions(self, node_type: NodeType) -> Int64Array:
-        """Return every position of a type by ascending node id: one order for every partitioning."""
+    def all_positions(self, node_type: NodeType, first: int = 0, count: int | None = None) -> Int64Array:
+        """Return every position of a type by ascending node id: one order for every partitioning.
+
+        Or ``count`` of them, from the one at ``first`` in that order.
+        """
         self._known_node_type(node_type)
-        return self._directories[node_type].in_id_order()
+        return self._directories[node_type].in_id_order(first, count)
 
     def split(self, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split by ascending node id: one order for every partitioning."""

@@ -10,7 +10,7 @@ import numpy as np
 from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import TooLarge
-from gigl_loader.rpc.replies import Assembly, RowScatter, read_neighbors, read_split
+from gigl_loader.rpc.replies import RowScatter, assembled, read_neighbors, read_split
 from gigl_loader.rpc.requests import Envelope, SplitAsk, encode
 from gigl_loader.sampling.store import Neighbors
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import Bytes, Int64Array, NeighborAsk, RowAsk, WireCounts
-    from gigl_loader.tensors import Layout
 
     Chunks = Iterator[tuple[Bytes, int | None]]
 
@@ -94,7 +93,7 @@ class RemoteStore:
         """Return the positions of a split in this partition."""
         bounds = self._schema.nodes[ask.node_type].bounds
         partition = self._envelope.partition
-        layout, buffer = self._connection.ask(self._encoded(ask), _assembled)
+        layout, buffer = self._connection.ask(self._encoded(ask), assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
     def _sample_in_parts(self, ask: NeighborAsk) -> list[Neighbors]:
@@ -109,7 +108,7 @@ class RemoteStore:
         return [answer for part in parts for answer in self._sample_in_parts(replace(ask, targets=part))]
 
     def _sample(self, ask: NeighborAsk) -> Neighbors:
-        layout, buffer = self._connection.ask(self._encoded(ask), _assembled)
+        layout, buffer = self._connection.ask(self._encoded(ask), assembled)
         return read_neighbors(layout, buffer, ask, self._schema)
 
     def _gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
@@ -145,13 +144,6 @@ def fetch_split(
         return store.split(SplitAsk(node_type=node_type, split=split))
     finally:
         store.close()
-
-
-def _assembled(chunks: Chunks) -> tuple[Layout, Bytes]:
-    document = Assembly()
-    for chunk, total in chunks:
-        document.add(chunk, total)
-    return document.finish()
 
 
 def _one_after_the_other(answers: Sequence[Neighbors]) -> Neighbors:

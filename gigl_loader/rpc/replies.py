@@ -28,7 +28,11 @@ __all__ = [
     "MAX_REPLY_BYTES",
     "Assembly",
     "RowScatter",
+    "assembled",
+    "document",
     "neighbors_document",
+    "read_bytes",
+    "read_integers",
     "read_neighbors",
     "read_split",
     "row_layout",
@@ -60,12 +64,12 @@ def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
     if neighbors.slots is not None:
         slots = neighbors.slots
         arrays["slots"] = slots.astype(np.int32) if not len(slots) or slots.max() < 2**31 else slots
-    return _pieces(arrays)
+    return document(arrays)
 
 
 def split_document(positions: npt.NDArray[Any]) -> list[Bytes]:
     """Return the reply to a ``SplitAsk`` as the pieces of a document."""
-    return _pieces({"positions": positions})
+    return document({"positions": positions})
 
 
 def row_layout(columns: Mapping[str, int], count: int) -> Layout:
@@ -73,7 +77,8 @@ def row_layout(columns: Mapping[str, int], count: int) -> Layout:
     return Layout.plan({name: ArraySpec("U8", (count, size)) for name, size in columns.items()})
 
 
-def _pieces(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Bytes]:
+def document(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Bytes]:
+    """Return a reply of these arrays as the pieces of a document."""
     layout = Layout.plan({name: spec_of(array) for name, array in arrays.items()})
     flat = [np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in layout.specs]
     return [np.frombuffer(layout.header, np.uint8), *flat]
@@ -108,6 +113,14 @@ class Assembly:
         return layout, self._buffer
 
 
+def assembled(chunks: Iterator[tuple[Bytes, int | None]]) -> tuple[Layout, Bytes]:
+    """Return the whole document that ``chunks`` are."""
+    whole = Assembly()
+    for chunk, total in chunks:
+        whole.add(chunk, total)
+    return whole.finish()
+
+
 def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborAsk, schema: GraphSchema) -> Neighbors:
     """Return what was drawn, if it can be an answer to ``ask``."""
     wanted = {"counts": True, "positions": True, "edge_ids": ask.with_edge_ids, "slots": ask.with_slots}
@@ -127,11 +140,25 @@ def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborAsk, schema: Grap
 
 def read_split(layout: Layout, buffer: Bytes, low: int, high: int) -> Int64Array:
     """Return the positions of a split in a partition that owns ``[low, high)``: they ascend."""
-    _check_names(layout, ["positions"])
-    spec = layout.specs["positions"]
-    positions = _array(layout, buffer, "positions", spec.shape[0] if len(spec.shape) == 1 else -1)
-    _check_range("positions", positions, low, high)
-    return positions.astype(np.int64, copy=False)
+    return read_integers(layout, buffer, "positions", (low, high))
+
+
+def read_integers(
+    layout: Layout, buffer: Bytes, name: str, span: tuple[int, int], count: int | None = None
+) -> Int64Array:
+    """Return the one array of a reply: integers in ``[span[0], span[1])``, ``count`` of them if given."""
+    _check_names(layout, [name])
+    shape = layout.specs[name].shape
+    sent = shape[0] if len(shape) == 1 else -1
+    numbers = _array(layout, buffer, name, sent if count is None else count)
+    _check_range(name, numbers, *span)
+    return numbers.astype(np.int64, copy=False)
+
+
+def read_bytes(layout: Layout, buffer: Bytes, name: str) -> bytes:
+    """Return the one array of a reply, of bytes."""
+    _check_names(layout, [name])
+    return _array(layout, buffer, name, layout.specs[name].nbytes, ("U8",)).tobytes()
 
 
 def _check_names(layout: Layout, names: Sequence[str]) -> None:

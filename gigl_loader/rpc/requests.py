@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
+from gigl_loader.rpc import inquiries
+from gigl_loader.rpc.fields import WIRE_VERSION, Fields, are_names, known_name
+from gigl_loader.rpc.inquiries import Inquiry
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
 from gigl_loader.tensors import Layout, spec_of
@@ -34,8 +37,6 @@ __all__ = [
     "encode_ping",
     "parse",
 ]
-
-WIRE_VERSION = 1
 
 MAX_REQUEST_BYTES = 64 << 20
 """A request beyond this is refused. It holds 16 million positions; callers cut larger ones."""
@@ -60,6 +61,7 @@ class Ping:
 
 
 Request: TypeAlias = NeighborAsk | RowAsk | SplitAsk | Ping
+"""About one partition. An ``Inquiry`` is about the whole graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def encode(envelope: Envelope, request: NeighborAsk | RowAsk | SplitAsk, schema:
     """Return a request as bytes. The service checks what it asks for; ``ValueError`` for an unknown type."""
     part = envelope.partition
     if isinstance(request, NeighborAsk):
-        _known(request.edge_type, schema.edges, "edge type")
+        known_name(request.edge_type, schema.edges, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         arguments = {
             "edge_type": json.dumps(request.edge_type),
@@ -87,7 +89,7 @@ def encode(envelope: Envelope, request: NeighborAsk | RowAsk | SplitAsk, schema:
         return _document(envelope, "neighbors", arguments, _relative(request.targets, first))
     if isinstance(request, RowAsk):
         if isinstance(request.kind, str):
-            _known(request.kind, schema.nodes, "node type")
+            known_name(request.kind, schema.nodes, "node type")
         first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
         arguments = {"kind": json.dumps(request.kind), "columns": json.dumps(request.columns)}
         return _document(envelope, "rows", arguments, _relative(request.rows, first))
@@ -113,8 +115,8 @@ def parse(
     schema: GraphSchema,
     graph: str,
     partitions: Mapping[int, Callable[[EdgeType], int]],
-) -> tuple[int, Request]:
-    """Check a request and return its partition and what is asked. Raises ``Refused``.
+) -> tuple[int, Request] | tuple[None, Inquiry]:
+    """Check a request and return its partition, if it is about one, and what is asked. Raises ``Refused``.
 
     ``partitions`` has those that the service holds; each gives the number of its edges of a type.
     """
@@ -125,95 +127,28 @@ def parse(
     buffer = np.frombuffer(ticket, np.uint8)
     try:
         layout = Layout.parse(buffer, what="request")
-        fields = _Fields(layout, buffer)
+        fields = Fields(layout, buffer)
         fields.check_version()
-        partition = fields.partition(graph, partitions)
-        request = _READERS.get(fields.text("ask"), _unknown)(fields, schema, partition, partitions)
+        read: tuple[int, Request] | tuple[None, Inquiry]
+        if fields.text("ask") in inquiries.NAMES:
+            read = None, inquiries.read(fields, schema, graph)
+        else:
+            fields.check_graph(graph)
+            partition = fields.partition(partitions)
+            reader = _READERS.get(fields.text("ask"), _unknown)
+            read = partition, reader(fields, schema, partition, partitions)
         fields.check_all_read()
     except FormatError as error:
         raise Refused(Kind.MALFORMED, str(error)) from None
     except ValueError as error:
         raise Refused(Kind.INVALID, str(error)) from None
-    return partition, request
+    return read
 
 
 _FLAGS = ("replace", "with_edge_ids", "with_slots")
 
 
-class _Fields:
-    """The entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refused``."""
-
-    def __init__(self, layout: Layout, buffer: npt.NDArray[np.uint8]) -> None:
-        self._layout = layout
-        self._buffer = buffer
-        if layout.nbytes != len(buffer):
-            raise FormatError(f"request: {len(buffer) - layout.nbytes} bytes follow its end")
-        self._unread = set(layout.metadata) | set(layout.specs)
-
-    def text(self, name: str) -> str:
-        if name not in self._layout.metadata:
-            raise FormatError(f"request: no {name!r}")
-        self._unread.discard(name)
-        return self._layout.metadata[name]
-
-    def number(self, name: str, low: int, high: int) -> int:
-        """Return an integer in ``[low, high)``."""
-        text = self.text(name)
-        if not (text.removeprefix("-").isdigit() and text.isascii() and len(text) <= 20):
-            raise FormatError(f"request: {name} is {text[:40]!r}, not a number")
-        if not low <= int(text) < high:
-            raise FormatError(f"request: {name} {text} does not lie in [{low}, {high})")
-        return int(text)
-
-    def json(self, name: str) -> Any:
-        try:
-            return json.loads(self.text(name))
-        except (ValueError, RecursionError):
-            raise FormatError(f"request: {name} is not JSON") from None
-
-    def names(self, name: str) -> tuple[str, ...]:
-        """Return a list of different strings."""
-        value = self.json(name)
-        if not _are_names(value) or len(set(value)) != len(value):
-            raise FormatError(f"request: {name} is not a list of different names")
-        return tuple(value)
-
-    def check_version(self) -> None:
-        version = self.text("wire")
-        if version != str(WIRE_VERSION):
-            raise Refused(
-                Kind.MALFORMED,
-                f"the request has wire version {version[:20]!r}, this service reads {WIRE_VERSION}: "
-                "install the same version of gigl-loader on all hosts",
-            )
-
-    def partition(self, graph: str, held: Mapping[int, object]) -> int:
-        asked = self.text("graph")
-        if asked != graph:
-            raise Refused(Kind.OTHER_GRAPH, f"asked about graph {asked[:12]}, this service has {graph[:12]}")
-        partition = self.number("partition", 0, 2**31)
-        if partition not in held:
-            raise Refused(Kind.OTHER_GRAPH, f"partition {partition} is not here, only {sorted(held)}")
-        return partition
-
-    def rows(self, first: int, count: int) -> Int64Array:
-        """Return the positions asked for: each lies in ``[first, first + count)``."""
-        spec = self._layout.specs.get("rows")
-        if spec is None or spec.dtype not in ("I32", "I64") or len(spec.shape) != 1:
-            raise FormatError("request: 'rows' must be I32 or I64 of one dimension")
-        self._unread.discard("rows")
-        rows = np.array(_aligned(self._layout.view(self._buffer, "rows")), dtype=np.int64)
-        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-            raise ValueError(f"rows {rows.min()} to {rows.max()} lie outside a partition of {count}")
-        rows += first
-        return rows
-
-    def check_all_read(self) -> None:
-        if self._unread:
-            raise FormatError(f"request: unknown entry {min(self._unread)[:100]!r}")
-
-
-def _neighbors(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> NeighborAsk:
+def _neighbors(fields: Fields, schema: GraphSchema, partition: int, _: object) -> NeighborAsk:
     edge_type = _edge_type(fields.json("edge_type"), schema)
     bounds = schema.nodes[schema.target_type(edge_type)].bounds
     flags = fields.names("flags")
@@ -230,14 +165,14 @@ def _neighbors(fields: _Fields, schema: GraphSchema, partition: int, _: object) 
 
 
 def _rows(
-    fields: _Fields,
+    fields: Fields,
     schema: GraphSchema,
     partition: int,
     partitions: Mapping[int, Callable[[EdgeType], int]],
 ) -> RowAsk:
     kind = fields.json("kind")
     if isinstance(kind, str):
-        _known(kind, schema.nodes, "node type")
+        known_name(kind, schema.nodes, "node type")
         bounds, known = schema.nodes[kind].bounds, schema.nodes[kind].columns
         first, count = bounds[partition], bounds[partition + 1] - bounds[partition]
     else:
@@ -245,22 +180,22 @@ def _rows(
         first, count, known = 0, partitions[partition](kind), schema.edges[kind].columns
     columns = fields.names("columns")
     for column in columns:
-        _known(column, known, "column")
+        known_name(column, known, "column")
     return RowAsk(kind=kind, columns=columns, rows=fields.rows(first, count))
 
 
-def _split(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> SplitAsk:
+def _split(fields: Fields, schema: GraphSchema, partition: int, _: object) -> SplitAsk:
     node_type, split = fields.text("node_type"), fields.text("split")
-    _known(node_type, schema.nodes, "node type")
-    _known(split, schema.nodes[node_type].splits, "split")
+    known_name(node_type, schema.nodes, "node type")
+    known_name(split, schema.nodes[node_type].splits, "split")
     return SplitAsk(node_type=node_type, split=split)
 
 
-def _ping(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> Ping:
+def _ping(fields: Fields, schema: GraphSchema, partition: int, _: object) -> Ping:
     return Ping()
 
 
-def _unknown(fields: _Fields, schema: GraphSchema, partition: int, _: object) -> Request:
+def _unknown(fields: Fields, schema: GraphSchema, partition: int, _: object) -> Request:
     raise FormatError(f"request: unknown ask {fields.text('ask')[:100]!r}")
 
 
@@ -274,29 +209,15 @@ _READERS: Mapping[str, Callable[..., Request]] = {
 
 def _edge_type(value: object, schema: GraphSchema) -> EdgeType:
     names = value if isinstance(value, list) else []
-    if not _are_names(names) or len(names) != 3:
+    if not are_names(names) or len(names) != 3:
         raise FormatError("request: an edge type is a list of three names")
     source, relation, destination = names
     edge_type = (source, relation, destination)
-    _known(edge_type, schema.edges, "edge type")
+    known_name(edge_type, schema.edges, "edge type")
     return edge_type
-
-
-def _known(name: object, names: Mapping[Any, object], what: str) -> None:
-    if name not in names:
-        raise ValueError(f"no {what} {str(name)[:100]!r}")
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _relative(rows: Int64Array, first: int) -> npt.NDArray[Any]:
     relative = rows - first
     narrow = not len(rows) or (int(relative.min()) >= 0 and int(relative.max()) < 2**31)
     return relative.astype(np.int32) if narrow else relative
-
-
-def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Kernels want natural alignment, and bytes from a network lie anywhere."""
-    return array if array.flags.aligned else array.copy()

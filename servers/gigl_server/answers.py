@@ -18,6 +18,7 @@ from gigl_loader.rpc.requests import Ping, SplitAsk, parse
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
 from gigl_server.buffers import BufferPool
+from gigl_server.nodes import about_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType
+    from gigl_loader.rpc.inquiries import Inquiry
     from gigl_loader.rpc.requests import Request
     from gigl_server.ledger import Ledger
 
@@ -57,12 +59,19 @@ class Answers:
         self._digest = graph.manifest.digest
         self._pool = BufferPool(CHUNK_BYTES, keep=_KEPT_BUFFERS)
 
-    def parse(self, ticket: bytes) -> tuple[int, Request]:
-        """Check a request. Raises ``Refused``."""
+    def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
+        """Check a request: its partition, if it is about one, and what is asked. Raises ``Refused``."""
         return parse(ticket, self._graph.schema, self._digest, self._edges)
 
+    def reply(self, ticket: bytes) -> Iterator[Chunk]:
+        """Yield the reply to a request. Raises ``Refused``."""
+        asked = self.parse(ticket)
+        if asked[0] is None:
+            return self._cut(about_graph(self._graph, asked[1]))
+        return self.chunks(asked[0], asked[1])
+
     def chunks(self, partition: int, request: Request) -> Iterator[Chunk]:
-        """Yield the reply."""
+        """Yield the reply to a request about a partition."""
         if isinstance(request, RowAsk):
             return self._rows(partition, request)
         return self._cut(self._document(partition, request))

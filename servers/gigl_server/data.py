@@ -1,57 +1,108 @@
-"""The data port: neighbours and rows over Arrow Flight, one request and its reply at a time."""
+"""The data port: neighbours, rows and frames over Arrow Flight, one request and its reply at a time."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
 
+from gigl_loader.rpc.inquiries import frame_handle
+from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.replies import CHUNK_BYTES
+from gigl_server.fetches import Fetches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
+    import numpy.typing as npt
+
+    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.answers import Answers, Chunk
     from gigl_server.ledger import Ledger
 
-__all__ = ["DataService"]
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["DataService", "FrameSource", "open_data_service", "shut_down"]
 
 _LOGGER = logging.getLogger(__name__)
 _SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _MOST_CALLS = 64
 _WAIT_FOR_A_TURN_S = 0.5
+_SHUTDOWN_S = 5.0
+
+
+class FrameSource(Protocol):
+    """Where frames lie until they are fetched."""
+
+    def take(self, handle: bytes, job: bytes) -> tuple[Bytes, int] | None:
+        """Return the frame behind a handle: memory and how many bytes of it, for one caller only.
+
+        ``None`` if there is none, or if it is not that of this job (``rpc.job.job_key``). The array is kept
+        until the frame was sent, or cannot be any more.
+        """
 
 
 class DataService(flight.FlightServerBase):  # type: ignore[misc]
     """Answers ``do_get``; the request is the ticket. Serves from its construction to ``shutdown``."""
 
     def __init__(
-        self, location: str, answers: Answers, ledger: Ledger, credentials: Credentials, **options: Any
+        self,
+        location: str,
+        answers: Answers,
+        ledger: Ledger,
+        credentials: Credentials,
+        *,
+        frames: FrameSource | None = None,
+        **options: Any,
     ) -> None:
         self._answers = answers
         self._ledger = ledger
+        self._frames = frames
+        self._fetches = Fetches()
         self._turns = threading.BoundedSemaphore(_MOST_CALLS)
-        super().__init__(location, middleware={"token": _Guard(credentials, ledger)}, **options)
+        super().__init__(location, middleware={"guard": _Guard(credentials, ledger)}, **options)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Return the reply to a request, as a stream."""
-        return flight.GeneratorStream(_SCHEMA, self._stream(ticket.ticket))
+        request = ticket.ticket
+        with self._refusals():
+            handle = frame_handle(request)
+            if handle is None:
+                return flight.GeneratorStream(_SCHEMA, self._stream(request))
+            self._ledger.add(calls=1, bytes_in=len(request))
+            return self._frame(context.get_middleware("guard"), handle)
 
     def _stream(self, ticket: bytes) -> Iterator[Any]:
         self._ledger.add(calls=1, bytes_in=len(ticket))
         with self._refusals(), self._turn():
-            partition, request = self._answers.parse(ticket)
             first = True
-            for chunk in self._answers.chunks(partition, request):
+            for chunk in self._answers.reply(ticket):
                 self._ledger.add(bytes_out=chunk.nbytes)
                 batch = _batch(chunk)
                 yield (batch, chunk.total.to_bytes(8, "little")) if first else batch
                 first = False
+
+    def _frame(self, visit: _Visit | None, handle: bytes) -> Any:
+        """Return a frame as a stream that runs without Python: nothing here waits for who reads it."""
+        if visit is None or visit.job is None:
+            raise Refused(Kind.INVALID, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
+        fetch = self._fetches.begin(visit.job)
+        found = None if self._frames is None else self._frames.take(handle, visit.job)
+        if found is None:
+            raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
+        fetch.memory, nbytes = found
+        self._ledger.add(bytes_out=nbytes)
+        buffer = pa.foreign_buffer(fetch.memory.ctypes.data, nbytes, base=fetch)
+        column = pa.Array.from_buffers(pa.uint8(), nbytes, [None, buffer], null_count=0)
+        table = pa.Table.from_arrays([column], schema=_SCHEMA)
+        return flight.RecordBatchStream(table.to_reader(max_chunksize=CHUNK_BYTES))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -68,12 +119,20 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         try:
             yield
         except Refused as refused:
-            self._ledger.add(refused=refused.kind is not Kind.BUSY)
+            self._ledger.add(refused=refused.kind not in (Kind.BUSY, Kind.GONE))
             raise flight.FlightServerError(refused.message, refused.to_record()) from None
         except Exception:
             _LOGGER.exception("a request failed")
             failed = Refused(Kind.FAILED, "the service failed to answer; its log says why")
             raise flight.FlightServerError(failed.message, failed.to_record()) from None
+
+
+class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
+    """What is known of the caller of one call."""
+
+    def __init__(self, job: bytes | None) -> None:
+        super().__init__()
+        self.job = job
 
 
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -84,11 +143,38 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._credentials = credentials
         self._ledger = ledger
 
-    def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> None:
+    def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> _Visit | None:
         if not self._credentials.accepts(headers.get("authorization", [])):
             self._ledger.add(refused=1)
             refused = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
             raise flight.FlightUnauthenticatedError(refused.message, refused.to_record())
+        job = headers.get(JOB_HEADER)
+        return _Visit(job_key(job)) if job else None
+
+
+def open_data_service(
+    address: Address,
+    answers: Answers,
+    ledger: Ledger,
+    credentials: Credentials,
+    *,
+    frames: FrameSource | None = None,
+) -> DataService:
+    """Serve at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be."""
+    location = f"grpc+{'tls' if credentials.certificate else 'tcp'}://{address}"
+    try:
+        return DataService(
+            location, answers, ledger, credentials, frames=frames, **credentials.flight_options()
+        )
+    except Exception as error:  # pyarrow has no class of its own for this.
+        raise OSError(f"cannot listen on {address}: {error}") from None
+
+
+def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
+    """End the data port. It waits for calls under way, which a stalled caller can hold for long."""
+    ender = threading.Thread(target=data.shutdown, name="data shutdown", daemon=True)
+    ender.start()
+    ender.join(timeout_s)
 
 
 def _batch(chunk: Chunk) -> Any:

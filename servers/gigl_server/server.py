@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_server.answers import Answers
 from gigl_server.control import ControlService
-from gigl_server.data import DataService
+from gigl_server.data import open_data_service, shut_down
 from gigl_server.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.data import DataService
 
 __all__ = ["PeerServer", "build_server"]
-
-_SHUTDOWN_S = 5.0
 
 
 class PeerServer:
@@ -40,7 +38,7 @@ class PeerServer:
     def close(self) -> None:
         """Stop listening and end calls under way. Closing twice is fine."""
         self._control.close()
-        _shut_down(self._data)
+        shut_down(self._data)
         self._answers.close()
 
     def __enter__(self) -> PeerServer:
@@ -69,11 +67,7 @@ def build_server(
     """
     address = Address.parse(listen)
     host = _reachable(address, advertise)
-    if not credentials.certificate and not credentials.insecure and not address.is_loopback:
-        raise ValueError(
-            f"{address} can be reached from other hosts, which needs TLS: give a certificate and its key, "
-            "or say insecure=True on a network that you trust"
-        )
+    credentials.check_reach(address)
     data_address = replace(
         address, port=(address.port and address.port + 1) if data_port is None else data_port
     )
@@ -81,7 +75,7 @@ def build_server(
     _check_free(data_address)
     ledger = Ledger()
     answers = Answers(graph, partitions, ledger)
-    data = _data_service(data_address, answers, ledger, credentials)
+    data = open_data_service(data_address, answers, ledger, credentials)
     try:
         control = ControlService(
             address,
@@ -92,7 +86,7 @@ def build_server(
             data_port=data.port,
         )
     except BaseException:
-        _shut_down(data)
+        shut_down(data)
         raise
     endpoint = Endpoint(
         host_index=host_index,
@@ -139,22 +133,3 @@ def _reachable(address: Address, advertise: str | None) -> str:
             f"{address} stands for every address of this host: say which one others shall use (advertise)"
         )
     return address.host
-
-
-def _data_service(
-    address: Address, answers: Answers, ledger: Ledger, credentials: Credentials
-) -> DataService:
-    secure = bool(credentials.certificate)
-    options = {"tls_certificates": [(credentials.certificate, credentials.key)]} if secure else {}
-    location = f"grpc+{'tls' if secure else 'tcp'}://{address}"
-    try:
-        return DataService(location, answers, ledger, credentials, **options)
-    except Exception as error:  # pyarrow has no class of its own for this.
-        raise OSError(f"cannot listen on {address}: {error}") from None
-
-
-def _shut_down(data: DataService) -> None:
-    """End the data port. It waits for calls under way, which a stalled caller can hold for long."""
-    ender = threading.Thread(target=data.shutdown, name="data shutdown", daemon=True)
-    ender.start()
-    ender.join(_SHUTDOWN_S)

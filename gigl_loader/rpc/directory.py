@@ -1,0 +1,110 @@
+"""The nodes of a graph, asked of a service: every one knows the ids and the positions of all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.rpc.inquiries import MAX_LISTED, IdsAsk, ListAsk, LocateAsk, ManifestAsk, encode_inquiry
+from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_split
+from gigl_loader.rpc.requests import Envelope, SplitAsk, encode
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import NodeType
+    from gigl_loader.rpc.connection import Connection
+    from gigl_loader.rpc.inquiries import Inquiry
+
+    Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["Directory", "fetch_manifest"]
+
+_ANY = (-(2**63), 2**63)
+
+
+def fetch_manifest(connection: Connection) -> bytes:
+    """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
+    layout, buffer = connection.ask(encode_inquiry(ManifestAsk(), ""), assembled)
+    return read_bytes(layout, buffer, "manifest")
+
+
+class Directory:
+    """Node ids by position and back. Any number of threads may ask at once.
+
+    Raises what ``Connection.ask`` raises: ``StorageUnavailable`` when its time is over, ``SamplingError``
+    where the service has another graph. What is large is asked for in parts of 4 Mi nodes.
+    """
+
+    def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str) -> None:
+        """``schema`` and ``digest`` are those of the manifest."""
+        self._connection = connection
+        self._schema = schema
+        self._digest = digest
+
+    def ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
+        """Return the node ids at positions. ``ValueError`` for positions that no node has."""
+        if self._are_equal(node_type):
+            return self._known(node_type, positions, "positions of nodes")
+        parts = []
+        for at in range(0, len(positions), MAX_LISTED):
+            ask = IdsAsk(node_type=node_type, positions=positions[at : at + MAX_LISTED])
+            parts.append(self._integers(ask, "ids", len(ask.positions), _ANY))
+        return _joined(parts)
+
+    def locate(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
+        """Return the positions of node ids. ``ValueError`` with the first ten unknown ids."""
+        if self._are_equal(node_type):
+            return self._known(node_type, ids, "node ids")
+        span = (0, self._schema.nodes[node_type].count)
+        parts = []
+        for at in range(0, len(ids), MAX_LISTED):
+            ask = LocateAsk(node_type=node_type, ids=ids[at : at + MAX_LISTED])
+            parts.append(self._integers(ask, "positions", len(ask.ids), span))
+        return _joined(parts)
+
+    def all_positions(self, node_type: NodeType) -> Int64Array:
+        """Return every position of a type by ascending node id."""
+        count = self._schema.nodes[node_type].count
+        if self._are_equal(node_type):
+            return np.arange(count)
+        parts = []
+        for at in range(0, count, MAX_LISTED):
+            size = min(MAX_LISTED, count - at)
+            ask = ListAsk(node_type=node_type, first=at, count=size)
+            parts.append(self._integers(ask, "positions", size, (0, count)))
+        return _joined(parts)
+
+    def split(self, partition: int, node_type: NodeType, name: str) -> Int64Array:
+        """Return the ascending positions of a split in a partition that the service holds."""
+        bounds = self._schema.nodes[node_type].bounds
+        request = encode(
+            Envelope(graph=self._digest, partition=partition),
+            SplitAsk(node_type=node_type, split=name),
+            self._schema,
+        )
+        layout, buffer = self._connection.ask(request, assembled)
+        return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
+
+    def _are_equal(self, node_type: NodeType) -> bool:
+        """Whether node ids are positions, so that nobody needs to be asked."""
+        return self._schema.nodes[node_type].ids == "identity"
+
+    def _known(self, node_type: NodeType, numbers: Int64Array, what: str) -> Int64Array:
+        unknown = numbers[(numbers < 0) | (numbers >= self._schema.nodes[node_type].count)]
+        if len(unknown):
+            listed = ", ".join(map(str, unknown[:10].tolist())) + (", ..." if len(unknown) > 10 else "")
+            raise ValueError(f"{len(unknown)} unknown {what} of type {node_type!r}: {listed}")
+        return numbers.astype(np.int64)
+
+    def _integers(self, ask: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
+        layout, buffer = self._connection.ask(encode_inquiry(ask, self._digest), assembled)
+        return read_integers(layout, buffer, name, span, count)
+
+
+def _joined(parts: list[Int64Array]) -> Int64Array:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -1,0 +1,113 @@
+"""The entries of a request, checked one by one as they are read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.rpc.refusals import Kind, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gigl_loader.tensors import Layout
+
+__all__ = ["WIRE_VERSION", "Fields", "are_names", "known_name"]
+
+WIRE_VERSION = 1
+"""Of requests and replies: services refuse others, since nobody could tell what they mean."""
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Fields:
+    """The entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refused``."""
+
+    def __init__(self, layout: Layout, buffer: npt.NDArray[np.uint8]) -> None:
+        self._layout = layout
+        self._buffer = buffer
+        if layout.nbytes != len(buffer):
+            raise FormatError(f"request: {len(buffer) - layout.nbytes} bytes follow its end")
+        self._unread = set(layout.metadata) | set(layout.specs)
+
+    def text(self, name: str) -> str:
+        if name not in self._layout.metadata:
+            raise FormatError(f"request: no {name!r}")
+        self._unread.discard(name)
+        return self._layout.metadata[name]
+
+    def number(self, name: str, low: int, high: int) -> int:
+        """Return an integer in ``[low, high)``."""
+        text = self.text(name)
+        if not (text.removeprefix("-").isdigit() and text.isascii() and len(text) <= 20):
+            raise FormatError(f"request: {name} is {text[:40]!r}, not a number")
+        if not low <= int(text) < high:
+            raise FormatError(f"request: {name} {text} does not lie in [{low}, {high})")
+        return int(text)
+
+    def json(self, name: str) -> Any:
+        try:
+            return json.loads(self.text(name))
+        except (ValueError, RecursionError):
+            raise FormatError(f"request: {name} is not JSON") from None
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return a list of different strings."""
+        value = self.json(name)
+        if not are_names(value) or len(set(value)) != len(value):
+            raise FormatError(f"request: {name} is not a list of different names")
+        return tuple(value)
+
+    def check_version(self) -> None:
+        version = self.text("wire")
+        if version != str(WIRE_VERSION):
+            raise Refused(
+                Kind.MALFORMED,
+                f"the request has wire version {version[:20]!r}, this service reads {WIRE_VERSION}: "
+                "install the same version of gigl-loader on all hosts",
+            )
+
+    def check_graph(self, graph: str) -> None:
+        asked = self.text("graph")
+        if asked != graph:
+            raise Refused(Kind.OTHER_GRAPH, f"asked about graph {asked[:12]}, this service has {graph[:12]}")
+
+    def partition(self, held: Mapping[int, object]) -> int:
+        partition = self.number("partition", 0, 2**31)
+        if partition not in held:
+            raise Refused(Kind.OTHER_GRAPH, f"partition {partition} is not here, only {sorted(held)}")
+        return partition
+
+    def integers(self, name: str) -> Int64Array:
+        """Return an array of any numbers."""
+        spec = self._layout.specs.get(name)
+        if spec is None or spec.dtype not in ("I32", "I64") or len(spec.shape) != 1:
+            raise FormatError(f"request: {name!r} must be I32 or I64 of one dimension")
+        self._unread.discard(name)
+        # A copy of its own, as kernels want natural alignment and bytes from a network lie anywhere.
+        return np.array(self._layout.view(self._buffer, name), dtype=np.int64)
+
+    def rows(self, first: int, count: int, what: str = "a partition") -> Int64Array:
+        """Return the positions asked for: each lies in ``[first, first + count)``."""
+        rows = self.integers("rows")
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
+            raise ValueError(f"rows {rows.min()} to {rows.max()} lie outside {what} of {count}")
+        rows += first
+        return rows
+
+    def check_all_read(self) -> None:
+        if self._unread:
+            raise FormatError(f"request: unknown entry {min(self._unread)[:100]!r}")
+
+
+def known_name(name: object, names: Mapping[Any, object], what: str) -> None:
+    if name not in names:
+        raise ValueError(f"no {what} {str(name)[:100]!r}")
+
+
+def are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

@@ -1,0 +1,48 @@
+"""Frames that a storage server keeps ready, fetched into memory of the caller's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.errors import FormatError
+from gigl_loader.rpc.inquiries import encode_frame_ask
+from gigl_loader.rpc.refusals import Gone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from gigl_loader.rpc.connection import Connection
+
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["Gone", "fetch_frame"]
+
+
+def fetch_frame(
+    connection: Connection, handle: bytes, nbytes: int, out: Bytes, *, timeout_s: float | None = None
+) -> None:
+    """Write the frame behind ``handle`` to ``out[:nbytes]``. Copies run without the GIL.
+
+    ``connection`` shows the secret of the job that asked for the frame. ``Gone`` if the server has it no
+    more: a handle is good once, so also where a connection broke while the frame was under way.
+    ``StorageUnavailable`` after ``timeout_s``, by default the connection's. ``FormatError`` for
+    another number of bytes. Whatever is raised, ``out`` may hold a part of the frame.
+    """
+    if len(out) < nbytes:
+        raise ValueError(f"a frame of {nbytes} bytes does not fit in {len(out)}")
+
+    def land(chunks: Iterator[tuple[Bytes, int | None]]) -> None:
+        end = 0
+        for chunk, _ in chunks:
+            begin, end = end, end + len(chunk)
+            if end > nbytes:
+                break
+            np.copyto(out[begin:end], chunk)
+        if end != nbytes:
+            raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
+
+    connection.ask(encode_frame_ask(handle), land, timeout_s=timeout_s)

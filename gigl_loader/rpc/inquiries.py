@@ -1,0 +1,181 @@
+"""Requests that are about no partition: the graph's manifest and its nodes, and frames.
+
+They are documents as the others are. Every service has the ids of all nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gigl_loader.errors import FormatError
+from gigl_loader.rpc.fields import WIRE_VERSION, Fields, known_name
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.tensors import Layout, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import NodeType
+
+__all__ = [
+    "HANDLE_BYTES",
+    "MAX_LISTED",
+    "NAMES",
+    "IdsAsk",
+    "Inquiry",
+    "ListAsk",
+    "LocateAsk",
+    "ManifestAsk",
+    "encode_frame_ask",
+    "encode_inquiry",
+    "frame_handle",
+    "read",
+]
+
+MAX_LISTED = 4 << 20
+"""Nodes of one request or its reply: 32 MiB. Callers cut larger ones."""
+
+HANDLE_BYTES = 16
+
+Int64Array = npt.NDArray[np.int64]
+
+_MAX_FRAME_ASK = 512  # Of 192 bytes. What is longer is no such request, and is parsed when its turn comes.
+_HANDLE = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestAsk:
+    """The contents of ``graph.json``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IdsAsk:
+    """The node ids at positions."""
+
+    node_type: NodeType
+    positions: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LocateAsk:
+    """The positions of node ids."""
+
+    node_type: NodeType
+    ids: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListAsk:
+    """The positions of all nodes of a type by ascending id: ``count`` of them from the one at ``first``."""
+
+    node_type: NodeType
+    first: int
+    count: int
+
+
+Inquiry: TypeAlias = ManifestAsk | IdsAsk | LocateAsk | ListAsk
+
+
+def encode_inquiry(inquiry: Inquiry, graph: str) -> bytes:
+    """Return an inquiry as bytes. ``graph`` is its digest; the manifest can be had without knowing it."""
+    if isinstance(inquiry, ManifestAsk):
+        return _document({"ask": "manifest"})
+    about = {"graph": graph, "node_type": inquiry.node_type}
+    if isinstance(inquiry, IdsAsk):
+        return _document({**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
+    if isinstance(inquiry, LocateAsk):
+        return _document({**about, "ask": "locate"}, ids=inquiry.ids)
+    span = {"first": str(inquiry.first), "count": str(inquiry.count)}
+    return _document({**about, "ask": "list", **span})
+
+
+def encode_frame_ask(handle: bytes) -> bytes:
+    """Return the request for the frame behind a handle."""
+    return _document({"ask": "frame", "handle": handle.hex()})
+
+
+def frame_handle(ticket: bytes) -> bytes | None:
+    """Return which frame is asked for; ``None`` if the request is for something else. Raises ``Refused``."""
+    if len(ticket) > _MAX_FRAME_ASK:
+        return None
+    buffer = np.frombuffer(ticket, np.uint8)
+    with suppress(FormatError):  # Told when its turn comes.
+        layout = Layout.parse(buffer, what="request")
+        if layout.metadata.get("ask") == "frame":
+            return _handle(layout, buffer)
+    return None
+
+
+def _handle(layout: Layout, buffer: npt.NDArray[np.uint8]) -> bytes:
+    try:
+        fields = Fields(layout, buffer)
+        fields.check_version()
+        fields.text("ask")
+        handle = fields.text("handle")
+        fields.check_all_read()
+        if not _HANDLE.fullmatch(handle):
+            raise FormatError(f"request: a handle is {2 * HANDLE_BYTES} hexadecimal digits")
+    except FormatError as error:
+        raise Refused(Kind.MALFORMED, str(error)) from None
+    return bytes.fromhex(handle)
+
+
+def read(fields: Fields, schema: GraphSchema, graph: str) -> Inquiry:
+    """Read the inquiry that ``ask`` names. Raises what broken rules raise."""
+    name = fields.text("ask")
+    if name == "manifest":
+        return ManifestAsk()
+    fields.check_graph(graph)
+    node_type = fields.text("node_type")
+    known_name(node_type, schema.nodes, "node type")
+    return _READERS[name](fields, node_type, schema.nodes[node_type].count)
+
+
+def _ids(fields: Fields, node_type: NodeType, count: int) -> IdsAsk:
+    positions = fields.rows(0, count, f"the nodes of type {node_type!r},")
+    _check_count(len(positions))
+    return IdsAsk(node_type=node_type, positions=positions)
+
+
+def _locate(fields: Fields, node_type: NodeType, count: int) -> LocateAsk:
+    ids = fields.integers("ids")
+    _check_count(len(ids))
+    return LocateAsk(node_type=node_type, ids=ids)
+
+
+def _list(fields: Fields, node_type: NodeType, count: int) -> ListAsk:
+    first = fields.number("first", 0, count + 1)
+    asked = fields.number("count", 0, 2**63)
+    _check_count(asked)
+    return ListAsk(node_type=node_type, first=first, count=asked)
+
+
+_READERS: Mapping[str, Callable[[Fields, str, int], Inquiry]] = {
+    "ids": _ids,
+    "locate": _locate,
+    "list": _list,
+}
+
+NAMES = frozenset({"manifest", *_READERS})
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_LISTED:
+        raise Refused(Kind.TOO_LARGE, f"{count} nodes in one request; at most {MAX_LISTED} are answered")
+
+
+def _document(entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
+    specs = {name: spec_of(array) for name, array in arrays.items()}
+    header = Layout.plan(specs, {"wire": str(WIRE_VERSION), **entries}).header
+    return header + b"".join(array.tobytes() for array in arrays.values())
+
+
+def _narrow(positions: Int64Array) -> npt.NDArray[Any]:
+    return positions.astype(np.int32) if not len(positions) or positions.max() < 2**31 else positions
