@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_server.answers import Answers
+from gigl_server.binding import check_free
 from gigl_server.control import ControlService
 from gigl_server.data import open_data_service, shut_down
 from gigl_server.ledger import Ledger
@@ -71,8 +70,8 @@ def build_server(
     data_address = replace(
         address, port=(address.port and address.port + 1) if data_port is None else data_port
     )
-    _check_free(address)
-    _check_free(data_address)
+    check_free(address)
+    check_free(data_address)
     ledger = Ledger()
     answers = Answers(graph, partitions, ledger)
     data = open_data_service(data_address, answers, ledger, credentials)
@@ -97,32 +96,6 @@ def build_server(
         certificate=credentials.trusted,
     )
     return PeerServer(endpoint, control, data, answers)
-
-
-def _check_free(address: Address) -> None:
-    """Raise ``OSError`` naming ``address`` if nobody could listen there, and say why.
-
-    gRPC says no more than that it failed.
-    """
-    try:
-        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM
-        )
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen(1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(f"cannot listen on {address}: {reason}; {_advice(error)}") from None
-
-
-def _advice(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "choose another port, or 0 for a free one"
-    if error.errno == errno.EACCES:
-        return "choose a port from 1024 on"
-    return "give an address of this host"
 
 
 def _reachable(address: Address, advertise: str | None) -> str:

@@ -1,0 +1,95 @@
+"""What every server of a cluster does at one moment."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.cli.store_caller import client_of
+from gigl_loader.errors import GiglError
+
+if TYPE_CHECKING:
+    from gigl_loader.rpc.credentials import Caller
+
+__all__ = ["Loads", "Looker", "ServerLoad"]
+
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """One server: its ``gigl.v1.ServerLoad`` with numbers as numbers, or why it did not answer."""
+
+    address: str
+    partitions: tuple[int, ...]
+    load: dict[str, Any]
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """All servers, by rank."""
+
+    at: float
+    """Seconds on the monotonic clock."""
+    graph: str
+    servers: tuple[ServerLoad, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        servers = [
+            {"rank": rank, "address": each.address, "partitions": list(each.partitions)}
+            | ({"error": each.error} if each.error else each.load)
+            for rank, each in enumerate(self.servers)
+        ]
+        return {"graph": self.graph, "servers": servers}
+
+
+class Looker:
+    """Looks at a cluster through one of its servers."""
+
+    def __init__(self, address: str, caller: Caller, timeout_s: float) -> None:
+        self._address, self._caller, self._timeout_s = address, caller, timeout_s
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="top")
+
+    def look(self) -> Loads:
+        """Ask every server. One that does not answer has an ``error``; the first to be asked must answer."""
+        with client_of(self._address, self._caller) as client:
+            view = client.cluster(self._timeout_s)
+        servers = tuple(self._pool.map(self._load, view.servers))
+        return Loads(at=time.monotonic(), graph=view.graph, servers=servers)
+
+    def _load(self, server: Any) -> ServerLoad:
+        load, error = {}, ""
+        try:
+            with client_of(server.control_address, self._caller) as client:
+                load = _plain(client.load(self._timeout_s))
+        except (GiglError, ValueError) as failure:
+            error = " ".join(str(failure).split())
+        return ServerLoad(
+            address=server.control_address, partitions=server.partitions, load=load, error=error
+        )
+
+    def __enter__(self) -> Looker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """Return a message as a mapping with every field. (JSON of protobuf writes 64-bit numbers as text.)"""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is None:
+            found[field.name] = list(value) if _repeated(field) else value
+        else:
+            found[field.name] = [_plain(each) for each in value] if _repeated(field) else _plain(value)
+    return found
+
+
+def _repeated(field: Any) -> bool:
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)

@@ -1,0 +1,115 @@
+"""``gigl-loader local-cluster``: storage servers of this machine, for a command or until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gigl_loader.cli.errors import importing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gigl_server.local import LocalCluster
+
+__all__ = ["VARIABLE", "local_cluster"]
+
+VARIABLE = "GIGL_STORE"
+"""Holds the control addresses of the servers, with commas, for the command that is run."""
+
+_LOOK_EVERY_S = 0.5
+
+
+def local_cluster(
+    graph_dir: Annotated[Path, typer.Argument(help="A directory made by gigl-loader partition.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="After --: run this and end with its exit code.", show_default=False),
+    ] = None,
+    *,
+    servers: Annotated[int, typer.Option(min=1, help="Server processes; at most one per partition.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Batches that each samples at once.")] = 1,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until all are ready.")] = 120.0,
+) -> None:
+    """Start storage servers on loopback; run a command beside them, or wait for Ctrl-C.
+
+    The command finds their addresses in GIGL_STORE. The servers end with this process, however it ends.
+    """
+    with importing():
+        from gigl_server.local import LocalCluster
+
+    with (
+        _ended_by_sigterm(),
+        LocalCluster(graph_dir, servers=servers, workers=workers, timeout_s=timeout) as cluster,
+    ):
+        if command:
+            raise typer.Exit(_run(command, cluster.addresses))
+        for address, pid in zip(cluster.addresses, cluster.pids, strict=True):
+            print(f"storage server at {address}, pid {pid}")
+        print(f'connect: RemoteDistDataset.connect("{cluster.addresses[0]}")', flush=True)
+        _watch(cluster)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the servers in order, as Ctrl-C does."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(command: Sequence[str], addresses: Sequence[str]) -> int:
+    """Run the command beside the servers and return its exit code."""
+    environment = {**os.environ, VARIABLE: ",".join(addresses)}
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise FileNotFoundError(f"cannot run {command[0]}: {error.strerror or error}") from None
+    try:
+        status = _waited(process)
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+    return status if status >= 0 else 128 - status
+
+
+def _waited(process: subprocess.Popen[Any]) -> int:
+    """Wait for the command. Ctrl-C is for it: the terminal sends it to both, and it decides when it ends."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _watch(cluster: LocalCluster) -> None:
+    """Wait until Ctrl-C, or until a server ends by itself."""
+    import time
+
+    try:
+        while True:
+            for index, address in enumerate(cluster.addresses):
+                if not cluster.running(index):
+                    print(f"storage server at {address} {cluster.describe(index)}", file=sys.stderr)
+                    raise typer.Exit(1)
+            time.sleep(_LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        print()

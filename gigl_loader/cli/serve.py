@@ -1,0 +1,105 @@
+"""``gigl-loader serve``: a storage server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gigl_loader.cli.errors import importing
+
+__all__ = ["serve"]
+
+
+def serve(
+    graph_dir: Annotated[
+        Path | None, typer.Argument(help="A directory made by gigl-loader partition.", show_default=False)
+    ] = None,
+    *,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partition", "-p", show_default="all that lie there", help="What to serve: 0, or 0,3."
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(show_default="127.0.0.1:7070", help="HOST:PORT of the control port.")
+    ] = None,
+    data_port: Annotated[int | None, typer.Option(show_default="the port after", help="For data.")] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(show_default="that of --listen", help="Name or address under which others come."),
+    ] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of another server; may be given several times.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(show_default="usable cores", help="Batches that are sampled at once.")
+    ] = None,
+    token_file: Annotated[str | None, typer.Option(help="Holds the token of the cluster.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="PEM: certificate, with intermediates.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM: its key, not encrypted.")] = None,
+    tls_ca: Annotated[
+        str | None,
+        typer.Option(show_default="trust --tls-cert", help="PEM: who signed the servers' certificates."),
+    ] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(help="PEM: who signed the certificates that callers must show (mTLS).")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Allow plain text or no token beyond this machine.")
+    ] = None,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT of /metrics and /healthz.")] = None,
+    lease: Annotated[
+        float | None, typer.Option(show_default="60", help="Seconds after which a silent trainer loses all.")
+    ] = None,
+    drain: Annotated[
+        float | None, typer.Option(show_default="30", help="Seconds to finish what is under way at the end.")
+    ] = None,
+    frame_memory: Annotated[
+        str | None, typer.Option(show_default="4GB", help="Of batches that wait to be fetched.")
+    ] = None,
+    log_file: Annotated[str | None, typer.Option(show_default="stderr", help="Append the log here.")] = None,
+    join_timeout: Annotated[
+        float | None, typer.Option(show_default="300", help="Seconds to wait for the other servers.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(envvar="GIGL_CONFIG", help="YAML file of the options above.")
+    ] = None,
+) -> None:
+    """Serve partitions of a graph to trainers until SIGTERM or Ctrl-C.
+
+    Every option may also be a variable (--data-port: GIGL_DATA_PORT) or a key of the file (data_port). A flag
+    goes before a variable, a variable before the file. Exit codes: 0 ended in order, 1 a failure, 2 a mistake
+    in the options.
+    """
+    flags: dict[str, Any] = {
+        "graph_dir": graph_dir,
+        "partition": tuple(partition or ()),
+        "listen": listen,
+        "data_port": data_port,
+        "advertise": advertise,
+        "peer": tuple(peer or ()),
+        "workers": workers,
+        "token_file": token_file,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_ca": tls_ca,
+        "tls_client_ca": tls_client_ca,
+        "insecure": insecure,
+        "metrics": metrics,
+        "lease": lease,
+        "drain": drain,
+        "frame_memory": frame_memory,
+        "log_file": log_file,
+        "join_timeout": join_timeout,
+    }
+    with importing():
+        from gigl_server.settings import read_settings, read_yaml
+    document = read_yaml(config) if config else {}
+    options = read_settings(flags, os.environ, document, str(config))
+    with importing():
+        from gigl_server.daemon import run
+    raise typer.Exit(run(options))

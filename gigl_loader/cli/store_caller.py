@@ -1,0 +1,50 @@
+"""What a command shows to storage servers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.store_client import StoreClient
+
+__all__ = ["TlsCa", "TlsCert", "TlsKey", "TokenFile", "client_of"]
+
+TokenFile = Annotated[
+    str | None, typer.Option("--token-file", envvar="GIGL_TOKEN_FILE", help="Holds the token of the cluster.")
+]
+TlsCa = Annotated[
+    str | None, typer.Option("--tls-ca", envvar="GIGL_TLS_CA", help="PEM: whom to trust; asks over TLS.")
+]
+TlsCert = Annotated[
+    str | None,
+    typer.Option("--tls-cert", envvar="GIGL_TLS_CERT", help="PEM: to show where servers ask (mTLS)."),
+]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", envvar="GIGL_TLS_KEY", help="PEM: the key of it.")]
+
+
+@contextmanager
+def client_of(address: str, caller: Caller) -> Iterator[StoreClient]:
+    """Lend a client of the storage server whose control port is at ``address``."""
+    from contextlib import closing
+
+    from gigl_loader.rpc.address import Address
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.store_client import StoreClient
+
+    where = Address.parse(address)
+    endpoint = Endpoint(
+        host_index=0,
+        host=where.host,
+        control_port=where.port,
+        data_port=where.port,  # Not asked.
+        partitions=(),
+        what="storage server",
+    )
+    with closing(StoreClient(endpoint, caller)) as client:
+        yield client

@@ -1,0 +1,71 @@
+"""``gigl-loader top``: a live view of a storage cluster."""
+
+from __future__ import annotations
+
+import json as json_module
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gigl_loader.cli.errors import importing
+from gigl_loader.cli.store_caller import TlsCa, TlsCert, TlsKey, TokenFile
+
+if TYPE_CHECKING:
+    from gigl_loader.cli.cluster_loads import Loads
+
+__all__ = ["top"]
+
+
+def top(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of any server of the cluster.")],
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for every answer.")] = 5.0,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Show what the servers of a cluster do: batches, bytes, queues, memory, peers. Ctrl-C ends it."""
+    with importing():
+        from gigl_loader.cli.cluster_loads import Looker
+        from gigl_loader.rpc.credentials import Caller
+
+    caller = Caller.from_files(token=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key)
+    with Looker(address, caller, timeout) as looker:
+        if json:
+            print(json_module.dumps(looker.look().to_json()))
+        elif once:
+            _print(looker.look())
+        else:
+            _follow(looker, interval)
+
+
+def _print(loads: Loads) -> None:
+    from gigl_loader.cli.cluster_tables import tables
+    from gigl_loader.cli.console import table_console
+
+    console = table_console()
+    for table in tables(loads, None):
+        console.print(table)
+
+
+def _follow(looker: Any, interval: float) -> None:
+    """Look again and again. Where there is no terminal, one table after the other."""
+    from rich.console import Group
+    from rich.live import Live
+
+    from gigl_loader.cli.cluster_tables import tables
+    from gigl_loader.cli.console import table_console
+
+    before = None
+    with Live(console=table_console(), auto_refresh=False, screen=False) as live:
+        while True:
+            began = time.monotonic()
+            loads = looker.look()
+            live.update(Group(*tables(loads, before)), refresh=True)
+            before = loads
+            time.sleep(max(interval - (time.monotonic() - began), 0.05))

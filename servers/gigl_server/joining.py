@@ -1,0 +1,231 @@
+"""How storage servers find each other: until every partition of the graph is served by someone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.requests import WIRE_VERSION
+
+if TYPE_CHECKING:
+    from gigl_loader.rpc.endpoint import Endpoint
+
+__all__ = ["Answer", "JoinRefused", "Joining"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_AT_ONCE = 8
+_ATTEMPT_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_MOST_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
+
+
+class JoinRefused(GiglError):
+    """This server and another cannot be in one cluster. The message names both sides of the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a server says of itself and of others."""
+
+    version: str
+    wire_version: int
+    graph: str
+    """Digest."""
+    itself: Endpoint
+    others: tuple[str, ...]
+    """Control addresses of servers that it knows."""
+
+
+class Joining:
+    """Asks the servers that are known for those that are not. Any number of threads may tell of more."""
+
+    def __init__(
+        self,
+        own: Endpoint,
+        *,
+        graph: str,
+        num_partitions: int,
+        peers: Sequence[str],
+        ask: Callable[[str, float], Answer],
+        check: Callable[[Endpoint, float], object],
+    ) -> None:
+        """``ask(address, timeout_s)`` and ``check(endpoint, timeout_s)`` may raise.
+
+        ``StorageUnavailable`` for what may pass, ``ValueError`` or ``SamplingError`` for what may not.
+        """
+        self._own = own
+        self._graph = graph
+        self._num_partitions = num_partitions
+        self._ask, self._check = ask, check
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._closed = False
+        self._addresses = list(dict.fromkeys(_normal(peer) for peer in peers))
+        self._trusted = set(self._addresses)
+        self._members: dict[str, Endpoint] = {own.control_address: own}
+        self._errors: dict[str, str] = {}
+        self._told = ""
+
+    @property
+    def members(self) -> tuple[Endpoint, ...]:
+        """Servers that have answered and are fit, this one included. The place in the list is the rank."""
+        with self._lock:
+            found = sorted(self._members.values(), key=lambda each: each.partitions)
+        return tuple(replace(member, host_index=rank) for rank, member in enumerate(found))
+
+    @property
+    def missing(self) -> list[int]:
+        """Partitions that nobody serves yet."""
+        with self._lock:
+            held = {part for member in self._members.values() for part in member.partitions}
+        return [part for part in range(self._num_partitions) if part not in held]
+
+    @property
+    def waiting_for(self) -> str:
+        """What is not there yet, in words; empty when nothing is missing."""
+        if not self.missing:
+            return ""
+        with self._lock:
+            asked = "; ".join(f"{address}: {error}" for address, error in list(self._errors.items())[:4])
+        return f"waits for partitions {_listed(self.missing)}" + (f" ({asked})" if asked else "")
+
+    def tell(self, address: str) -> None:
+        """Hear of a server. It is asked soon; what is no address is passed over."""
+        try:
+            address = _normal(address)
+        except ValueError:
+            return
+        with self._lock:
+            known = address in self._addresses or address == self._own.control_address
+            if known or len(self._addresses) >= _MOST_ADDRESSES:
+                return
+            self._addresses.append(address)
+        self._news.set()
+
+    def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
+        """Return the members once they serve every partition between them.
+
+        ``JoinRefused`` where a server that was named, or is known to one that was, does not fit;
+        ``StorageUnavailable`` with what is missing after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
+            while self.missing:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    raise self._given_up(timeout_s)
+                self._news.clear()
+                self._round(pool, min(_ATTEMPT_S, max(left, 0.1)))
+                if not self.missing:
+                    break
+                self._tell_log()
+                woken = self._news.wait(min(pause, max(deadline - time.monotonic(), 0.0)))
+                pause = _FIRST_PAUSE_S if woken else min(2 * pause, _LONGEST_PAUSE_S)
+        return self.members
+
+    def close(self) -> None:
+        """Let ``run`` end after the attempts under way."""
+        self._closed = True
+        self._news.set()
+
+    def _round(self, pool: ThreadPoolExecutor, seconds: float) -> None:
+        with self._lock:
+            addresses = list(self._addresses)
+        # All are heard before the first refusal is raised: it names the same server every time.
+        outcomes = [pool.submit(self._meet, address, seconds) for address in addresses]
+        for address, outcome in zip(addresses, outcomes, strict=True):
+            error = outcome.exception()
+            if isinstance(error, StorageUnavailable):
+                with self._lock:
+                    self._errors[address] = str(error)
+            elif isinstance(error, (GiglError, ValueError)):
+                self._refuse(address, error)
+            elif error is not None:
+                raise error
+
+    def _meet(self, address: str, seconds: float) -> None:
+        answer = self._ask(address, seconds)
+        itself = answer.itself
+        for other in answer.others:
+            self.tell(other)
+        if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
+            self._forget_error(address)
+            return
+        self._check_fit(address, answer)
+        with self._lock:
+            known = itself.control_address in self._members
+        if not known:
+            self._check(itself, seconds)
+            with self._lock:
+                self._members[itself.control_address] = itself
+            _LOGGER.info("found the server of partitions %s at %s", _listed(itself.partitions), address)
+        self._forget_error(address)
+
+    def _check_fit(self, address: str, answer: Answer) -> None:
+        if answer.wire_version != WIRE_VERSION:
+            raise JoinRefused(
+                f"storage server at {address} runs gigl-loader {answer.version}, whose wire version is "
+                f"{answer.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
+            )
+        if answer.graph != self._graph:
+            raise JoinRefused(
+                f"storage server at {address} has another graph: digest {answer.graph[:12]} vs "
+                f"{self._graph[:12]} here: give all servers parts of one and the same partitioned graph"
+            )
+        with self._lock:
+            members = list(self._members.values())
+        for member in members:
+            twice = sorted(set(member.partitions) & set(answer.itself.partitions))
+            if twice and member.control_address != answer.itself.control_address:
+                raise JoinRefused(
+                    f"storage server at {address} serves partitions {_listed(twice)}, and so does "
+                    f"{self._named(member)}: give each partition to one server"
+                )
+
+    def _named(self, member: Endpoint) -> str:
+        return "this one" if member is self._own else f"that at {member.control_address}"
+
+    def _refuse(self, address: str, error: Exception) -> None:
+        """Give up on a server. One that came to us and does not fit shall not stop us: it stops itself."""
+        if address in self._trusted:
+            raise error if isinstance(error, JoinRefused) else JoinRefused(str(error)) from None
+        _LOGGER.warning("passing over %s, which asked to join: %s", address, error)
+        with self._lock:
+            self._addresses.remove(address)
+            self._errors.pop(address, None)
+
+    def _forget_error(self, address: str) -> None:
+        with self._lock:
+            self._errors.pop(address, None)
+
+    def _tell_log(self) -> None:
+        missing = f"waiting for partitions {_listed(self.missing)}"
+        if missing != self._told:
+            _LOGGER.info("%s", missing)
+            self._told = missing
+
+    def _given_up(self, timeout_s: float) -> Exception:
+        if self._closed:
+            return StorageUnavailable("this server was closed while it waited for others")
+        hint = "" if self._addresses else ": name another server by --peer, or serve all partitions here"
+        return StorageUnavailable(f"after {timeout_s:g} s, this server still {self.waiting_for}{hint}")
+
+
+def _normal(address: str) -> str:
+    return str(Address.parse(address.strip()))
+
+
+def _listed(partitions: Sequence[int]) -> str:
+    """Return ``[0, 1, 2, ... 61 more]``: a message stays one line."""
+    shown = list(map(str, partitions[:10]))
+    more = len(partitions) - len(shown)
+    return f"[{', '.join(shown)}{f', ... {more} more' if more else ''}]"

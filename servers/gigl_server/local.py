@@ -1,0 +1,177 @@
+"""Storage servers as child processes of this one: for laptops, tests and demonstrations."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import weakref
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.manifest import Manifest
+from gigl_loader.processes import describe_status
+from gigl_server.local_life import LocalLife
+from gigl_server.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_server.config import ServeOptions
+
+__all__ = ["LocalCluster"]
+
+
+class LocalCluster:
+    """Servers of one graph on this machine. They end with ``close``, this object, or this process."""
+
+    def __init__(
+        self,
+        graph_dir: str | os.PathLike[str],
+        *,
+        servers: int = 2,
+        workers: int = 1,
+        token: str | None = None,
+        timeout_s: float = 120.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start ``servers`` processes on free ports of loopback and wait until all are ready.
+
+        Partitions are dealt out in order, as evenly as it goes. ``workers`` batches are sampled at once by
+        each. ``options`` are further ones of ``gigl-loader serve``, such as ``{"lease": 5}``. ``ValueError``
+        for more servers than partitions; ``TimeoutError``, or what a server failed of, if one stays down.
+        """
+        given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
+        base = read_settings(given, {}, {})
+        base = replace(base, graph_dir=str(Path(graph_dir).absolute()))
+        credentials = base.load_credentials()
+        if token is not None:
+            credentials = replace(credentials, token=token)
+        self.token = credentials.token
+        self._timeout_s = timeout_s
+        self._orders = [
+            _order(replace(base, partitions=parts), credentials, f"storage server {index}")
+            for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers))
+        ]
+        self._lives: list[LocalLife] = []
+        self._finish = weakref.finalize(self, _end_all, self._lives, os.getpid())
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            deadline = time.monotonic() + timeout_s
+            for order in self._orders:
+                self._lives.append(LocalLife(order))
+            for index, life in enumerate(self._lives):
+                self._keep_ports(index, life.bound(deadline))
+            for index, life in enumerate(self._lives):
+                life.meet(self._others(index))
+            self.wait_ready(deadline - time.monotonic())
+            undo.pop_all()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Control addresses of all servers by rank. Any of them is enough to connect."""
+        return [order["options"]["listen"] for order in self._orders]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers, by rank."""
+        return [life.pid for life in self._lives]
+
+    def running(self, index: int) -> bool:
+        """Return whether the process of a server has not ended."""
+        return self._lives[index].status(0) is None
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once all servers that run are ready. ``TimeoutError``, or what a server failed of."""
+        deadline = time.monotonic() + timeout_s
+        for life in self._lives:
+            life.ready(deadline)
+
+    def kill(self, index: int) -> None:
+        """End a server by SIGKILL, in the midst of whatever it does."""
+        self._lives[index].signal(signal.SIGKILL)
+        self._lives[index].end()
+
+    def terminate(self, index: int, timeout_s: float = 30.0) -> int:
+        """Have a server drain and end, and return its exit code. ``TimeoutError`` if it does not."""
+        life = self._lives[index]
+        life.signal(signal.SIGTERM)
+        status = life.status(timeout_s)
+        if status is None:
+            raise TimeoutError(f"storage server {index} did not end within {timeout_s:g} s")
+        life.end()
+        return status
+
+    def restart(self, index: int, *, wait: bool = True) -> None:
+        """Start a server again on the same ports; one that runs is killed first."""
+        self.kill(index)
+        life = self._lives[index] = LocalLife(self._orders[index])
+        deadline = time.monotonic() + self._timeout_s
+        life.bound(deadline)
+        life.meet(self._others(index))
+        if wait:
+            life.ready(deadline)
+
+    def describe(self, index: int) -> str:
+        """Say how a server does: it runs, or how it ended."""
+        status = self._lives[index].status(0)
+        return "runs" if status is None else describe_status(status)
+
+    def close(self) -> None:
+        """End all servers. Closing twice is fine; in a forked child of this process it does nothing."""
+        self._finish()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _keep_ports(self, index: int, endpoint: Endpoint) -> None:
+        """Let a server that is started again come back to where others look for it."""
+        told = self._orders[index]["options"]
+        told |= {"listen": endpoint.control_address, "data_port": endpoint.data_port}
+
+    def _others(self, index: int) -> list[str]:
+        return [address for place, address in enumerate(self.addresses) if place != index]
+
+
+def _order(options: ServeOptions, credentials: Credentials, name: str) -> dict[str, Any]:
+    return {
+        "options": asdict(options),
+        "credentials": credentials.to_json(),
+        "parent_pid": os.getpid(),
+        "name": name,
+    }
+
+
+def _num_partitions(graph_dir: str | os.PathLike[str]) -> int:
+    if not Path(graph_dir).exists():
+        raise FileNotFoundError(f"no graph at {graph_dir}")
+    return Manifest.read(DiskFolder(graph_dir)).schema.num_partitions
+
+
+def _dealt(partitions: int, servers: int) -> list[tuple[int, ...]]:
+    if not 1 <= servers <= partitions:
+        raise ValueError(
+            f"a graph of {partitions} partitions can have 1 to {partitions} servers, not {servers}"
+        )
+    ends = [partitions * index // servers for index in range(servers + 1)]
+    return [tuple(range(low, high)) for low, high in pairwise(ends)]
+
+
+def _end_all(lives: list[LocalLife], owner: int) -> None:
+    """End every server: all are told before the first is waited for."""
+    if os.getpid() != owner:
+        return
+    for life in lives:
+        life.let_go()
+    for life in lives:
+        with suppress(OSError):
+            life.end()

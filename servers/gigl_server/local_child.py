@@ -1,0 +1,90 @@
+"""A storage server as a child on this machine: told what to serve over a socket, ends with its parent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import fields
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.errors import GiglError
+from gigl_loader.processes import leave_with
+from gigl_loader.rpc.credentials import Credentials
+from gigl_server.config import ServeOptions
+from gigl_server.daemon import LET_GO, keep_memory_warm, serve_until_told
+from gigl_server.logs import configure_logging
+from gigl_server.storage import build_storage_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import BinaryIO
+
+    from gigl_server.storage import StorageServer
+
+__all__ = ["main"]
+
+
+def main(link: socket.socket) -> None:
+    """Serve until the parent closes its end of ``link``, ends, or sends SIGTERM.
+
+    Lines from the parent: what to serve, then the addresses of the other servers. Lines to it: where this
+    server is reached, then that it is ready; or an error at any time.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
+    with link, link.makefile("rb") as lines:
+        order = json.loads(lines.readline() or b"null")
+        if order is None:
+            return
+        leave_with(order["parent_pid"])
+        options = _options(order["options"])
+        configure_logging(options.log_file, name=order["name"])
+        keep_memory_warm()
+        told: SimpleQueue[str] = SimpleQueue()
+        signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
+        try:
+            server = build_storage_server(options, credentials=Credentials.from_json(order["credentials"]))
+        except (GiglError, OSError, ValueError) as error:
+            _say(link, {"error": _told(error)})
+            raise SystemExit(1) from None
+        with server:
+            _say(link, {"endpoint": server.endpoint.to_json()})
+            threading.Thread(target=_talk, args=(link, lines, server, told), daemon=True).start()
+            code = serve_until_told(server, told, options.drain_s)
+            if server.failure is not None:
+                _say(link, {"error": _told(server.failure)})
+    raise SystemExit(code)
+
+
+def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: SimpleQueue[str]) -> None:
+    """Hear of the other servers, tell when all is ready, and notice that the parent lets go."""
+    with suppress(OSError, ValueError):  # The link was closed.
+        peers = json.loads(lines.readline() or b"null")
+        if peers is not None:
+            server.meet(peers["peers"])
+            server.settled.wait()
+            if server.failure is None:
+                _say(link, {"ready": True})
+            lines.readline()
+    told.put(LET_GO)
+
+
+def _options(document: Mapping[str, Any]) -> ServeOptions:
+    known = {each.name for each in fields(ServeOptions)}
+    lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
+    return ServeOptions(**{name: value for name, value in {**document, **lists}.items() if name in known})
+
+
+def _told(error: Exception) -> list[str]:
+    kinds = (FileNotFoundError, OSError, ValueError, GiglError)
+    return [next(kind.__name__ for kind in kinds if isinstance(error, kind)), str(error)]
+
+
+def _say(link: socket.socket, document: object) -> None:
+    logging.getLogger(__name__).debug("telling the parent: %s", document)
+    with suppress(OSError):  # The parent gave up.
+        link.sendall(json.dumps(document).encode() + b"\n")

@@ -1,0 +1,64 @@
+"""The server's log: one line per change of state. A full disk loses lines, never the service."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+
+__all__ = ["LineHandler", "configure_logging"]
+
+_FORMAT = "%%(asctime)s %%(levelname)s %s%%(message)s"
+
+
+class LineHandler(logging.Handler):
+    """Writes each record with one system call, and drops it where that fails.
+
+    Streams of the standard library keep what could not be written and try again with the next line: a
+    disk that stays full for hours would fill the memory, too.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """``fd`` stays the caller's."""
+        super().__init__()
+        self._fd = fd
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if self._lost:
+                line = f"{line} ({self._lost} lines before this one were lost)"
+            self._write(line.encode("utf-8", "backslashreplace") + b"\n")
+            self._lost = 0
+        except Exception:
+            self._lost += 1
+
+    def _write(self, data: bytes) -> None:
+        if os.write(self._fd, data) < len(data):
+            raise OSError("only a part of the line was written")
+
+
+def configure_logging(log_file: str | None, *, name: str = "") -> None:
+    """Log to a file, appending, or to stderr. ``OSError`` if the file cannot be opened.
+
+    ``name`` stands in front of every message: where several servers share a log.
+    """
+    if log_file is None:
+        fd = sys.stderr.fileno()
+    else:
+        fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handler = LineHandler(fd)
+    handler.setFormatter(logging.Formatter(_FORMAT % (f"{name}: " if name else "")))
+    logging.raiseExceptions = False  # Else a failing handler prints, to a stderr that may be as full.
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    threading.excepthook = _log_exception
+    for noisy in ("grpc", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _log_exception(arguments: threading.ExceptHookArgs) -> None:
+    name = arguments.thread.name if arguments.thread else "?"
+    if arguments.exc_value is not None:
+        logging.getLogger(__name__).error("thread %s ended", name, exc_info=arguments.exc_value)

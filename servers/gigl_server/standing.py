@@ -1,0 +1,67 @@
+"""Where a storage server stands, as others are told."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from gigl_server.view import PeerTraffic, View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gigl_loader.sampling.store import WireCounts
+    from gigl_server.joining import Joining
+
+__all__ = ["Standing"]
+
+
+class Standing:
+    """Who is known, and whether the server is ready. Any thread may ask, before a port is bound, too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._joining: Joining | None = None
+        self._reason = "it is starting"
+        self._traffic: Callable[[], Mapping[int, WireCounts]] = dict
+
+    @property
+    def ready(self) -> bool:
+        with self._lock:
+            return not self._reason
+
+    def view(self) -> View:
+        """Return what to tell others."""
+        with self._lock:
+            joining, reason, traffic = self._joining, self._reason, self._traffic
+        if joining is None:
+            return View(members=(), ready=False, reason=reason)
+        peers = [PeerTraffic(server=rank, counts=counts) for rank, counts in sorted(traffic().items())]
+        return View(
+            members=joining.members,
+            ready=not reason,
+            reason=reason and (joining.waiting_for or reason),
+            peers=tuple(peers),
+        )
+
+    def heard_of(self, address: str) -> None:
+        """Take down a server that told us of itself."""
+        with self._lock:
+            joining = self._joining if self._reason else None
+        if joining is not None:
+            joining.tell(address)
+
+    def joins(self, joining: Joining) -> None:
+        """From now on this knows the members."""
+        with self._lock:
+            self._joining = joining
+
+    def is_ready(self, traffic: Callable[[], Mapping[int, WireCounts]]) -> None:
+        """From now on it serves. ``traffic`` tells what was exchanged with servers, by rank."""
+        with self._lock:
+            self._reason, self._traffic = "", traffic
+
+    def is_not_ready(self, reason: str) -> None:
+        """From now on it does not, for this reason."""
+        with self._lock:
+            self._reason = reason

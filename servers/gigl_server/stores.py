@@ -1,0 +1,76 @@
+"""The stores that a storage server samples from: its own partitions, and those of the other servers."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from gigl_loader.rpc.remote_store import RemoteStore
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.store import WireCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.endpoint import Endpoint
+
+__all__ = ["ClusterStores"]
+
+_TIMEOUT_S = 10.0
+"""Of an ask to another server. The thread that waits samples nothing else: a server that was killed and
+started again is back by then, and for one that is not, the trainer is told and asks again."""
+
+
+class ClusterStores:
+    """Opens a store over all servers, and tells what goes over the network."""
+
+    def __init__(
+        self, graph: Graph, members: Sequence[Endpoint], caller: Caller, *, concurrency: int
+    ) -> None:
+        """``members`` are all servers by rank. ``graph`` holds the partitions of this one."""
+        self._graph = graph
+        self._members = members
+        self._caller = caller
+        self._concurrency = concurrency
+        self._remote: list[tuple[int, RemoteStore]] = []
+
+    def open(self) -> PartitionedStore:
+        """Connects when first asked. The caller closes it."""
+        with ExitStack() as undo:
+            own = self._graph.parts
+            local = {part: LocalStore(self._graph, part) for part in own}
+            for store in local.values():
+                undo.callback(store.close)
+            remote = {}
+            for rank, member in enumerate(self._members):
+                for part in member.partitions:
+                    if part not in own:
+                        remote[part] = self._remote_store(member, part)
+                        undo.callback(remote[part].close)
+                        self._remote.append((rank, remote[part]))
+            store_of_all = PartitionedStore(
+                self._graph.schema, local=local, remote=remote, concurrency=self._concurrency
+            )
+            undo.pop_all()
+            return store_of_all
+
+    def traffic(self) -> dict[int, WireCounts]:
+        """Return what was exchanged with each other server, by rank."""
+        sums: dict[int, WireCounts] = {}
+        for rank, store in self._remote:
+            sums[rank] = sums.get(rank, WireCounts()) + store.wire()
+        return sums
+
+    def _remote_store(self, member: Endpoint, part: int) -> RemoteStore:
+        return RemoteStore(
+            member,
+            part,
+            self._caller,
+            schema=self._graph.schema,
+            digest=self._graph.manifest.digest,
+            timeout_s=_TIMEOUT_S,
+            attempt_s=_TIMEOUT_S,
+        )

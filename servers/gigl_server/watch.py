@@ -1,0 +1,53 @@
+"""Whether the other servers are there: one line in the log when that changes."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import GiglError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_server.joining import Answer
+
+__all__ = ["Watch"]
+
+_LOGGER = logging.getLogger(__name__)
+_TIMEOUT_S = 2.0
+_MISSES = 2
+"""A server that does not answer so many times in a row is lost: one slow answer is no news."""
+
+
+class Watch:
+    """Looks after the other servers when it is told to. Sampling does not depend on it: asks find out."""
+
+    def __init__(self, members: Sequence[Endpoint], graph: str, ask: Callable[[str, float], Answer]) -> None:
+        """``members`` are the others."""
+        self._members = members
+        self._graph = graph
+        self._ask = ask
+        self._misses = dict.fromkeys(members, 0)
+
+    @property
+    def lost(self) -> list[Endpoint]:
+        """Those that did not answer the last times."""
+        return [member for member, misses in self._misses.items() if misses >= _MISSES]
+
+    def look(self) -> None:
+        """Ask each of them once."""
+        for member in self._members:
+            try:
+                answer = self._ask(member.control_address, _TIMEOUT_S)
+                if answer.graph != self._graph:
+                    raise ValueError(f"it came back with another graph, {answer.graph[:12]}")
+            except (GiglError, ValueError) as error:
+                self._misses[member] += 1
+                if self._misses[member] == _MISSES:
+                    _LOGGER.warning("%s is lost: %s", member, error)
+                continue
+            if self._misses[member] >= _MISSES:
+                _LOGGER.info("%s is back", member)
+            self._misses[member] = 0
