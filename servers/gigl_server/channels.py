@@ -1,0 +1,159 @@
+"""A channel: the batches that one trainer asks for, and what became of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_loader.options import SamplingPlan
+    from gigl_loader.sampling.schedule import Request
+    from gigl_server.frame_ring import FrameRing
+    from gigl_server.refusal import Refusal
+
+__all__ = ["SKIPPED", "Ask", "Channel", "ChannelOrder", "Errand", "Outcome", "Producer", "Tally"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOrder:
+    """What a trainer wants of a channel."""
+
+    key: str
+    """Of the producer."""
+    name: str
+    credit: int
+    share: int = 1
+    without_rows: bool = False
+    ring_slots: int = 0
+    ring_slot_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One batch, as a trainer asks for it."""
+
+    epoch: int
+    batch: int
+    seeds: bytes
+    """Positions, little-endian int64."""
+    input_ids: bytes
+    fence: int = 0
+    slot: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of an ask: one of ``in_slot``, ``handle``, ``failure``, ``skipped`` and ``refusal``."""
+
+    in_slot: bool = False
+    handle: bytes = b""
+    failure: bytes = b""
+    skipped: bool = False
+    refusal: Refusal | None = None
+    nbytes: int = 0
+    unavailable: bool = False
+    """The failure is that the owner of some nodes did not answer."""
+    sampling_s: float = 0.0
+    waiting_s: float = 0.0
+
+
+SKIPPED = Outcome(skipped=True)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Errand:
+    """An ask on its way."""
+
+    channel: Channel
+    request: Request
+    fence: int
+    slot: int
+    done: Callable[[Outcome], None]
+    came: float
+    abandoned: bool = False
+    """Nobody waits for the outcome any more."""
+    handle: bytes = b""
+    """Of its frame, once it lies ready."""
+
+    def is_stale(self) -> bool:
+        """Return whether nobody wants the batch: epoch left, channel closed or call cancelled."""
+        return self.abandoned or self.channel.closed or self.fence < self.channel.fence
+
+    @property
+    def nbytes(self) -> int:
+        return self.request.seeds.nbytes + self.request.input_ids.nbytes
+
+    @property
+    def needs_frame_memory(self) -> bool:
+        return self.channel.ring is None or not self.slot
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a channel was given so far."""
+
+    batches: int = 0
+    nbytes: int = 0
+    sampling_s: float = 0.0
+    waiting_s: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self.batches += 1
+        self.nbytes += outcome.nbytes
+        self.sampling_s += outcome.sampling_s
+        self.waiting_s += outcome.waiting_s
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Producer:
+    """What is sampled. Channels of one producer differ in for whom."""
+
+    key: str
+    plan: SamplingPlan
+    plan_text: str
+    """Equal plans have equal texts, and may share samplers."""
+    channels: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Channel:
+    """Everything about one channel. Guarded by the service's lock."""
+
+    id: bytes
+    job: bytes
+    name: str
+    producer: Producer
+    credit: int
+    share: int
+    without_rows: bool
+    ring: FrameRing | None
+    last_ask: float
+    fence: int = 0
+    closed: bool = False
+    in_round: bool = False
+    queue: deque[Errand] = field(default_factory=deque)
+    running: set[Errand] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def open_asks(self) -> int:
+        return len(self.queue) + len(self.running)
+
+    def uses_slot(self, slot: int) -> bool:
+        """Return whether an open ask names the slot."""
+        return any(each.slot == slot for each in (*self.queue, *self.running))
+
+    def raise_fence(self, fence: int) -> list[Errand]:
+        """Leave older epochs; return the asks for them that nobody began."""
+        self.fence = fence
+        old = [each for each in self.queue if each.fence < fence]
+        self.queue = deque(each for each in self.queue if each.fence >= fence)
+        return old
+
+    def empty(self) -> list[Errand]:
+        """Return the asks that nobody began, and forget them."""
+        waiting, self.queue = list(self.queue), deque()
+        return waiting

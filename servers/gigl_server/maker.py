@@ -1,0 +1,89 @@
+"""From an ask to its frame: in the slot that was named, in memory for the network, or a failure's record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.channel.frame import Failure
+from gigl_loader.errors import SamplingError, StorageUnavailable
+
+if TYPE_CHECKING:
+    from gigl_loader.channel.slots import Bytes
+    from gigl_server.channels import Errand
+    from gigl_server.frame_memory import FrameMemory
+    from gigl_server.ledger import Ledger
+    from gigl_server.samplers import SamplerShelf
+
+__all__ = ["Made", "Maker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a sampling thread made of an ask. Nothing: the batch was not wanted any more."""
+
+    memory: Bytes | None = None
+    """Of a frame that goes over the network."""
+    in_slot: bool = False
+    failure: bytes = b""
+    unavailable: bool = False
+    nbytes: int = 0
+    sampling_s: float = 0.0
+
+
+class Maker:
+    """Makes batches. Any number of threads may use it."""
+
+    def __init__(self, samplers: SamplerShelf, memory: FrameMemory, ledger: Ledger) -> None:
+        """CPU time is added to ``ledger``."""
+        self._samplers = samplers
+        self._memory = memory
+        self._ledger = ledger
+
+    def make(self, errand: Errand, thread: int) -> Made:
+        """Sample and write a batch. Whatever goes wrong is recorded, with the number of this thread."""
+        began = time.perf_counter()
+        try:
+            made = self._made(errand)
+        except Exception as error:
+            made = _failed(errand, error, thread)
+        return replace(made, sampling_s=time.perf_counter() - began)
+
+    def _made(self, errand: Errand) -> Made:
+        if errand.is_stale():
+            return Made()
+        with self._samplers.lent(errand.channel) as sampler:
+            with self._ledger.timed("sampling_s"):
+                sampled = sampler.sample(errand.request)
+            nbytes = sampled.layout.nbytes
+            if errand.is_stale():
+                return Made()
+            memory, in_slot = self._place(errand, nbytes)
+            with self._ledger.timed("gathering_s"):
+                sampled.write(memory)
+        return Made(memory=None if in_slot else memory, in_slot=in_slot, nbytes=nbytes)
+
+    def _place(self, errand: Errand, nbytes: int) -> tuple[Bytes, bool]:
+        """Return memory for a frame, and whether it is the slot that was named."""
+        ring = errand.channel.ring
+        if ring is not None and errand.slot and nbytes <= ring.slot_bytes:
+            return ring.slot(errand.slot)[:nbytes], True
+        if nbytes > self._memory.nbytes:
+            raise SamplingError(
+                f"a frame of {nbytes / 1e6:.1f} MB, and this server has {self._memory.nbytes / 1e6:.1f} MB "
+                "for all that go over the network: ask for fewer seeds a batch, or raise its limit"
+            )
+        return self._memory.take(nbytes), False
+
+
+def _failed(errand: Errand, error: Exception, thread: int) -> Made:
+    failure = Failure.of(error, epoch=errand.request.epoch, batch=errand.request.batch, worker=thread)
+    layout = failure.layout
+    buffer = np.empty(layout.nbytes, np.uint8)
+    failure.write(buffer)
+    return Made(
+        failure=buffer.tobytes(), unavailable=isinstance(error, StorageUnavailable), nbytes=layout.nbytes
+    )

@@ -1,0 +1,64 @@
+"""Checks of what a trainer asks of the sampling service, before anything is done about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.sampling.schedule import Request
+from gigl_server.refusal import Refusal, Status
+
+if TYPE_CHECKING:
+    from gigl_server.channels import Ask, Channel, ChannelOrder
+    from gigl_server.limits import Limits
+
+__all__ = ["check_key", "check_order", "check_slot", "read_request"]
+
+_INT64 = np.dtype("<i8")
+
+
+def check_key(key: str, limits: Limits) -> None:
+    """``Refusal`` unless a producer may have this key."""
+    if not 0 < len(key) <= limits.name_length:
+        raise Refusal(Status.INVALID, f"a key has 1 to {limits.name_length} characters, this one {len(key)}")
+
+
+def check_order(order: ChannelOrder, limits: Limits) -> None:
+    """``Refusal`` unless a channel can be like this."""
+    check_key(order.key, limits)
+    if len(order.name) > limits.name_length:
+        raise Refusal(Status.INVALID, f"a name of {len(order.name)} characters: at most {limits.name_length}")
+    for name, value, most in (("credit", order.credit, limits.credit), ("share", order.share, limits.share)):
+        if not 1 <= value <= most:
+            raise Refusal(Status.INVALID, f"{name} {value} does not lie in [1, {most}]")
+    if bool(order.ring_slots) != bool(order.ring_slot_bytes):
+        raise Refusal(Status.INVALID, "a ring needs a number of slots and their size")
+
+
+def check_slot(channel: Channel, slot: int) -> None:
+    """``Refusal`` unless the channel's ring has the slot. 0 stands for none."""
+    slots = 0 if channel.ring is None else channel.ring.slots
+    if not 0 <= slot <= slots:
+        raise Refusal(Status.INVALID, f"slot {slot} of a ring of {slots}")
+
+
+def read_request(ask: Ask, *, num_nodes: int, limits: Limits) -> Request:
+    """Return the batch that is asked for. ``Refusal`` unless its seeds are positions of nodes."""
+    seeds, input_ids = _numbers(ask.seeds, "seeds"), _numbers(ask.input_ids, "input_ids")
+    if len(seeds) != len(input_ids):
+        raise Refusal(Status.INVALID, f"{len(seeds)} seeds with {len(input_ids)} places in the input")
+    if not 1 <= len(seeds) <= limits.batch_seeds:
+        raise Refusal(Status.INVALID, f"a batch has 1 to {limits.batch_seeds} seeds, this one {len(seeds)}")
+    if max(ask.epoch, ask.batch, ask.fence) >= 2**63:
+        raise Refusal(Status.INVALID, "epoch, batch and fence are below 2**63")
+    low, high = int(seeds.min()), int(seeds.max())
+    if low < 0 or high >= num_nodes:
+        raise Refusal(Status.INVALID, f"seeds {low} to {high} lie outside of {num_nodes} nodes")
+    return Request(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
+
+
+def _numbers(data: bytes, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    if len(data) % _INT64.itemsize:
+        raise Refusal(Status.INVALID, f"{name} of {len(data)} bytes are no int64")
+    return np.frombuffer(data, _INT64)

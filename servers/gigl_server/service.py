@@ -1,0 +1,312 @@
+"""The sampling service: jobs, their channels, and the threads that sample for all of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Literal
+
+from gigl_loader.sampling.ledger import Ledger as SamplingLedger
+from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.stepped import SteppedSampler
+from gigl_server.asks import Asks
+from gigl_server.channels import Errand
+from gigl_server.frame_memory import FrameMemory
+from gigl_server.frame_ring import FrameRing
+from gigl_server.frames import FrameShelf
+from gigl_server.housekeeper import Housekeeper
+from gigl_server.jobs import Jobs
+from gigl_server.limits import Limits
+from gigl_server.loads import ChannelLoad, ServiceLoad
+from gigl_server.maker import Maker
+from gigl_server.orders import check_key, check_order, check_slot, read_request
+from gigl_server.plans import read_plan
+from gigl_server.pool import WorkerPool
+from gigl_server.refusal import Refusal, Status
+from gigl_server.samplers import SamplerShelf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.options import SamplingPlan
+    from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_loader.sampling.source import BatchSampler
+    from gigl_server.channels import Ask, Channel, ChannelOrder, Outcome
+    from gigl_server.ledger import Ledger
+
+__all__ = ["THREADS_PER_WORKER", "SamplingService"]
+
+_LOGGER = logging.getLogger(__name__)
+
+THREADS_PER_WORKER = 4
+"""Where other servers hold partitions: a thread waits for them most of the time."""
+
+_JOIN_S = 5.0
+_IDLE_S = 60.0
+
+
+class SamplingService:
+    """Samples for any number of jobs. Thread-safe; a job is known by its key (``rpc.job.job_key``)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        partitions: Sequence[int],
+        *,
+        workers: int,
+        limits: Limits | None = None,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``ledger``."""
+        if workers < 1:
+            raise ValueError(f"a server needs at least 1 worker, got {workers}")
+        self.partitions = tuple(sorted(partitions))
+        self.state: Literal["starting", "ready", "draining", "closed"] = "starting"
+        self.ring_door = ""
+        """Name of the socket that hands out rings. While it is empty, no channel gets one."""
+        self.limits = limits or Limits()
+        self.frames = FrameShelf()
+        self._graph = graph
+        self._workers = workers
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs = Jobs(self.limits, clock)
+        self._memory = FrameMemory(self.limits.frame_bytes)
+        self._asks = Asks(self._lock, self.frames, self._memory, self.limits, clock)
+        self._samplers = SamplerShelf(self._new_sampler, keep=self.limits.samplers)
+        self._maker = Maker(self._samplers, self._memory, ledger)
+        self._store: PartitionedStore | None = None
+        self._sampling_ledger = SamplingLedger()
+        self._pool: WorkerPool | None = None
+        self._housekeeper = Housekeeper(self.sweep)
+        self._was_full = False
+
+    def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
+        """Begin to sample: through a store, which is closed with the service, or from the whole graph."""
+        if open_store is None and not self._graph.is_whole:
+            raise ValueError(f"only partitions {list(self._graph.parts)} lie here: the others need a store")
+        store = None if open_store is None else open_store()
+        threads = self._workers * (THREADS_PER_WORKER if store is not None and store.remote else 1)
+        with self._lock:
+            if self.state == "starting":
+                self._store = store
+                if store is not None:
+                    self._sampling_ledger = SamplingLedger(store.wire)
+                self._pool = WorkerPool(threads, self._asks.next, self._work)
+                self._housekeeper.start()
+                self.state = "ready"
+                return
+        if store is not None:
+            store.close()
+        raise ValueError(f"the service is {self.state}: it becomes ready once")
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more asks, finish those under way. Return whether all was fetched in time."""
+        with self._lock:
+            if self.state != "closed":
+                self.state = "draining"
+            channels = list(self._jobs.channels.values())
+        self._asks.refuse_waiting(channels, self._not_ready())
+        return self._asks.wait_until_delivered(timeout_s)
+
+    def close(self) -> None:
+        """End everything, within seconds. Closing twice is fine."""
+        with self._lock:
+            self.state = "closed"
+            ended = self._jobs.take_all()
+            store, self._store = self._store, None
+        self._asks.end(ended, self._not_ready())
+        self._asks.close()
+        self._housekeeper.close()
+        if store is not None:
+            _close(store)
+        if self._pool is not None and not self._pool.join(_JOIN_S):
+            _LOGGER.warning("a sampling thread did not end within %g s", _JOIN_S)
+        self.frames.clear()
+        self._samplers.clear()
+
+    def create_producer(self, job: bytes, *, key: str, plan: str, graph: str) -> bool:
+        """Make a producer; ``False`` if it was there. Raises ``Refusal``, and then nothing was made."""
+        check_key(key, self.limits)
+        self._check_graph(graph)
+        found = self._read_plan(plan)
+        with self._lock:
+            self._check_ready()
+            return self._jobs.create_producer(job, key, found)
+
+    def open_channel(self, job: bytes, order: ChannelOrder) -> Channel:
+        """Open a channel of a producer. Raises ``Refusal``."""
+        check_order(order, self.limits)
+        with self._lock:
+            self._check_ready()
+            self._jobs.check_room(job, order.key)
+            return self._jobs.open_channel(job, order, self._new_ring(order))
+
+    def submit(self, job: bytes, channel: bytes, ask: Ask, done: Callable[[Outcome], None]) -> Errand:
+        """Have a batch sampled. Raises ``Refusal``.
+
+        ``done`` is called once: now, or by a sampling thread.
+        """
+        with self._lock:
+            self._check_ready()
+            found = self._jobs.channel(job, channel)
+        check_slot(found, ask.slot)
+        num_nodes = self._graph.schema.nodes[found.producer.plan.seed_type].count
+        errand = Errand(
+            channel=found,
+            request=read_request(ask, num_nodes=num_nodes, limits=self.limits),
+            fence=ask.fence,
+            slot=ask.slot,
+            done=done,
+            came=self._clock(),
+        )
+        self._asks.submit(errand)
+        return errand
+
+    def abandon(self, errand: Errand) -> None:
+        """The caller is gone: nobody needs the outcome."""
+        self._asks.abandon(errand)
+
+    def heartbeat(self, job: bytes) -> list[bytes]:
+        """Renew the lease of all that a job holds. Return its channels."""
+        with self._lock:
+            found = self._jobs.renew(job)
+            return list(found.channels) if found else []
+
+    def close_channel(self, job: bytes, channel: bytes) -> None:
+        """Close a channel, and its producer with the last one. Fine for one that is not there."""
+        with self._lock:
+            ended = self._jobs.close_channel(job, channel)
+        self._asks.end(ended, _closed())
+
+    def destroy_producer(self, job: bytes, key: str) -> None:
+        """Take a producer away with its channels. Fine for one that is not there."""
+        with self._lock:
+            ended = self._jobs.destroy_producer(job, key)
+        self._asks.end(ended, _closed())
+
+    def ring_of(self, channel: bytes) -> int | None:
+        """Return the descriptor of a channel's ring, once: it is the caller's then."""
+        with self._lock:
+            found = self._jobs.channels.get(channel)
+        return found.ring.hand_over() if found is not None and found.ring is not None else None
+
+    def load(self) -> ServiceLoad:
+        """Return how the service does."""
+        now = self._clock()
+        with self._lock:
+            channels = tuple(
+                ChannelLoad.of(each, ready=self.frames.held_by(each.id), now=now)
+                for each in self._jobs.channels.values()
+            )
+            jobs, producers, totals = len(self._jobs), self._jobs.num_producers, self._asks.totals
+        stores = {} if self._store is None else self._store.remote
+        return ServiceLoad(
+            workers=0 if self._pool is None else len(self._pool),
+            busy=self._asks.busy,
+            jobs=jobs,
+            producers=producers,
+            ready_bytes=self.frames.nbytes,
+            frame_bytes=self._memory.lent,
+            batches=totals.batches,
+            nbytes=totals.nbytes,
+            sampling_s=totals.sampling_s,
+            waiting_s=totals.waiting_s,
+            channels=channels,
+            peers={part: store.wire() for part, store in stores.items() if hasattr(store, "wire")},
+        )
+
+    def sweep(self) -> None:
+        """Reclaim what jobs left behind. Called every second."""
+        with self._lock:
+            expired = list(self._jobs.take_expired())
+        for job, channels in expired:
+            _LOGGER.warning(
+                "job %s was not heard of for %g s: its %d producers and %d channels are reclaimed",
+                job.key.hex()[:8],
+                self.limits.lease_s,
+                len(job.producers),
+                len(channels),
+            )
+            self._asks.end(
+                channels, Refusal(Status.NOT_FOUND, "the lease of the job is over: register again")
+            )
+        self._sweep_memory()
+
+    def _sweep_memory(self) -> None:
+        now = self._clock()
+        self.frames.drop_older(now - self.limits.frame_s)
+        full = self._memory.full
+        while full and self._was_full and self.frames.drop_one() is not None:
+            full = self._memory.full
+        self._was_full = full
+        if now - self._asks.last_turn > _IDLE_S:
+            self._samplers.clear()
+            self._memory.trim()
+
+    def _work(self, errand: Errand, thread: int) -> None:
+        self._asks.finish(errand, self._maker.make(errand, thread))
+
+    def _new_sampler(self, channel: Channel) -> BatchSampler:
+        plan, without_rows = channel.producer.plan, channel.without_rows
+        if self._store is None:
+            return Sampler(self._graph, plan, self._sampling_ledger, without_rows=without_rows)
+        return SteppedSampler(
+            self._graph, plan, self._store, self._sampling_ledger, without_rows=without_rows
+        )
+
+    def _new_ring(self, order: ChannelOrder) -> FrameRing | None:
+        if not order.ring_slots or not self.ring_door:
+            return None
+        taken = sum(each.ring.nbytes for each in self._jobs.channels.values() if each.ring is not None)
+        if taken + order.ring_slots * order.ring_slot_bytes > self.limits.ring_bytes:
+            raise Refusal(
+                Status.BEYOND_LIMIT,
+                f"a ring of {order.ring_slots} slots of {order.ring_slot_bytes} bytes: all rings together "
+                f"have at most {self.limits.ring_bytes} bytes",
+            )
+        try:
+            return FrameRing(order.ring_slots, order.ring_slot_bytes)
+        except ValueError as error:
+            raise Refusal(Status.INVALID, str(error)) from None
+        except OSError as error:
+            raise Refusal(Status.BEYOND_LIMIT, f"the server cannot make a ring: {error}") from None
+
+    def _read_plan(self, text: str) -> SamplingPlan:
+        if len(text) > self.limits.plan_bytes:
+            raise Refusal(
+                Status.INVALID, f"a plan of {len(text)} characters: at most {self.limits.plan_bytes}"
+            )
+        try:
+            return read_plan(text, self._graph.schema)
+        except ValueError as error:
+            raise Refusal(Status.INVALID, str(error)) from None
+
+    def _check_graph(self, digest: str) -> None:
+        ours = self._graph.manifest.digest
+        if digest != ours:
+            raise Refusal(
+                Status.CONFLICT,
+                f"asked for graph {digest[:12]!r}, this server has {ours[:12]!r}: serve one graph everywhere",
+            )
+
+    def _check_ready(self) -> None:
+        if self.state != "ready":
+            raise self._not_ready()
+
+    def _not_ready(self) -> Refusal:
+        return Refusal(Status.UNAVAILABLE, f"the server is {self.state}")
+
+
+def _closed() -> Refusal:
+    return Refusal(Status.NOT_FOUND, "the channel was closed: open it again")
+
+
+def _close(store: PartitionedStore) -> None:
+    """Close a store. It waits for calls under way, which a stalled server can hold for long."""
+    closer = threading.Thread(target=store.close, name="store close", daemon=True)
+    closer.start()
+    closer.join(_JOIN_S)
