@@ -1,0 +1,94 @@
+"""The ring of a channel, asked of a storage server on the same host.
+
+A ring is a memory file that server and trainer map. Its descriptor passes through an abstract Unix
+socket, which only processes of the host's network namespace reach; of them the server answers those
+of its own user, and the trainer believes those of its own user.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+from gigl_loader.errors import SamplingError
+
+__all__ = ["ANSWER_NONE", "ANSWER_RING", "CHANNEL_BYTES", "RingRefused", "peer_uid", "receive_ring"]
+
+CHANNEL_BYTES = 16
+ANSWER_RING = b"\1"
+"""Comes with a descriptor."""
+ANSWER_NONE = b"\0"
+"""No such channel, or it has no ring."""
+
+_CREDENTIALS = struct.Struct("3i")  # Of Linux: process, user, group.
+_MAX_NAME = 107  # An address holds 108 bytes, the first of which makes it abstract.
+
+
+class RingRefused(SamplingError):
+    """The server's memory cannot be had here: frames must come over the network."""
+
+
+def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> int:
+    """Return the descriptor of a channel's ring. It is the caller's to close.
+
+    ``name`` is that of the server's door, ``nbytes`` what the ring must have at least. The file cannot
+    shrink, so that a map of it is safe to read. ``RingRefused`` where the server is on another host,
+    another user's, knows no such ring, or does not answer within ``timeout_s``.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise RingRefused("memory is handed over on Linux only")
+    place = name.encode()
+    if not 0 < len(place) <= _MAX_NAME:
+        raise RingRefused(f"{name[:40]!r} is no name of a door")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.settimeout(timeout_s)
+            door.connect(b"\0" + place)
+            uid = peer_uid(door)
+            if uid != os.geteuid():
+                raise RingRefused(f"the server runs as user {uid}, this process as {os.geteuid()}")
+            door.sendall(channel)
+            answer, fds, _, _ = socket.recv_fds(door, 1, 1)
+    except TimeoutError:
+        raise RingRefused(f"the server's door {name!r} did not answer within {timeout_s:g} s") from None
+    except OSError as error:
+        raise RingRefused(
+            f"no door {name!r} here ({error.strerror or error}): is the server on this host, in this "
+            "network namespace?"
+        ) from None
+    return _checked(answer, fds, nbytes)
+
+
+def peer_uid(door: socket.socket) -> int:
+    """Return the user of the process at the other end, as the kernel knows it."""
+    record = door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(record)[1])
+
+
+def _checked(answer: bytes, fds: list[int], nbytes: int) -> int:
+    """Return the one descriptor that came, if its file can be mapped without fear."""
+    try:
+        if answer == ANSWER_NONE:
+            raise RingRefused("the server knows no ring of this channel")
+        if answer != ANSWER_RING or len(fds) != 1:
+            raise RingRefused(f"the server's door answered {answer!r} with {len(fds)} descriptors")
+        _check_memory(fds[0], nbytes)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    os.set_inheritable(fds[0], False)
+    return fds[0]
+
+
+def _check_memory(fd: int, nbytes: int) -> None:
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise RingRefused("the server's door handed out what is no memory file") from None
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise RingRefused("the server's door handed out memory that may shrink")
+    if os.fstat(fd).st_size < nbytes:
+        raise RingRefused(f"the server's ring has {os.fstat(fd).st_size} bytes, not {nbytes}")
