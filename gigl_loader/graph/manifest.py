@@ -59,12 +59,17 @@ class Manifest:
             data = bytes(folder.open(MANIFEST_NAME))
         except (FileNotFoundError, NotADirectoryError):
             raise FormatError(f"{folder} is not a graph: it has no {MANIFEST_NAME}") from None
+        return cls.parse(data, what=str(folder))
+
+    @classmethod
+    def parse(cls, data: bytes, *, what: str) -> Manifest:
+        """Read and check the contents of ``graph.json``. Raises ``FormatError``, which names ``what``."""
         document = _parsed(data)
         if document.get("format") != _FORMAT:
-            raise FormatError(f"{folder}: {MANIFEST_NAME} is not that of a graph")
+            raise FormatError(f"{what}: {MANIFEST_NAME} is not that of a graph")
         if document.get("version") != FORMAT_VERSION:
             raise FormatError(
-                f"{folder}: format version {document.get('version')!r}, this library reads {FORMAT_VERSION}"
+                f"{what}: format version {document.get('version')!r}, this library reads {FORMAT_VERSION}"
             )
         if document.pop("checksum", None) != _checksum(document):
             raise FormatError(f"{MANIFEST_NAME}: the contents do not match their checksum")
