@@ -1,0 +1,128 @@
+"""From a server's reply to a frame in this process: found in a slot or fetched, and its rows with it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.channel.frame import Failure, Frame
+from gigl_loader.channel.notes import add_note
+from gigl_loader.errors import FormatError, StorageUnavailable
+from gigl_loader.rpc.frames import fetch_frame
+from gigl_loader.rpc.replies import MAX_REPLY_BYTES
+
+if TYPE_CHECKING:
+    from gigl_client.book import Ask
+    from gigl_client.landing import PrivateLanding, RingLanding
+    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.rpc.graph_store_pb2 import SampleReply
+    from gigl_loader.sampling.skeleton import Completion
+
+__all__ = ["Arrivals", "Scratch"]
+
+_FETCH_S = 30.0
+"""A server keeps a frame for as long."""
+
+
+@dataclass(slots=True, eq=False)
+class Scratch:
+    """Memory of one thread for frames without rows."""
+
+    memory: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
+
+    def lend(self, nbytes: int) -> Bytes:
+        """Return memory that is valid until the next call."""
+        if len(self.memory) < nbytes:
+            self.memory = np.empty(nbytes + nbytes // 4, np.uint8)
+        return self.memory[:nbytes]
+
+
+class Arrivals:
+    """Makes frames of replies. Any number of threads may use it, each with a scratch of its own."""
+
+    def __init__(
+        self, edge_dir: str, landing: PrivateLanding, completion: Completion | None, *, timeout_s: float
+    ) -> None:
+        """``landing`` takes what comes over a network, ``completion`` makes whole what came without rows."""
+        self._edge_dir = edge_dir
+        self._landing = landing
+        self._completion = completion
+        self._fetch_s = min(_FETCH_S, timeout_s)
+        self._lock = threading.Lock()
+        self.wire_bytes = 0
+        """Of frames that came over Flight."""
+        self.sampling_s = 0.0
+        """Of the servers."""
+
+    def frame(self, ask: Ask, reply: SampleReply, scratch: Scratch) -> Frame:
+        """Return the frame of a reply, whose slot is used up with it.
+
+        ``StorageUnavailable`` and ``Gone`` where the batch has to be asked for again, ``SamplingError``
+        where it failed, ``FormatError`` for bytes that break a rule.
+        """
+        with self._lock:
+            self.sampling_s += max(reply.sampling_s, 0.0)
+        ring, slot = ask.opened.ring, ask.slot
+        outcome = reply.WhichOneof("outcome")
+        if outcome == "in_slot" and ring is not None and slot is not None:
+            return self._in_slot(ask, ring, slot, reply.nbytes)
+        ask.give_slot()
+        if outcome == "failure":
+            raise _failure(ask, reply, self._edge_dir)
+        if outcome == "handle":
+            return self._fetched(ask, reply.handle, reply.nbytes, scratch)
+        raise FormatError(f"{ask.line}: an answer of kind {outcome} to an ask for batch {ask.request.batch}")
+
+    def _in_slot(self, ask: Ask, ring: RingLanding, slot: int, nbytes: int) -> Frame:
+        if not ask.opened.without_rows:
+            return self._parse(ask, ring.lend(slot, nbytes))
+        try:
+            return self._completed(self._parse(ask, ring.view(slot, nbytes)))
+        finally:
+            ring.give(slot)
+
+    def _fetched(self, ask: Ask, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
+        if not 0 < nbytes <= MAX_REPLY_BYTES:
+            raise FormatError(f"{ask.line}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
+        bare = ask.opened.without_rows
+        memory = scratch.lend(nbytes) if bare else self._landing.lend(nbytes)
+        fetch_frame(ask.line.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+        with self._lock:
+            self.wire_bytes += nbytes
+        frame = self._parse(ask, memory)
+        return self._completed(frame) if bare else frame
+
+    def _parse(self, ask: Ask, memory: Bytes) -> Frame:
+        frame = Frame.parse(memory, edge_dir=self._edge_dir)
+        wanted = ask.request
+        if (frame.epoch, frame.batch) != (wanted.epoch, wanted.batch):
+            raise FormatError(
+                f"{ask.line}: batch {frame.batch} of epoch {frame.epoch} in place of batch {wanted.batch} of "
+                f"epoch {wanted.epoch}"
+            )
+        return frame
+
+    def _completed(self, skeleton: Frame) -> Frame:
+        assert self._completion is not None, "no channel without rows is opened where there are no rows"
+        layout = self._completion.layout(skeleton)
+        memory = self._landing.lend(layout.nbytes)
+        self._completion.write(skeleton, layout, memory)
+        return Frame(memory, layout)
+
+
+def _failure(ask: Ask, reply: SampleReply, edge_dir: str) -> Exception:
+    """Return what a server says went wrong, with its traceback as a note."""
+    document = Frame.parse(np.frombuffer(reply.failure, np.uint8), edge_dir=edge_dir)
+    record = json.loads(document.layout.metadata.get("failure", "null"))
+    if record is None:
+        return FormatError(f"{ask.line}: a failure without a record")
+    if reply.unavailable:
+        return StorageUnavailable(f"{ask.line}: {record['message']}")
+    failure = Failure(epoch=document.epoch, batch=document.batch, **{**record, "worker": None})
+    error = failure.error()
+    add_note(error, f"{ask.line}, when it sampled:\n{record['traceback']}")
+    return error

@@ -1,0 +1,186 @@
+"""Which batches of an epoch are asked for, which have come, and which have to be asked for again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gigl_client.line import Line, Opened
+    from gigl_loader.channel.frame import Frame
+    from gigl_loader.sampling.schedule import Request
+
+__all__ = ["Ask", "Book", "Ready", "Trouble"]
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Ask:
+    """One batch that a server was asked for. It stays the same batch, whoever is asked next."""
+
+    request: Request
+    fence: int
+    line: Line
+    opened: Opened
+    slot: int | None
+    since: float
+
+    def give_slot(self) -> None:
+        """Return the slot of the ring that nothing was, or will be, written to."""
+        if self.slot is not None and self.opened.ring is not None:
+            self.opened.ring.give(self.slot)
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    """A batch that came, or what went wrong with it for good."""
+
+    line: Line | None
+    frame: Frame | Exception
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Trouble:
+    """A batch that did not come, and may come yet."""
+
+    began: float
+    since: float
+    """Patience with it began, for the last time."""
+    pause_s: float
+    not_before: float
+    error: Exception
+
+
+class Book:
+    """The batches of the epoch under way. Its user has a lock around it."""
+
+    def __init__(self, num_batches: int, *, in_order: bool) -> None:
+        self._num_batches = num_batches
+        self._in_order = in_order
+        self.fence = 0
+        self.epoch = -1
+        self.position = self._unasked = num_batches
+        """Next batch to be delivered, in order."""
+        self.remaining = 0
+        self._returned: list[int] = []
+        self._requests: dict[int, Request] = {}
+        self._ready: dict[int, Ready] = {}
+        self.asked: dict[int, Ask] = {}
+        self.troubles: dict[int, Trouble] = {}
+
+    def start(self, epoch: int, first_batch: int) -> None:
+        """Leave the epoch under way: what comes of it from now on is nobody's."""
+        self.fence += 1
+        self.epoch, self.position, self._unasked = epoch, first_batch, first_batch
+        self.remaining = self._num_batches - first_batch
+        for kept in (self._returned, self._requests, self._ready, self.asked, self.troubles):
+            kept.clear()
+
+    def stop(self) -> None:
+        """Leave the epoch under way for good."""
+        self.start(self.epoch, self._num_batches)
+
+    @property
+    def wanted(self) -> str:
+        """What is waited for."""
+        return f"batch {self.position}" if self._in_order else "any batch"
+
+    def next(self, now: float) -> int | None:
+        """Return the number of the batch to ask for now."""
+        due = [batch for batch in self._returned if not self._waits(batch, now)]
+        if due:
+            return min(due)
+        return self._unasked if self._unasked < self._num_batches else None
+
+    def known_request(self, batch: int) -> Request | None:
+        """Return what was asked for before, where a batch is asked for again."""
+        return self._requests.get(batch)
+
+    def ask(self, ask: Ask) -> None:
+        """Note that a batch, which ``next`` named, is asked for."""
+        batch = ask.request.batch
+        self._leave(batch)
+        self._requests[batch] = ask.request
+        self.asked[batch] = ask
+        ask.line.load += 1
+
+    def is_current(self, ask: Ask) -> bool:
+        """Return whether the answer to this ask is still waited for."""
+        return self.asked.get(ask.request.batch) is ask
+
+    def put_back(self, ask: Ask, error: Exception | None, now: float) -> None:
+        """Have a batch asked for again: at once, or, the more often there was an ``error``, the later."""
+        batch = ask.request.batch
+        del self.asked[batch]
+        ask.line.load -= 1
+        self._returned.append(batch)
+        if error is not None:
+            before = self.troubles.get(batch)
+            pause_s = _FIRST_PAUSE_S if before is None else min(2 * before.pause_s, _LONGEST_PAUSE_S)
+            self.troubles[batch] = Trouble(
+                began=now if before is None else before.began,
+                since=now if before is None else before.since,
+                pause_s=pause_s,
+                not_before=now + pause_s,
+                error=error,
+            )
+
+    def put_back_all(self, opened: Opened, now: float) -> int:
+        """Have all batches asked for again that a lost channel was asked for. Return how many."""
+        lost = [each for each in self.asked.values() if each.opened is opened]
+        for ask in lost:
+            self.put_back(ask, None, now)
+        return len(lost)
+
+    def land(self, ask: Ask, frame: Frame | Exception) -> None:
+        """Note that a batch has come, or failed for good."""
+        batch = ask.request.batch
+        del self.asked[batch]
+        self._ready[batch] = Ready(ask.line, frame)
+
+    def fail(self, batch: int, error: Exception) -> None:
+        """Note that a batch, which ``next`` named, cannot be asked for."""
+        self._leave(batch)
+        self._ready[batch] = Ready(None, error)
+
+    def take(self) -> Ready | None:
+        """Take the next batch, if it is there. It then counts as received."""
+        batch = self.position if self._in_order else next(iter(self._ready), -1)
+        ready = self._ready.pop(batch, None)
+        if ready is None:
+            return None
+        if ready.line is not None:
+            ready.line.load -= 1
+            ready.line.batches += not isinstance(ready.frame, Exception)
+        self._requests.pop(batch, None)
+        self.troubles.pop(batch, None)
+        self.remaining -= 1
+        self.position = batch + 1
+        return ready
+
+    def trouble(self) -> tuple[int, Trouble] | None:
+        """Return what keeps the next batch from coming. Out of order, any batch in trouble."""
+        if self._in_order:
+            found = self.troubles.get(self.position)
+            return None if found is None else (self.position, found)
+        return min(self.troubles.items(), key=lambda item: item[1].since, default=None)
+
+    def forgive(self, batch: int, now: float) -> None:
+        """Begin anew with the patience for a batch."""
+        self.troubles[batch].since = now
+
+    def next_retry(self) -> float:
+        """Return when a batch that waits may be asked for again. Infinity where none waits."""
+        waiting = [self.troubles[batch].not_before for batch in self._returned if batch in self.troubles]
+        return min(waiting, default=float("inf"))
+
+    def _waits(self, batch: int, now: float) -> bool:
+        return batch in self.troubles and self.troubles[batch].not_before > now
+
+    def _leave(self, batch: int) -> None:
+        if batch in self._returned:
+            self._returned.remove(batch)
+        else:
+            self._unasked = batch + 1

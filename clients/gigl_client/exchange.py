@@ -1,0 +1,249 @@
+"""What goes on between a source and its servers: asks go out, replies become frames.
+
+Nothing here waits for a server but threads that do nothing else: asks are calls whose end a callback
+puts in a queue, and the few threads behind it fetch. All others hold the lock for moments only.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from gigl_client.arrivals import Scratch
+from gigl_client.book import Ask, Book
+from gigl_client.openers import at_once
+from gigl_loader.channel.frame import Failure, Frame
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.rpc.control_errors import Busy, Unknown
+from gigl_loader.rpc.frames import Gone
+from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_client.arrivals import Arrivals
+    from gigl_client.book import Ready
+    from gigl_client.line import Line
+    from gigl_client.lines import Lines
+    from gigl_loader.rpc.graph_store_pb2 import SampleReply
+    from gigl_loader.sampling.schedule import Request
+
+    Answers = queue.SimpleQueue[tuple[Ask, Any] | None]
+
+__all__ = ["Exchange"]
+
+_FETCHERS = 2
+_CLOSE_S = 2.0
+_LEAVE_S = 1.0
+
+
+class Exchange:
+    """The asks of one source. Knows the servers, not the source, so that a forgotten source can go."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        book: Book,
+        arrivals: Arrivals,
+        changed: threading.Condition,
+        *,
+        name: str,
+        request: Callable[[int, int], Request],
+        timeout_s: float,
+    ) -> None:
+        """The lock of ``changed`` guards lines and book. ``request`` gives a batch of an epoch."""
+        self._lines = lines
+        self._book = book
+        self._arrivals = arrivals
+        self._changed = changed
+        self._request = request
+        self._timeout_s = timeout_s
+        self.retries = self.calls = self.bytes_out = 0
+        self.cpu_s = 0.0
+        """Of the threads that fetch."""
+        self.needed = False
+        """Somebody waits for a batch."""
+        self._answers: Answers = queue.SimpleQueue()
+        lines.on_change = self._go_on
+        self._threads = [
+            threading.Thread(target=self._work, name=f"fetch {number} of {name}", daemon=True)
+            for number in range(_FETCHERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start_epoch(self, epoch: int, first_batch: int) -> None:
+        """Leave the epoch under way, and ask for the first batches of another."""
+        with self._changed:
+            self._book.start(epoch, first_batch)
+            self._lines.forget_loads()
+            self._hand_out()
+
+    def take(self) -> Ready | None:
+        """Take the next batch, if it is there, and keep the servers busy."""
+        with self._changed:
+            ready = self._book.take()
+            if ready is not None:
+                self.needed = False
+            self._hand_out()
+            return ready
+
+    def close(self, *others: Callable[[], None], wait: bool) -> None:
+        """End the threads, close the channels, and do what ``others`` do: with ``wait``, for 3 s at most."""
+        with self._changed:
+            self._book.stop()
+            jobs = self._lines.close()
+            self._changed.notify_all()
+        for _ in self._threads:
+            self._answers.put(None)
+        at_once([*jobs, *others], seconds=_CLOSE_S if wait else 0)
+        deadline = time.monotonic() + (_LEAVE_S if wait else 0)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0))
+
+    def _hand_out(self) -> None:
+        """Ask for as many batches as may be in flight."""
+        now = time.monotonic()
+        while not self._lines.closed and (batch := self._book.next(now)) is not None:
+            line = self._lines.for_batch(batch, needed=self.needed)
+            if line is None:
+                return
+            request = self._request_of(batch)
+            if request is not None:
+                self._ask(line, request, now)
+
+    def _request_of(self, batch: int) -> Request | None:
+        """Return the request for a batch: the same one, however often it is asked for."""
+        request = self._book.known_request(batch)
+        if request is not None:
+            return request
+        try:
+            return self._request(self._book.epoch, batch)
+        except Exception as error:  # Weights that cannot be drawn by.
+            failure = Failure.of(error, epoch=self._book.epoch, batch=batch, worker=None).error()
+            failure.__cause__ = error
+            self._book.fail(batch, failure)
+            self._changed.notify_all()
+            return None
+
+    def _ask(self, line: Line, request: Request, now: float) -> None:
+        opened = line.opened
+        assert opened is not None, "only open lines are asked"
+        slot = None if opened.ring is None else opened.ring.take()
+        ask = Ask(request=request, fence=self._book.fence, line=line, opened=opened, slot=slot, since=now)
+        self._book.ask(ask)
+        message = _message(ask)
+        self.calls += 1
+        self.bytes_out += len(message.seeds) + len(message.input_ids)
+        try:
+            call = line.server.client.sample(message, self._timeout_s)
+        except Exception as error:  # The client was closed.
+            self._answers.put((ask, error))
+        else:
+            call.add_done_callback(partial(_arrived, self._answers, ask))
+
+    def _work(self) -> None:
+        scratch = Scratch()
+        while (item := self._answers.get()) is not None:
+            began = time.thread_time()
+            ask, call = item
+            try:
+                self._settle(ask, call, scratch)
+            except Exception as error:
+                self._land(ask, error)
+            with self._changed:
+                self.cpu_s += time.thread_time() - began
+            del item, ask, call
+
+    def _settle(self, ask: Ask, call: Any, scratch: Scratch) -> None:
+        """Make the batch of an answer, unless nobody wants it any more, or find out why there is none."""
+        with self._changed:
+            current = self._book.is_current(ask)
+        try:
+            reply = _reply(call)
+        except Exception as error:
+            if current:
+                self._call_failed(ask, _translated(ask, error))
+            return
+        if not current or reply.skipped:
+            ask.give_slot()
+            self._again(ask, StorageUnavailable(f"{ask.line} skipped it"))
+            return
+        try:
+            frame = self._arrivals.frame(ask, reply, scratch)
+        except (StorageUnavailable, Gone) as error:
+            self._again(ask, error)
+        else:
+            self._land(ask, frame)
+
+    def _call_failed(self, ask: Ask, error: Exception) -> None:
+        if isinstance(error, (StorageUnavailable, Unknown)):
+            self._lose(ask, error)
+        elif isinstance(error, Busy):
+            ask.give_slot()
+            self._again(ask, error)
+        else:
+            self._land(ask, error)
+
+    def _again(self, ask: Ask, error: Exception) -> None:
+        """Have a batch asked for again, a little later."""
+        with self._changed:
+            if self._book.is_current(ask):
+                self.retries += 1
+                self._book.put_back(ask, error, time.monotonic())
+                self._go_on()
+
+    def _lose(self, ask: Ask, error: Exception) -> None:
+        """Give a channel up, with all that it was asked for: its ring may still be written to."""
+        with self._changed:
+            if ask.line.opened is ask.opened:
+                self.retries += self._book.put_back_all(ask.opened, time.monotonic())
+                self._lines.lose(ask.line, error)
+                self._go_on()
+
+    def _land(self, ask: Ask, frame: Frame | Exception) -> None:
+        with self._changed:
+            if self._book.is_current(ask):
+                self._book.land(ask, frame)
+                self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        self._hand_out()
+        self._changed.notify_all()
+
+
+def _arrived(answers: Answers, ask: Ask, call: Any) -> None:
+    """Hear that a call has ended, in a thread of gRPC's, which has other things to do."""
+    answers.put((ask, call))
+
+
+def _reply(call: Any) -> SampleReply:
+    if isinstance(call, Exception):
+        raise call
+    reply: SampleReply = call.result()
+    return reply
+
+
+def _translated(ask: Ask, error: Exception) -> Exception:
+    if isinstance(error, grpc.RpcError):
+        return ask.line.server.client.error(error)
+    return StorageUnavailable(f"{ask.line}: {str(error) or 'the call was cancelled'}")
+
+
+def _message(ask: Ask) -> SampleRequest:
+    request = ask.request
+    return SampleRequest(
+        channel=ask.opened.id,
+        epoch=request.epoch,
+        batch=request.batch,
+        fence=ask.fence,
+        seeds=request.seeds.astype("<i8", copy=False).tobytes(),
+        input_ids=request.input_ids.astype("<i8", copy=False).tobytes(),
+        slot=0 if ask.slot is None else ask.slot + 1,
+    )

@@ -1,0 +1,92 @@
+"""Where received frames lie: slots of a server's ring, or of private memory. No allocation per batch."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.channel.slots import SlotPool
+from gigl_loader.errors import FormatError
+from gigl_loader.memfile import map_memory
+
+if TYPE_CHECKING:
+    from gigl_loader.channel.slots import Bytes
+
+__all__ = ["SPARE_SLOTS", "PrivateLanding", "RingLanding", "slot_bytes_of"]
+
+SPARE_SLOTS = 8
+"""Frames that the consumer may keep, and those of an epoch that was left, before others go elsewhere."""
+
+
+def slot_bytes_of(nbytes: int, slots: int) -> int:
+    """Return the size of each of so many slots of ``nbytes``: whole pages, at least one."""
+    return max(nbytes // slots // mmap.PAGESIZE, 1) * mmap.PAGESIZE
+
+
+class RingLanding:
+    """A ring that a server on this host writes to. Who asks names the slot, so only this side takes any."""
+
+    def __init__(self, fd: int, *, slots: int, slot_bytes: int) -> None:
+        """Map the memory file; ``fd`` is closed."""
+        try:
+            memory = map_memory(fd, slots * slot_bytes)
+        finally:
+            os.close(fd)
+        self._slots = SlotPool(memory, np.zeros(slots, np.uint8))
+        self._lock = threading.Lock()
+
+    def take(self) -> int | None:
+        """Take a free slot. ``None`` where all are taken."""
+        with self._lock:
+            return self._slots.take()
+
+    def give(self, slot: int) -> None:
+        """Return a taken slot that was not lent."""
+        self._slots.give(slot)
+
+    def view(self, slot: int, nbytes: int) -> Bytes:
+        """Return the first ``nbytes`` of a taken slot. Valid until it is given back."""
+        self._check(nbytes)
+        return self._slots.buffer(slot)[:nbytes]
+
+    def lend(self, slot: int, nbytes: int) -> Bytes:
+        """Return the first ``nbytes`` of a taken slot as an array whose last reference gives it back."""
+        self._check(nbytes)
+        return self._slots.lend(slot, nbytes)
+
+    def _check(self, nbytes: int) -> None:
+        if not 0 < nbytes <= self._slots.slot_bytes:
+            raise FormatError(f"a frame of {nbytes} bytes in a slot of {self._slots.slot_bytes}")
+
+
+class PrivateLanding:
+    """Memory of this process for frames that come over a network. Thread-safe."""
+
+    def __init__(self, nbytes: int, slots: int) -> None:
+        """``nbytes`` of address space are set aside; memory is committed when touched."""
+        slot_bytes = slot_bytes_of(nbytes, slots)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
+            flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
+        memory = np.frombuffer(mmap.mmap(-1, slot_bytes * slots, flags=flags), np.uint8)
+        self._slots = SlotPool(memory, np.zeros(slots, np.uint8))
+        self._lock = threading.Lock()
+        self.oversize = 0
+        """Frames that fit no slot."""
+        self.crowded_out = 0
+        """Frames that found no free slot."""
+
+    def lend(self, nbytes: int) -> Bytes:
+        """Return memory for a frame: a slot, or fresh memory where there is none for it."""
+        with self._lock:
+            fits = nbytes <= self._slots.slot_bytes
+            slot = self._slots.take() if fits else None
+            if slot is None:
+                self.oversize += not fits
+                self.crowded_out += fits
+        return np.empty(nbytes, np.uint8) if slot is None else self._slots.lend(slot, nbytes)

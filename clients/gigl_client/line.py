@@ -1,0 +1,139 @@
+"""One server as a source sees it: the channel that is open there, and how one is opened."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gigl_client.landing import RingLanding
+from gigl_loader.errors import GiglError, SamplingError, StorageUnavailable
+from gigl_loader.rpc.control_errors import Busy, Unknown
+from gigl_loader.rpc.ring_door import receive_ring
+
+if TYPE_CHECKING:
+    from gigl_client.cluster import Server
+    from gigl_client.terms import Terms
+    from gigl_loader.rpc.graph_store_pb2 import Channel
+
+__all__ = ["Line", "Opened", "close_channel", "may_pass", "open_channel"]
+
+_ATTEMPT_S = 10.0
+_CLOSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Opened:
+    """A channel that is open at a server."""
+
+    id: bytes
+    lease_s: float
+    ring: RingLanding | None
+    without_rows: bool
+
+
+class Line:
+    """A server, and what goes on with it. Its user has a lock around it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.opened: Opened | None = None
+        self.opening = False
+        """Somebody is at it."""
+        self.down_since = 0.0
+        """When the channel was lost, or its opening begun. Means nothing while one is open."""
+        self.failure: Exception | None = None
+        """Why it could not be opened so far."""
+        self.load = 0
+        """Batches that the server was asked for or has sent, and which were not received yet."""
+        self.batches = 0
+        self.reconnects = -1  # The first is none.
+
+    @property
+    def transport(self) -> str:
+        if self.opened is None:
+            return "none"
+        return "flight" if self.opened.ring is None else "ring"
+
+    @property
+    def rows(self) -> str:
+        if self.opened is None:
+            return "none"
+        return "direct" if self.opened.without_rows else "through"
+
+    def __str__(self) -> str:
+        return str(self.server.endpoint)
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether another attempt may mend it."""
+    return isinstance(error, (StorageUnavailable, Busy, Unknown))
+
+
+def open_channel(server: Server, terms: Terms, *, num_servers: int, has_columns: bool) -> Opened:
+    """Open a channel, and make its producer where there is none: of its key, a server makes one only.
+
+    The channel has a ring where the terms say so and the server is on this host.
+    """
+    if terms.tries_ring(server.endpoint.host):
+        rows = terms.without_rows(ring=True, num_servers=num_servers, has_columns=has_columns)
+        opened = _open_ring(server, terms, without_rows=rows)
+        if opened is not None:
+            return opened
+    rows = terms.without_rows(ring=False, num_servers=num_servers, has_columns=has_columns)
+    channel = _open(server, terms, without_rows=rows)
+    return Opened(id=channel.id, lease_s=channel.lease_s, ring=None, without_rows=rows)
+
+
+def close_channel(server: Server, channel: bytes) -> None:
+    """Close a channel, if the server can be asked. If not, its lease ends some time."""
+    with suppress(GiglError, ValueError):
+        server.client.close_channel(channel, _CLOSE_S)
+
+
+def _open_ring(server: Server, terms: Terms, *, without_rows: bool) -> Opened | None:
+    """Return a channel with a ring, or ``None`` where the server is elsewhere after all."""
+    try:
+        channel = _open(server, terms, without_rows=without_rows, ring=True)
+    except Busy:
+        if terms.transport == "ring":
+            raise
+        return None  # It has no address space left for rings.
+    try:
+        return _mapped(server, terms, channel, without_rows=without_rows)
+    except BaseException as error:
+        close_channel(server, channel.id)
+        if terms.transport == "ring" or not isinstance(error, (SamplingError, OSError)):
+            raise
+        return None
+
+
+def _mapped(server: Server, terms: Terms, channel: Channel, *, without_rows: bool) -> Opened:
+    if not channel.ring_door:
+        raise SamplingError(f'{server.endpoint} hands out no rings: set transport="flight"')
+    nbytes = terms.slots * terms.slot_bytes
+    fd = receive_ring(channel.ring_door, channel.id, nbytes, min(_ATTEMPT_S, terms.timeout_s))
+    ring = RingLanding(fd, slots=terms.slots, slot_bytes=terms.slot_bytes)
+    return Opened(id=channel.id, lease_s=channel.lease_s, ring=ring, without_rows=without_rows)
+
+
+def _open(server: Server, terms: Terms, *, without_rows: bool, ring: bool = False) -> Channel:
+    attempt_s = min(_ATTEMPT_S, terms.timeout_s)
+
+    def ask() -> Channel:
+        return server.client.open_channel(
+            terms.key,
+            name=terms.name,
+            credit=terms.credit,
+            share=terms.share,
+            without_rows=without_rows,
+            ring_slots=terms.slots if ring else 0,
+            ring_slot_bytes=terms.slot_bytes if ring else 0,
+            timeout_s=attempt_s,
+        )
+
+    try:
+        return ask()
+    except Unknown:
+        server.client.create_producer(terms.key, terms.plan, terms.graph, attempt_s)
+        return ask()

@@ -1,0 +1,87 @@
+"""How long a batch is waited for, and what is said when it does not come."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from gigl_client.line import may_pass
+from gigl_client.report import waiting_text
+from gigl_loader.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    import threading
+
+    from gigl_client.book import Book, Trouble
+    from gigl_client.line import Line
+    from gigl_client.lines import Lines
+
+__all__ = ["Patience"]
+
+_LONGEST_WAIT_S = 3600.0  # At a time: locks take no endless ones.
+
+
+class Patience:
+    """Waits for what servers do. Used under the lock of the exchange."""
+
+    def __init__(self, lines: Lines, book: Book, changed: threading.Condition, *, timeout_s: float) -> None:
+        """A server that does not answer, or a batch that cannot be had, is tried for ``timeout_s``."""
+        self._lines = lines
+        self._book = book
+        self._changed = changed
+        self._timeout_s = timeout_s
+
+    def wait(self, deadline: float, timeout: float) -> None:
+        """Wait until something changes or a batch may be asked for again.
+
+        ``StorageUnavailable`` where a server or the owner of nodes was tried for long enough, the error
+        that another attempt cannot mend, ``TimeoutError`` at ``deadline``, which is ``timeout`` s after
+        the wait began. All of them may be followed by another wait.
+        """
+        now = time.monotonic()
+        self._check_lines(now)
+        trouble = self._book.trouble()
+        if trouble is not None and now - trouble[1].since >= self._timeout_s:
+            self._book.forgive(trouble[0], now)
+            raise _unavailable(self._book.epoch, *trouble, now)
+        if now >= deadline:
+            raise self._timed_out(now, timeout, trouble)
+        moments = [deadline, self._book.next_retry()]
+        if trouble is not None:
+            moments.append(trouble[1].since + self._timeout_s)
+        self._changed.wait(min(max(min(moments) - now, 0.001), _LONGEST_WAIT_S))
+
+    def _check_lines(self, now: float) -> None:
+        """Raise what ended the attempts to open a channel. The next wait begins them again."""
+        for line in self._lines:
+            error = line.failure
+            if line.opened is None and not line.opening and error is not None:
+                line.failure = None
+                if may_pass(error):
+                    raise _not_reached(line, error, now)
+                raise error
+
+    def _timed_out(self, now: float, timeout: float, trouble: tuple[int, Trouble] | None) -> Exception:
+        for line in self._lines:
+            if line.opened is None and line.failure is not None:
+                return _not_reached(line, line.failure, now)
+        if trouble is not None:
+            return _unavailable(self._book.epoch, *trouble, now)
+        return TimeoutError(waiting_text(self._lines, self._book, timeout, now))
+
+
+def _not_reached(line: Line, error: Exception, now: float) -> StorageUnavailable:
+    seconds = now - line.down_since
+    return StorageUnavailable(f"{_named(line, error)} (looked for it for {seconds:.1f} s)")
+
+
+def _named(line: Line, error: Exception) -> str:
+    text = str(error)
+    return text if str(line) in text else f"{line}: {text}"
+
+
+def _unavailable(epoch: int, batch: int, trouble: Trouble, now: float) -> StorageUnavailable:
+    seconds = now - trouble.began
+    return StorageUnavailable(
+        f"batch {batch} of epoch {epoch}: {trouble.error} (asked for it for {seconds:.1f} s)"
+    )
