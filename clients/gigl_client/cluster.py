@@ -1,0 +1,125 @@
+"""The storage servers of one graph, as one process of a job is connected to them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gigl_client.heartbeats import Heartbeats
+from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.remote_store import RemoteStore
+from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.sampling.partitioned import PartitionedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.sampling.store import NeighborStore
+
+__all__ = ["Cluster", "Server"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Server:
+    """One storage server, and how it is asked."""
+
+    rank: int
+    """Place by ascending smallest partition."""
+    endpoint: Endpoint
+    client: StoreClient
+    """Of its control port."""
+    connection: Connection
+    """To its data port."""
+
+    @classmethod
+    def connect(cls, endpoint: Endpoint, caller: Caller, *, job: str, timeout_s: float) -> Server:
+        """Nothing is sent yet. Asks of the data port are tried for ``timeout_s``."""
+        return cls(
+            endpoint.host_index,
+            endpoint,
+            StoreClient(endpoint, caller, job),
+            Connection(endpoint, caller, timeout_s=timeout_s, job=job),
+        )
+
+
+class Cluster:
+    """All servers of a graph. It ends its connections when it is closed, and when nobody has it any more."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        schema: GraphSchema,
+        graph_digest: str,
+        job: str,
+        caller: Caller,
+        timeout_s: float,
+    ) -> None:
+        """``endpoints`` come by rank. ``job`` is 64 hex digits that only the ranks of the job know."""
+        self.servers = tuple(
+            Server.connect(endpoint, caller, job=job, timeout_s=timeout_s) for endpoint in endpoints
+        )
+        self.schema = schema
+        self.graph_digest = graph_digest
+        self.job = job
+        self.caller = caller
+        self.timeout_s = timeout_s
+        self._heartbeats = Heartbeats([server.client.heartbeat for server in self.servers])
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end, self.servers, self._heartbeats, self._owner)
+
+    def owner(self, partition: int) -> Server:
+        """Return the server of a partition."""
+        return next(server for server in self.servers if partition in server.endpoint.partitions)
+
+    def open_store(self, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
+        """Return a store of all partitions, each asked of its owner for ``timeout_s`` at most.
+
+        The caller closes it. ``concurrency`` is how many batches ask it at the same time.
+        """
+        remote: dict[int, NeighborStore] = {
+            part: RemoteStore(
+                server.endpoint,
+                part,
+                self.caller,
+                schema=self.schema,
+                digest=self.graph_digest,
+                timeout_s=timeout_s,
+            )
+            for server in self.servers
+            for part in server.endpoint.partitions
+        }
+        return PartitionedStore(self.schema, local={}, remote=remote, concurrency=concurrency)
+
+    def keep_alive(self, lease_s: float) -> None:
+        """Let no server reclaim what this job has there, which it would after so long without a call."""
+        if self._end.alive:
+            self._heartbeats.keep(lease_s)
+
+    def check_usable(self) -> None:
+        """``RuntimeError`` in a forked child, ``ValueError`` after ``close``."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this RemoteDistDataset belongs to process {self._owner}: network connections do not "
+                "survive a fork; connect in the process that uses it"
+            )
+        if not self._end.alive:
+            raise ValueError("the dataset was closed: build loaders before, and shut them down first")
+
+    def close(self) -> None:
+        """Disconnect. Closing twice is fine, and in a forked child it does nothing."""
+        self._end()
+
+
+def _end(servers: Sequence[Server], heartbeats: Heartbeats, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    heartbeats.stop()
+    for server in servers:
+        server.client.close()
+        server.connection.close()

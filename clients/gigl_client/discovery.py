@@ -1,0 +1,185 @@
+"""From the address of any one storage server to all of them, checked."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.control_errors import Busy
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.requests import WIRE_VERSION
+from gigl_loader.rpc.store_client import StoreClient
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.store_client import ClusterView
+
+__all__ = ["Found", "find_servers", "read_addresses"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_ATTEMPT_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_MOST_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A cluster that is ready."""
+
+    endpoints: tuple[Endpoint, ...]
+    """In the order of their ranks."""
+    graph: str
+    """Digest of the graph that all of them have."""
+
+
+class _NotReady(Exception):
+    """A server says that it is not ready, and why."""
+
+
+def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
+    """Read addresses, in a list or separated by commas. ``ValueError`` names what is none."""
+    texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"addresses must be 'HOST:PORT' of storage servers, got {addresses!r}")
+    read = [Address.parse(text.strip()) for text in texts]
+    for address in read:
+        if address.port == 0 or address.is_wildcard:
+            raise ValueError(
+                f"{address} cannot be asked: give the address that the server told when it began"
+            )
+    return read
+
+
+def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: float) -> Found:
+    """Return the servers of the cluster of which one has one of these addresses, when all are ready.
+
+    Servers that do not answer or are not ready are asked again for ``timeout_s``; then
+    ``StorageUnavailable`` names one, and why. What waiting cannot help is raised at once: ``ValueError``
+    for another version, another graph or a certificate that is not good, ``SamplingError`` for a token.
+    """
+    search = _Search(addresses, caller, time.monotonic() + timeout_s)
+    pause, told = _FIRST_PAUSE_S, ""
+    while True:
+        try:
+            return search.attempt()
+        except (StorageUnavailable, Busy, _NotReady) as error:
+            reason = str(error)
+        if search.left <= pause:
+            raise StorageUnavailable(f"no storage cluster that is ready within {timeout_s:g} s: {reason}")
+        if reason != told:
+            _LOGGER.warning("waiting for storage servers, up to %.0f s more: %s", search.left, reason)
+            told = reason
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+class _Search:
+    """Attempts to find a cluster."""
+
+    def __init__(self, addresses: Sequence[Address], caller: Caller, deadline: float) -> None:
+        self._asked = [
+            Endpoint(
+                host_index=number,
+                host=address.host,
+                control_port=address.port,
+                data_port=address.port,  # Not known yet, and not used.
+                partitions=(),
+                what="address",
+            )
+            for number, address in enumerate(addresses)
+        ]
+        self._caller = caller
+        self._deadline = deadline
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline - time.monotonic()
+
+    def attempt(self) -> Found:
+        """Return the cluster, or raise what keeps it from being used."""
+        view = self._first_view()
+        with ThreadPoolExecutor(min(len(view.servers), _MOST_AT_ONCE)) as threads:
+            checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
+        for check in checks:
+            check.result()
+        return Found(endpoints=view.servers, graph=view.graph)
+
+    def _first_view(self) -> ClusterView:
+        """Return what the first server says that answers and is ready."""
+        errors: list[Exception] = []
+        for asked in self._asked:
+            found = self._view_or_reason(asked)
+            if not isinstance(found, Exception):
+                return found
+            errors.append(found)
+        # One that is not ready knows more than one that is not there.
+        raise next((error for error in errors if isinstance(error, _NotReady)), errors[0])
+
+    def _view_or_reason(self, asked: Endpoint) -> ClusterView | Exception:
+        """Return why there is no view, where waiting may help."""
+        try:
+            return self._view(asked)
+        except (StorageUnavailable, Busy, _NotReady) as error:
+            self._check_plain_text(asked)
+            return error
+
+    def _view(self, server: Endpoint) -> ClusterView:
+        with closing(StoreClient(server, self._caller)) as client:
+            view = client.cluster(self._patience)
+        if view.wire_version != WIRE_VERSION:
+            raise ValueError(
+                f"{server} runs gigl-loader {view.version}, whose wire version is {view.wire_version}; here "
+                f"it is {WIRE_VERSION}: install the same version on all servers and trainers"
+            )
+        if not view.ready:
+            raise _NotReady(f"{server} is not ready: {view.reason or 'it did not say why'}")
+        return view
+
+    def _check(self, server: Endpoint, graph: str) -> None:
+        """Check that a server that another told of is the one, is ready, and can be reached on both ports."""
+        view = self._view(server)
+        if view.graph != graph:
+            raise ValueError(
+                f"{server} has another graph ({view.graph[:12]}) than the server that was asked first "
+                f"({graph[:12]}): start all servers on parts of one and the same partitioned graph"
+            )
+        check_peer(server, self._caller, digest=graph, timeout_s=self._patience)
+
+    @property
+    def _patience(self) -> float:
+        return max(min(self.left, _ATTEMPT_S), 0.1)
+
+    def _check_plain_text(self, server: Endpoint) -> None:
+        """Raise ``ValueError`` for a server that speaks TLS to us, who do not: waiting cannot help."""
+        if not self._caller.uses_tls(server) and _speaks_tls(server, min(self._patience, 1.0)):
+            raise ValueError(
+                f"{server} speaks TLS: pass credentials=Caller.from_files(ca=...), with the certificate of "
+                "whoever signed the server's"
+            )
+
+
+def _speaks_tls(server: Endpoint, timeout_s: float) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # Nothing is sent: the question is only whether it answers.
+    try:
+        with (
+            socket.create_connection((server.host, server.control_port), timeout_s) as plain,
+            context.wrap_socket(plain),
+        ):
+            return True
+    except OSError:
+        return False

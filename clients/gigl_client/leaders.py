@@ -1,0 +1,157 @@
+"""Who creates the producers of a loader: the first of its ranks to come, on all servers at once.
+
+Nobody waits for a rank that has not come: a leader waits for servers only, and a follower for a leader that
+is at work. So ranks may build loaders in any order. What became of it is told to all, failures too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING
+
+from gigl_client.admission import admitted
+from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
+from gigl_loader.rpc.control_errors import Busy
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from gigl_client.cluster import Cluster, Server
+    from gigl_loader.group import RankGroup
+    from gigl_loader.sampling.source import SourceRequest
+
+__all__ = ["Leaders"]
+
+_SHARE_OF_LEADER = 0.9
+"""Of the time that any rank waits: so that followers hear of a leader's failure before they give up."""
+_ATTEMPT_S = 10.0
+_UNDO_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_MOST_AT_ONCE = 32
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (FormatError, SamplingError, StorageUnavailable, TimeoutError, TypeError, ValueError)
+}
+"""What followers raise as what it was. Anything else is a ``GiglError`` there."""
+
+
+class Leaders:
+    """Creates the producers of one dataset's loaders, or waits for the rank that does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._loaders = itertools.count(1)
+
+    def produce(self, request: SourceRequest) -> str:
+        """Return the key of a loader's producer, when all servers have it.
+
+        Raises what the leader does, on all its followers, and ``TimeoutError`` where they hear nothing of
+        it. After a failure, servers have nothing more than before.
+        """
+        group = request.group
+        key = self._key(request)
+        if group is None or (request.alone and request.store.worker_key is None):
+            _create(self._cluster, key, request.plan.to_json(), request.timeout_s)
+            return key
+        # Not the whole secret of the job: keys of the store may show up in logs.
+        place = f"producer/{self._cluster.job[:8]}/{key}"
+        place += f"/{group.turn(place)}"
+        leader = int(group.first(f"{place}/leader", str(group.rank)))
+        if leader == group.rank:
+            self._lead(group, place, key, request)
+        else:
+            _follow(group, place, leader, request)
+        return key
+
+    def _key(self, request: SourceRequest) -> str:
+        """Return a key that no other loader of the job has, unless the user has named one."""
+        if request.store.worker_key is not None:
+            return request.store.worker_key
+        group = request.group
+        if group is None:
+            return f"{request.name}#{next(self._loaders)}"
+        if request.alone:
+            return f"{request.name}#{next(self._loaders)} of rank {group.rank}"
+        # Ranks build loaders of equal names in one order.
+        return f"{request.name}#{group.turn(f'producers/{self._cluster.job[:8]}/{request.name}')}"
+
+    def _lead(self, group: RankGroup, place: str, key: str, request: SourceRequest) -> None:
+        deadline = time.monotonic() + _SHARE_OF_LEADER * request.timeout_s
+        try:
+            with self._turn(group, request, deadline):
+                _create(self._cluster, key, request.plan.to_json(), deadline - time.monotonic())
+        except BaseException as error:
+            with suppress(ConnectionError):  # Of two failures, the first counts.
+                group.publish(f"{place}/outcome", json.dumps([_kind(error), str(error) or repr(error)]))
+            raise
+        group.publish(f"{place}/outcome", json.dumps(None))
+
+    def _turn(
+        self, group: RankGroup, request: SourceRequest, deadline: float
+    ) -> AbstractContextManager[None]:
+        limit = request.store.max_producer_inits
+        if limit is None:
+            return nullcontext()
+        return admitted(
+            group,
+            f"producer/{self._cluster.job[:8]}/turns",
+            limit=limit,
+            gap_s=request.start_gap_s or 0.0,
+            timeout_s=deadline - time.monotonic(),
+        )
+
+
+def _follow(group: RankGroup, place: str, leader: int, request: SourceRequest) -> None:
+    what = f"create the producer of {request.name} on the storage servers, which it was the first to begin"
+    (outcome,) = group.collect(f"{place}/outcome", ranks=[leader], timeout=request.timeout_s, what=what)
+    failure = json.loads(outcome)
+    if failure is not None:
+        kind, message = failure
+        raise _KINDS.get(kind, GiglError)(f"rank {leader}: {message}")
+
+
+def _kind(error: BaseException) -> str:
+    """Return the nearest class that followers know by name."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
+
+
+def _create(cluster: Cluster, key: str, plan: str, timeout_s: float) -> None:
+    """Create a producer on all servers at once. What was made is destroyed again if one of them fails."""
+    deadline = time.monotonic() + timeout_s
+    made: list[Server] = []
+
+    def create(server: Server) -> None:
+        if _create_on(server, key, plan, cluster.graph_digest, deadline):
+            made.append(server)
+
+    with ThreadPoolExecutor(min(len(cluster.servers), _MOST_AT_ONCE)) as threads:
+        tasks = [threads.submit(create, server) for server in cluster.servers]
+        errors = [error for task in tasks if (error := task.exception()) is not None]
+        if errors:
+            list(threads.map(lambda server: _destroy(server, key), made))
+            raise errors[0]
+
+
+def _create_on(server: Server, key: str, plan: str, graph: str, deadline: float) -> bool:
+    """Ask until there is an answer. Return whether the producer is new."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            return server.client.create_producer(
+                key, plan, graph, max(min(deadline - time.monotonic(), _ATTEMPT_S), 0.1)
+            )
+        except (StorageUnavailable, Busy):
+            if deadline - time.monotonic() <= pause:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _destroy(server: Server, key: str) -> None:
+    with suppress(GiglError, ValueError):  # Its lease ends it.
+        server.client.destroy_producer(key, _UNDO_S)

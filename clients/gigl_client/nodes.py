@@ -1,0 +1,133 @@
+"""The nodes of a graph that storage servers hold: who has which, under which ids."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.rpc.directory import Directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from gigl_client.cluster import Cluster, Server
+    from gigl_client.slices import Share
+    from gigl_loader.graph.schema import NodeSchema
+    from gigl_loader.options import NodeType
+
+    Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["RemoteNodes"]
+
+_MOST_AT_ONCE = 16
+
+
+class RemoteNodes:
+    """Asks servers about nodes. Ids are known to all of them, splits to the owners of the partitions."""
+
+    def __init__(self, cluster: Cluster, *, first: int) -> None:
+        """``first`` says which server is asked for ids: other processes give other numbers."""
+        self._schema = cluster.schema
+        self._servers = cluster.servers
+        self._directories = [
+            Directory(server.connection, schema=cluster.schema, digest=cluster.graph_digest)
+            for server in cluster.servers
+        ]
+        self._directory = self._directories[first % len(self._directories)]
+        self._latest: tuple[NodeType, Int64Array, Int64Array] | None = None
+        """Positions and ids of what was asked last: a loader asks for the ids of its input again."""
+
+    def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
+        """Return the position of each node id. ``ValueError`` with the first ten unknown ids."""
+        self._known(node_type)
+        positions = self._directory.locate(node_type, ids)
+        self._latest = (node_type, positions, ids)
+        return positions
+
+    def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
+        """Return the node ids at these positions, in order."""
+        nodes = self._known(node_type)
+        if nodes.ids == "identity":
+            return positions
+        if self._latest is not None and self._latest[0] == node_type and self._latest[1] is positions:
+            return self._latest[2]
+        return self._directory.ids(node_type, positions)
+
+    def all_positions(self, node_type: NodeType) -> Int64Array:
+        """Return the positions of all nodes of a type, by ascending node id."""
+        self._known(node_type)
+        return self._directory.all_positions(node_type)
+
+    def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
+        """Return the positions of a split, by ascending node id. ``ValueError`` lists the known splits."""
+        self.check_split(node_type, split)
+        parts = self._of_servers(lambda server: self._split_on(server, node_type, split))
+        return self._in_id_order(node_type, np.concatenate(parts))
+
+    def of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
+        """Return a share of the ids of each server's nodes, of a split or all of them, ascending."""
+        self._known(node_type)
+        if split is not None:
+            self.check_split(node_type, split)
+
+        def held(server: Server) -> Int64Array:
+            if not share.needs(server.rank, len(self._servers)):
+                return np.empty(0, np.int64)
+            positions = (
+                self._held_by(server, node_type)
+                if split is None
+                else self._split_on(server, node_type, split)
+            )
+            return np.sort(self.node_ids(node_type, positions))
+
+        lists = self._of_servers(held)
+        slices = share.slices([len(ids) for ids in lists])
+        return [ids[which] for ids, which in zip(lists, slices, strict=True)]
+
+    def owners(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
+        """Return the partition of each node."""
+        bounds = np.array(self._known(node_type).bounds, np.int64)
+        return np.searchsorted(bounds, self.positions(node_type, ids), side="right") - 1
+
+    def check_split(self, node_type: NodeType, split: str) -> None:
+        """Raise ``ValueError`` unless nodes of this type have that split."""
+        known = self._known(node_type).splits
+        if split not in known:
+            listed = ", ".join(map(repr, known)) or "none"
+            raise ValueError(f"nodes of type {node_type!r} have no split {split!r}; known: {listed}")
+
+    def _split_on(self, server: Server, node_type: NodeType, split: str) -> Int64Array:
+        directory = self._directories[server.rank]
+        parts = [directory.split(part, node_type, split) for part in server.endpoint.partitions]
+        return np.concatenate(parts).astype(np.int64, copy=False)
+
+    def _held_by(self, server: Server, node_type: NodeType) -> Int64Array:
+        bounds = self._schema.nodes[node_type].bounds
+        return np.concatenate(
+            [np.arange(bounds[part], bounds[part + 1], dtype=np.int64) for part in server.endpoint.partitions]
+        )
+
+    def _of_servers(self, ask: Callable[[Server], Int64Array]) -> list[Int64Array]:
+        """Ask all servers at once."""
+        with ThreadPoolExecutor(min(len(self._servers), _MOST_AT_ONCE)) as threads:
+            return list(threads.map(ask, self._servers))
+
+    def _in_id_order(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
+        if self._known(node_type).ids == "identity":
+            return np.sort(positions)
+        ids = self._directory.ids(node_type, positions)
+        order = np.argsort(ids, kind="stable")
+        positions = positions[order]
+        self._latest = (node_type, positions, ids[order])
+        return positions
+
+    def _known(self, node_type: NodeType) -> NodeSchema:
+        nodes = self._schema.nodes
+        if node_type not in nodes:
+            listed = ", ".join(map(repr, nodes)) or "none"
+            raise ValueError(f"unknown node type {node_type!r}; known: {listed}")
+        return nodes[node_type]
