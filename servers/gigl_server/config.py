@@ -60,16 +60,10 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if self.partitions is not None:
             _check_partitions(self.partitions)
-        for address in (self.listen, *self.peers, *([self.metrics] if self.metrics else [])):
-            Address.parse(address)
-        for peer in self.peers:
-            if Address.parse(peer).port == 0:
-                raise ValueError(f"peer {peer}: port 0 cannot be asked")
+        self._check_addresses()
         self._check_ways_in()
         if self.workers is not None:
             whole_number("workers", self.workers, minimum=1)
-        if self.data_port is not None and not 0 <= self.data_port < 65536:
-            raise ValueError(f"data port {self.data_port} does not lie in [0, 65536)")
         whole_number("frame_memory", self.frame_memory, minimum=_LEAST_FRAME_MEMORY)
         for name, seconds, least in (
             ("lease", self.lease_s, 1.0),
@@ -114,6 +108,20 @@ class ServeOptions:
         )
         credentials.check_certificate()
         return credentials
+
+    def _check_addresses(self) -> None:
+        given = [("listen", self.listen), *(("peer", peer) for peer in self.peers)]
+        if self.metrics is not None:
+            given.append(("metrics", self.metrics))
+        for name, text in given:
+            try:
+                port = Address.parse(text).port
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            if name == "peer" and port == 0:
+                raise ValueError(f"peer: {text}: port 0 cannot be asked")
+        if self.data_port is not None and not 0 <= self.data_port < 65536:
+            raise ValueError(f"data_port {self.data_port} does not lie in [0, 65536)")
 
     def _check_ways_in(self) -> None:
         control, data = self.address, self.data_address

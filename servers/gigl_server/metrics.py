@@ -154,7 +154,7 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
     yield _gauge("ready_bytes", "Bytes of batches that lie ready to be fetched", load.ready_bytes)
     yield _gauge("frame_memory_bytes", "Memory of frames: written, ready, being sent", load.frame_bytes)
     yield _counter("batches", "Batches sampled", load.batches)
-    yield _counter("batch_bytes", "Bytes of sampled batches", load.bytes)
+    yield _counter("batch_bytes", "Bytes of sampled batches", load.nbytes)
     yield _counter(
         "sampling_seconds", "Time from the beginning of a batch to its end, summed", load.sampling_s
     )
@@ -166,7 +166,7 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
 _CHANNEL_NAMES = ("job", "channel", "transport")
 _CHANNEL_METRICS: tuple[tuple[type[Any], str, str, str], ...] = (
     (CounterMetricFamily, "batches", "channel_batches", "Batches of the channel"),
-    (CounterMetricFamily, "bytes", "channel_bytes", "Bytes of its batches"),
+    (CounterMetricFamily, "nbytes", "channel_bytes", "Bytes of its batches"),
     (GaugeMetricFamily, "queued", "channel_queued", "Its batches that nobody samples yet"),
     (GaugeMetricFamily, "ready", "channel_ready", "Its batches that lie ready to be fetched"),
     (CounterMetricFamily, "sampling_s", "channel_sampling_seconds", "Time of sampling its batches, summed"),
@@ -179,10 +179,14 @@ def _of_channels(load: ServiceLoad) -> Iterator[_Family]:
         metric = family(f"gigl_{name}", text, labels=_CHANNEL_NAMES)
         sums: dict[tuple[str, ...], float] = {}
         for each in load.channels:  # Channels of equal names are one: a label set may appear once only.
-            labels = (each.job, f"{each.key}/{each.name}" if each.name else each.key, each.transport)
+            labels: tuple[str, ...] = (
+                each.short_job,
+                f"{each.key}/{each.name}" if each.name else each.key,
+                each.transport,
+            )
             sums[labels] = sums.get(labels, 0) + getattr(each, field)
-        for labels, value in sums.items():
-            metric.add_metric(labels, value)
+        for names, value in sums.items():
+            metric.add_metric(names, value)
         yield metric
 
 

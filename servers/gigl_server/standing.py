@@ -23,6 +23,7 @@ class Standing:
         self._lock = threading.Lock()
         self._joining: Joining | None = None
         self._reason = "it is starting"
+        self._ends = False
         self._traffic: Callable[[], Mapping[int, WireCounts]] = dict
 
     @property
@@ -33,14 +34,14 @@ class Standing:
     def view(self) -> View:
         """Return what to tell others."""
         with self._lock:
-            joining, reason, traffic = self._joining, self._reason, self._traffic
+            joining, reason, ends, traffic = self._joining, self._reason, self._ends, self._traffic
         if joining is None:
             return View(members=(), ready=False, reason=reason)
         peers = [PeerTraffic(server=rank, counts=counts) for rank, counts in sorted(traffic().items())]
         return View(
             members=joining.members,
             ready=not reason,
-            reason=reason and (joining.waiting_for or reason),
+            reason=reason if ends else reason and (joining.waiting_for or reason),
             peers=tuple(peers),
         )
 
@@ -59,9 +60,10 @@ class Standing:
     def is_ready(self, traffic: Callable[[], Mapping[int, WireCounts]]) -> None:
         """From now on it serves. ``traffic`` tells what was exchanged with servers, by rank."""
         with self._lock:
-            self._reason, self._traffic = "", traffic
+            if not self._ends:
+                self._reason, self._traffic = "", traffic
 
-    def is_not_ready(self, reason: str) -> None:
-        """From now on it does not, for this reason."""
+    def ends(self, reason: str) -> None:
+        """From now on it does not serve, for this reason, and will not again."""
         with self._lock:
-            self._reason = reason
+            self._reason, self._ends = reason, True

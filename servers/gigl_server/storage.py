@@ -1,9 +1,8 @@
-"""A storage server: everything that it is made of, how it comes up and how it ends."""
+"""What a storage server is made of: everything is put together here, and nothing else happens here."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -20,157 +19,17 @@ from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.metrics import MetricsPort
 from gigl_server.ring_door import RingDoor
-from gigl_server.service import THREADS_PER_WORKER, SamplingService
+from gigl_server.service import SamplingService
 from gigl_server.standing import Standing
-from gigl_server.stores import ClusterStores
-from gigl_server.watch import Watch
+from gigl_server.storage_server import Parts, StorageServer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.config import ServeOptions
 
 __all__ = ["StorageServer", "build_storage_server"]
 
 _LOGGER = logging.getLogger(__name__)
-_LOOK_EVERY_S = 5.0
-_JOIN_END_S = 10.0
-
-
-class StorageServer:
-    """Serves from the moment that it is ready until it is drained or closed."""
-
-    def __init__(
-        self,
-        options: ServeOptions,
-        graph: Graph,
-        *,
-        endpoint: Endpoint,
-        asker: Asker,
-        joining: Joining,
-        standing: Standing,
-        control: ControlService,
-        service: SamplingService,
-        credentials: Credentials,
-        metrics: MetricsPort | None,
-        stack: ExitStack,
-    ) -> None:
-        """Use ``build_storage_server``. Begins to join; ``stack`` closes everything."""
-        self.failure: Exception | None = None
-        """Why this server will not become ready."""
-        self._endpoint = endpoint
-        self._options, self._graph = options, graph
-        self._asker, self._joining, self._standing = asker, joining, standing
-        self._control, self._service, self._credentials = control, service, credentials
-        self._metrics, self._stack = metrics, stack
-        self.settled = threading.Event()
-        """Set once the server is ready, or cannot become so."""
-        self._ending = threading.Event()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._live, name="cluster", daemon=True)
-        self._thread.start()
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where it is reached. Its number is its rank once the server is ready."""
-        members = [each for each in self._joining.members if each.partitions == self._endpoint.partitions]
-        return members[0] if self.ready and members else self._endpoint
-
-    @property
-    def ready(self) -> bool:
-        return self._standing.ready
-
-    @property
-    def metrics_address(self) -> str:
-        """``HOST:PORT`` of the metrics; empty where there are none."""
-        return self._metrics.address if self._metrics else ""
-
-    def meet(self, addresses: Sequence[str]) -> None:
-        """Tell of further servers while this one waits for them."""
-        for address in addresses:
-            self._standing.heard_of(address)
-
-    def wait_ready(self, timeout_s: float) -> None:
-        """Return when the server serves.
-
-        Raises what it failed of, ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
-        """
-        if not self.settled.wait(timeout_s):
-            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._standing.view().reason}")
-        if self.failure is not None:
-            raise self.failure
-
-    def drain(self, timeout_s: float) -> bool:
-        """Take no new asks; finish those under way and let them be fetched. ``False``: time was over."""
-        was_ready = self.ready
-        self._standing.is_not_ready("draining")
-        self._control.set_serving(False)
-        self._ending.set()
-        self._joining.close()
-        if not was_ready:
-            return True
-        _LOGGER.info("draining: %g s at most", timeout_s)
-        done = self._service.drain(timeout_s)
-        if not done:
-            _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
-        return done
-
-    def close(self) -> None:
-        """End calls under way, let go of ports, memory and threads. Closing twice is fine."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._standing.is_not_ready("it is closed")
-        self._ending.set()
-        self._joining.close()
-        self._thread.join(_JOIN_END_S)
-        self._stack.close()
-        _LOGGER.info("stopped")
-
-    def __enter__(self) -> StorageServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _live(self) -> None:
-        """Join, then look after the others."""
-        try:
-            watch = self._become_ready()
-        except Exception as error:
-            self.failure = error
-            self._standing.is_not_ready(str(error))
-            if not self._ending.is_set():
-                _LOGGER.error("not ready: %s", error)
-            return
-        finally:
-            self.settled.set()
-        while not self._ending.wait(_LOOK_EVERY_S):
-            watch.look()
-
-    def _become_ready(self) -> Watch:
-        members = self._joining.run(self._options.join_timeout_s)
-        stores = ClusterStores(
-            self._graph,
-            members,
-            self._credentials.caller(),
-            concurrency=self._options.num_workers * THREADS_PER_WORKER,
-        )
-        self._service.make_ready(None if self._graph.is_whole else stores.open)
-        if not self._ending.is_set():
-            self._standing.is_ready(stores.traffic)
-            self._control.set_serving(True)
-            _LOGGER.info(
-                "ready: %s serves partitions %s, %d workers",
-                self.endpoint,
-                list(self._endpoint.partitions),
-                self._options.num_workers,
-            )
-        others = [each for each in members if each.control_address != self._endpoint.control_address]
-        return Watch(others, self._graph.manifest.digest, self._asker.ask)
 
 
 def build_storage_server(
@@ -259,16 +118,15 @@ def _compose(options: ServeOptions, graph: Graph, credentials: Credentials) -> S
             check=asker.check,
         )
         standing.joins(joining)
-        return StorageServer(
-            options,
-            graph,
+        parts = Parts(
             endpoint=own,
+            credentials=credentials,
             asker=asker,
             joining=joining,
             standing=standing,
             control=control,
             service=service,
-            credentials=credentials,
             metrics=metrics,
             stack=stack.pop_all(),
         )
+        return StorageServer(options, graph, parts)

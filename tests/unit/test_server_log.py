@@ -1,0 +1,49 @@
+"""The server's log: what a full disk does to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gigl_server.logs import LineHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    found = logging.getLogger("test of the log")
+    found.propagate = False
+    yield found
+    for handler in list(found.handlers):
+        found.removeHandler(handler)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_loses_lines_and_says_so_when_it_is_over(logger: logging.Logger, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        logger.addHandler(LineHandler(fd))
+        for _ in range(3):
+            logger.error("lost")
+        good = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(good, fd)
+        os.close(good)
+        logger.error("there is room again")
+        logger.error("and still")
+    finally:
+        os.close(fd)
+    first, second = path.read_text().splitlines()
+    assert first == "there is room again (3 lines before this one were lost)"
+    assert second == "and still"
+
+
+def test_a_descriptor_that_was_closed_stops_nobody(logger: logging.Logger) -> None:
+    logger.addHandler(LineHandler(10_000))
+    logger.error("into nothing")
