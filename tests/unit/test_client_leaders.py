@@ -1,0 +1,200 @@
+"""Producers are created by the first rank to come, on all servers; the others hear what became of it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from gigl_client.admission import admitted
+from gigl_client.leaders import Leaders
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.group import RankGroup
+from gigl_loader.options import StoreOptions
+from gigl_loader.rpc.control_errors import Busy
+from tests.support.thread_ranks import run_ranks
+
+
+class _Client:
+    """A server that counts what it is asked, and fails as told."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.plans: dict[str, str] = {}
+        self.calls: list[str] = []
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+        self.met = threading.Event()
+
+    def create_producer(self, key: str, plan: str, graph: str, timeout_s: float) -> bool:
+        assert timeout_s > 0
+        assert graph == "digest"
+        with self.lock:
+            self.calls.append(key)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            failure = self.failures.pop(0) if self.failures else None
+        self.met.wait(0.01)
+        with self.lock:
+            self.at_once -= 1
+            if failure is not None:
+                raise failure
+            created = key not in self.plans
+            if self.plans.setdefault(key, plan) != plan:
+                raise ValueError(f"storage server 0: producer {key!r} has another plan")
+        return created
+
+    def destroy_producer(self, key: str, timeout_s: float) -> None:
+        self.plans.pop(key, None)
+
+
+def _cluster(*clients: _Client) -> Any:
+    servers = [SimpleNamespace(rank=rank, client=client) for rank, client in enumerate(clients)]
+    return SimpleNamespace(servers=servers, graph_digest="digest", job="0123456789" * 6 + "abcd")
+
+
+def _request(group: RankGroup | None, *, name: str = "train", plan: str = "plan", **options: Any) -> Any:
+    fields: dict[str, Any] = {
+        "name": name,
+        "plan": SimpleNamespace(to_json=lambda: plan),
+        "group": group,
+        "alone": group is None,
+        "timeout_s": 20.0,
+        "start_gap_s": None,
+    }
+    store = StoreOptions(**{key: options.pop(key) for key in list(options) if key not in fields})
+    return SimpleNamespace(**(fields | options), store=store)
+
+
+def test_one_rank_creates_on_every_server_and_all_get_the_key() -> None:
+    clients = [_Client() for _ in range(3)]
+
+    def program(group: RankGroup) -> str:
+        return Leaders(_cluster(*clients)).produce(_request(group))
+
+    assert run_ranks(4, program) == ["train#1"] * 4
+    assert [client.calls for client in clients] == [["train#1"]] * 3
+
+
+def test_ranks_build_loaders_in_any_order() -> None:
+    client = _Client()
+
+    def program(group: RankGroup) -> list[str]:
+        leaders = Leaders(_cluster(client))
+        names = ["train", "val", "test"]
+        names = names[group.rank :] + names[: group.rank]
+        return sorted(leaders.produce(_request(group, name=name)) for name in names)
+
+    assert run_ranks(3, program) == [["test#1", "train#1", "val#1"]] * 3
+    assert sorted(client.calls) == ["test#1", "train#1", "val#1"]
+
+
+def test_a_loader_that_is_built_again_has_a_producer_of_its_own() -> None:
+    client = _Client()
+
+    def program(group: RankGroup) -> list[str]:
+        leaders = Leaders(_cluster(client))
+        return [leaders.produce(_request(group, plan=f"plan {turn}")) for turn in range(2)]
+
+    assert run_ranks(2, program) == [["train#1", "train#2"]] * 2
+
+
+def test_loaders_of_one_worker_key_share_a_producer_and_unequal_ones_are_refused() -> None:
+    leaders = Leaders(_cluster(_Client()))
+    assert leaders.produce(_request(None, worker_key="shared")) == "shared"
+    assert leaders.produce(_request(None, worker_key="shared", name="other")) == "shared"
+    with pytest.raises(ValueError, match="has another plan"):
+        leaders.produce(_request(None, worker_key="shared", plan="another"))
+    assert leaders.produce(_request(None)) != leaders.produce(_request(None))
+
+
+def test_a_rank_that_stands_alone_waits_for_nobody() -> None:
+    store = HashStore()
+    client = _Client()
+    keys = {
+        Leaders(_cluster(client)).produce(_request(RankGroup(store, rank, 4), alone=True))
+        for rank in range(2)
+    }
+    assert keys == {"train#1 of rank 0", "train#1 of rank 1"}
+
+
+def test_a_failure_of_one_server_is_every_ranks_and_leaves_nothing() -> None:
+    clients = [_Client(), _Client(ValueError("storage server 1: plan refused")), _Client()]
+
+    def program(group: RankGroup) -> str:
+        return Leaders(_cluster(*clients)).produce(_request(group))
+
+    outcomes = run_ranks(3, program)
+    assert all(isinstance(outcome, ValueError) for outcome in outcomes)
+    texts = sorted(map(str, outcomes))
+    assert texts[-1] == "storage server 1: plan refused"
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("rank ")
+    assert texts[0].endswith(": storage server 1: plan refused")
+    assert all(client.plans == {} for client in clients)
+
+
+def test_what_was_there_before_stays_after_a_failure() -> None:
+    first, second = _Client(), _Client()
+    leaders = Leaders(_cluster(first, second))
+    leaders.produce(_request(None, worker_key="shared"))
+    second.failures.append(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        leaders.produce(_request(None, worker_key="shared"))
+    assert list(first.plans) == ["shared"]
+
+
+def test_a_server_that_is_away_or_busy_is_asked_again() -> None:
+    client = _Client(StorageUnavailable("away"), Busy("too many"))
+    assert Leaders(_cluster(client)).produce(_request(None)) == "train#1"
+    assert len(client.calls) == 3
+
+
+def test_a_server_that_stays_away_is_told_within_the_time() -> None:
+    client = _Client(*[StorageUnavailable("storage server 0: away")] * 100)
+    with pytest.raises(StorageUnavailable, match="storage server 0: away"):
+        Leaders(_cluster(client)).produce(_request(None, timeout_s=0.2))
+
+
+def test_a_leader_that_says_nothing_is_named() -> None:
+    store = HashStore()
+    group = RankGroup(store, 1, 3)
+    group.first("producer/01234567/train#1/1/leader", "2")
+    with pytest.raises(TimeoutError, match=r"^rank 2 did not create the producer of train .* within 0\.05 s"):
+        Leaders(_cluster(_Client())).produce(_request(group, timeout_s=0.05))
+
+
+def test_so_many_leaders_create_at_the_same_time() -> None:
+    client = _Client()
+
+    def program(group: RankGroup) -> None:
+        Leaders(_cluster(client)).produce(
+            _request(group, name=f"loader {group.rank}", max_producer_inits=2, start_gap_s=0.0)
+        )
+
+    assert run_ranks(6, program) == [None] * 6
+    assert len(client.calls) == 6
+    assert client.most_at_once <= 2
+
+
+def test_those_after_them_begin_a_gap_later() -> None:
+    store = HashStore()
+    began = []
+    for rank in range(3):
+        with admitted(RankGroup(store, rank, 3), "turns", limit=1, gap_s=0.05, timeout_s=5):
+            began.append(time.monotonic())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(began)]
+    assert min(gaps) > 0.04
+
+
+def test_a_leader_that_keeps_its_turn_is_named() -> None:
+    store = HashStore()
+    with admitted(RankGroup(store, 1, 2), "turns", limit=1, gap_s=0, timeout_s=5):
+        late = admitted(RankGroup(store, 0, 2), "turns", limit=1, gap_s=0, timeout_s=0.05)
+        with pytest.raises(TimeoutError, match=r"within 0\.05 s: rank 1 is still creating"), late:
+            pass
