@@ -39,7 +39,7 @@ PLAN = SamplingPlan(
 
 
 @functools.cache
-def small_graph() -> Graph:
+def small_graph(num_partitions: int = 1) -> Graph:
     """600 nodes with features and labels, 6,000 random edges, in memory."""
     random = np.random.default_rng(0)
     nodes = ArrayTable(
@@ -53,7 +53,8 @@ def small_graph() -> Graph:
     src, dst = random.integers(0, _NUM_NODES, (2, 6_000))
     edges = ArrayTable("edges", {"src": src, "dst": dst})
     folder = MemoryFolder()
-    build_graph(GraphTables(edges={_EDGE: edges}, nodes={"node": NodeTable(nodes)}), folder)
+    tables = GraphTables(edges={_EDGE: edges}, nodes={"node": NodeTable(nodes)})
+    build_graph(tables, folder, num_partitions=num_partitions)
     return Graph.open(folder)
 
 

@@ -1,0 +1,152 @@
+"""Sources that storage servers in this process feed, of every kind, for the contract suite."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gigl_client.cluster import Cluster
+from gigl_client.source import RemoteSource
+from gigl_loader.graph.graph import Graph
+from gigl_loader.rpc.credentials import Caller
+from gigl_loader.rpc.job import new_job
+from gigl_server.config import ServeOptions
+from gigl_server.storage import build_storage_server
+from tests.support.faults import FaultPlan, FaultySampler
+from tests.support.sources import PLAN, drain, small_graph, small_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.source import BatchSource
+    from gigl_server.service import SamplingService
+    from gigl_server.storage import StorageServer
+
+__all__ = ["REMOTE_KINDS", "RemoteKind", "SmallCluster", "served"]
+
+_READY_S = 30.0
+_NAMES = itertools.count()
+
+
+@dataclass(eq=False)
+class SmallCluster:
+    """Servers of the small graph, one client of them, and what shall go wrong."""
+
+    servers: list[StorageServer]
+    cluster: Cluster
+    faults: FaultPlan | None = None
+    gate: threading.Event = field(default_factory=threading.Event)
+    """Closed, no server samples."""
+    sampled: list[Request] = field(default_factory=list)
+    """What servers were asked for, in the order in which they began."""
+
+    def open(self, **options: Any) -> RemoteSource:
+        """Open a source. Its producer is its own."""
+        key = f"key {next(_NAMES)}"
+        settings: dict[str, Any] = {"timeout_s": 20.0, "key": key, "name": key, **options}
+        plan, schedule = settings.pop("plan", PLAN), settings.pop("schedule", small_schedule())
+        return RemoteSource(self.cluster, plan, schedule, **settings)
+
+
+@contextmanager
+def served(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[SmallCluster]:
+    """Serve the small graph from ``count`` servers of one partition each, and connect."""
+    graph = small_graph(count)
+    with ExitStack() as stack:
+        servers: list[StorageServer] = []
+        for part in range(count):
+            peers = tuple(each.endpoint.control_address for each in servers[:1])
+            settings: dict[str, Any] = {"partitions": (part,), "listen": "127.0.0.1:0", "peers": peers}
+            settings |= {"graph_dir": "", "workers": 2} | options
+            own = Graph.open(graph.folder, parts=[part])
+            servers.append(stack.enter_context(build_storage_server(ServeOptions(**settings), graph=own)))
+        for server in servers:
+            server.wait_ready(_READY_S)
+        cluster = Cluster(
+            [server.endpoint for server in servers],
+            schema=graph.schema,
+            graph_digest=graph.manifest.digest,
+            job=new_job(),
+            caller=Caller(),
+            timeout_s=20.0,
+        )
+        stack.callback(cluster.close)
+        small = SmallCluster(servers, cluster)
+        small.gate.set()
+        _sabotage(small, monkeypatch)
+        _warm(small)
+        yield small
+
+
+def _warm(small: SmallCluster) -> None:
+    """Have all connections opened, so that a test finds at its end what it found at its beginning."""
+    for transport in ("ring", "flight"):
+        source = small.open(transport=transport)
+        source.start_epoch(0)
+        drain(source)
+        source.close()
+
+
+@dataclass(frozen=True)
+class _Sabotaged:
+    """Samples as another does, but for what the cluster's faults and gate say at that moment."""
+
+    sampler: Any
+    small: SmallCluster
+
+    @property
+    def ledger(self) -> Any:
+        return self.sampler.ledger
+
+    def sample(self, request: Request) -> Any:
+        self.small.sampled.append(request)
+        assert self.small.gate.wait(_READY_S)
+        faults = self.small.faults
+        return (FaultySampler(self.sampler, faults) if faults else self.sampler).sample(request)
+
+
+def _sabotage(small: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for server in small.servers:
+        service: SamplingService = server._parts.service
+        make = service._samplers._make
+        monkeypatch.setattr(
+            service._samplers, "_make", lambda channel, make=make: _Sabotaged(make(channel), small)
+        )
+
+
+@dataclass(frozen=True)
+class RemoteKind:
+    """A number of servers, and how frames come from them."""
+
+    servers: int
+    transport: str
+    rows: str
+    clusters: dict[int, SmallCluster] = field(default_factory=dict, compare=False)
+
+    workers = 0
+    """In this process."""
+
+    def __str__(self) -> str:
+        return f"{self.servers}-{self.transport}-{self.rows}"
+
+    def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
+        """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
+        small = self.clusters[self.servers]
+        small.faults = faults
+        concurrency = options.pop("worker_concurrency", 4)
+        return small.open(transport=self.transport, rows=self.rows, prefetch=concurrency, **options)
+
+
+REMOTE_KINDS = [
+    RemoteKind(1, "ring", "auto"),
+    RemoteKind(1, "flight", "auto"),
+    RemoteKind(2, "flight", "direct"),
+    RemoteKind(2, "flight", "through"),
+    RemoteKind(2, "ring", "auto"),
+]
