@@ -17,6 +17,16 @@ from rich.table import Table
 import gigl_loader
 from gigl_loader.bench.hosts import BARE, BARE_WARM, CACHED, HOSTS
 from gigl_loader.bench.rounds import Measured
+from gigl_loader.bench.store import (
+    DIRECT,
+    DIRECT_4,
+    FLIGHT,
+    FRAMES,
+    FRAMES_WARM,
+    RING,
+    THROUGH,
+    THROUGH_4,
+)
 from gigl_loader.bench.workload import Workload
 
 __all__ = ["ratios", "save_plot", "show", "to_json"]
@@ -31,6 +41,9 @@ class Ratio:
     subject: str
     beside: str
 
+
+_GLT_STORE = "glt_store_s1_w2_seed1"
+_GLT_STORE_2 = "glt_store_s2_w1_seed1"
 
 _RATIOS = (
     Ratio("sampler over GLT seeded, 1 thread", "edges_per_s", "sampler", "glt_sampler_t1_seed1"),
@@ -51,6 +64,19 @@ _RATIOS = (
     Ratio("bytes with a small cache over without", "wire_mb_per_batch", CACHED, HOSTS),
     Ratio("CPU of the wire over a bare transfer", "cpu_wire_s_per_kseed", HOSTS, BARE),
     Ratio("CPU of the wire over one that keeps memory", "cpu_wire_s_per_kseed", HOSTS, BARE_WARM),
+    Ratio("store, ring, over GLT store", "seeds_per_s", str(RING), _GLT_STORE),
+    Ratio("CPU of store, ring, over GLT store", "cpu_s_per_kseed", str(RING), _GLT_STORE),
+    Ratio("store, Flight, over GLT store", "seeds_per_s", str(FLIGHT), _GLT_STORE),
+    Ratio("CPU of store, Flight, over GLT store", "cpu_s_per_kseed", str(FLIGHT), _GLT_STORE),
+    Ratio("store, ring, over 2 workers", "seeds_per_s", str(RING), "loader, 2 workers"),
+    Ratio("CPU of the store's wire over a bare transfer", "cpu_wire_s_per_kseed", str(FLIGHT), FRAMES),
+    Ratio(
+        "CPU of the store's wire over one that keeps memory", "cpu_wire_s_per_kseed", str(FLIGHT), FRAMES_WARM
+    ),
+    Ratio("store, 2 servers, direct, over GLT store", "seeds_per_s", str(DIRECT), _GLT_STORE_2),
+    Ratio("store, 2 servers, through, over GLT store", "seeds_per_s", str(THROUGH), _GLT_STORE_2),
+    Ratio("store, direct over through, 2 servers", "seeds_per_s", str(DIRECT), str(THROUGH)),
+    Ratio("store, direct over through, 4 servers", "seeds_per_s", str(DIRECT_4), str(THROUGH_4)),
     Ratio(
         "CPU of 2 workers over GLT colocated",
         "cpu_s_per_kseed",
@@ -90,6 +116,31 @@ _TABLES = (
             ("remote_mb_per_batch", "of it remote rows and lists", "{:.2f}"),
             ("wire_over_remote", "times", "{:.3f}"),
             ("calls_per_batch", "calls/batch", "{:.1f}"),
+        ),
+    ),
+    (
+        "network of the store, MB per batch",
+        (
+            ("frame_mb", "frame", "{:.2f}"),
+            ("received_mb", "received", "{:.2f}"),
+            ("received_over_frame", "times", "{:.3f}"),
+            ("sent_mb", "sent", "{:.3f}"),
+            ("between_mb", "between servers", "{:.2f}"),
+            ("between_out_mb", "asks of it", "{:.2f}"),
+            ("between_over_lists", "over remote lists", "{:.3f}"),
+        ),
+    ),
+    (
+        "what a server bears",
+        (
+            ("kill_to_batch_s", "SIGKILL to batch s", "{:.2f}"),
+            ("idle_channels", "idle channels", "{:,.0f}"),
+            ("idle_channels_add_mb", "they add MB", "{:,.1f}"),
+            ("idle_server_mb", "server MB", "{:,.1f}"),
+            ("idle_threads", "threads", "{:,.0f}"),
+            ("loaders", "loaders", "{:,.0f}"),
+            ("mean_batches", "mean batches", "{:,.0f}"),
+            ("slowest_over_mean", "slowest over mean", "{:.2f}"),
         ),
     ),
     ("feature rows", (("gb_per_s", "GB/s", "{:.2f}"),)),
@@ -200,7 +251,7 @@ def _medians(measured: Measured, title: str, columns: Iterable[tuple[str, str, s
     return table
 
 
-_OURS = ("sampler", "gather", "loader", "1 rank", "2 ranks", "2 hosts")
+_OURS = ("sampler", "gather", "loader", "1 rank", "2 ranks", "2 hosts", "store")
 
 
 def save_plot(measured: Measured, path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gigl_client import RemoteDistDataset
 from gigl_loader.bench.flight import KEEP_MEMORY, bare_transfer
@@ -27,7 +27,6 @@ __all__ = [
     "THROUGH",
     "THROUGH_4",
     "Setup",
-    "server_loads",
     "store_case",
 ]
 
@@ -45,8 +44,8 @@ class Setup:
     servers: int = 1
     workers: int
     """Of each server."""
-    transport: str
-    rows: str = "auto"
+    transport: Literal["ring", "flight"]
+    rows: Literal["auto", "direct", "through"] = "auto"
 
     def __str__(self) -> str:
         servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
@@ -111,19 +110,14 @@ def _measured(
     }
 
 
-def server_loads(dataset: RemoteDistDataset) -> list[Any]:
-    """Return what every server says of itself."""
-    return [server.client.load(_LIMIT_S) for server in dataset.cluster.servers]
-
-
 def _costs(dataset: RemoteDistDataset, loader: DistNeighborLoader) -> dict[str, float]:
     """Return what servers and loader spent so far."""
-    loads, stats = server_loads(dataset), loader.stats()
+    loads, stats = list(dataset.server_stats(timeout=_LIMIT_S).values()), loader.stats()
+    peers = [peer for load in loads for peer in load["peers"]]
     return {
-        "sampling_s": sum(load.totals.sampling_s for load in loads),
-        "gathering_s": sum(load.totals.gathering_s for load in loads),
-        "between_in": sum(peer.bytes_in for load in loads for peer in load.peers),
-        "between_out": sum(peer.bytes_out for load in loads for peer in load.peers),
+        **{name: sum(load["totals"][name] for load in loads) for name in ("sampling_s", "gathering_s")},
+        "between_in": sum(peer["bytes_in"] for peer in peers),
+        "between_out": sum(peer["bytes_out"] for peer in peers),
         **{name: float(stats[name]) for name in ("bytes", "wire_bytes_in", "wire_bytes_out")},
     }
 
@@ -169,8 +163,9 @@ def _wire(spent: Mapping[str, float], total: Pass, servers: int) -> dict[str, fl
 def _bare(workload: Workload, figures: Mapping[str, float], epochs: int) -> dict[str, Figures]:
     """Transfer the frames of some epochs and do nothing else."""
     calls, size = epochs * workload.batches, round(figures["received_mb"] * 1e6)
-    found = {}
-    for name, environment in ((FRAMES, {}), (FRAMES_WARM, KEEP_MEMORY)):
+    found: dict[str, Figures] = {}
+    environments: dict[str, Mapping[str, str]] = {FRAMES: {}, FRAMES_WARM: KEEP_MEMORY}
+    for name, environment in environments.items():
         cpu = bare_transfer(calls=calls, request_bytes=64, reply_bytes=size, environment=environment)
         found[name] = {
             "cpu_wire_s_per_kseed": cpu / (calls * workload.batch_size) * 1e3,

@@ -113,8 +113,14 @@ def _client_of(text: str) -> Iterator[StoreClient]:
 
 def _open_idle(client: StoreClient, number: int) -> None:
     """Every tenth is for a trainer on the server's host, with 64 MB of addresses."""
-    ring = {"ring_slots": 16, "ring_slot_bytes": 4 << 20} if number % 10 == 0 else {}
-    client.open_channel("idle", name=f"idle {number}", credit=4, timeout_s=_LIMIT_S, **ring)
+    client.open_channel(
+        "idle",
+        name=f"idle {number}",
+        credit=4,
+        ring_slots=16 if number % 10 == 0 else 0,
+        ring_slot_bytes=4 << 20 if number % 10 == 0 else 0,
+        timeout_s=_LIMIT_S,
+    )
 
 
 def crowd_case(

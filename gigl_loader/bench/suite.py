@@ -20,12 +20,22 @@ from gigl_loader.bench.peer import peer_case, peer_memory_case, set_up_peer
 from gigl_loader.bench.ranks import ranks_case, start_memory_case
 from gigl_loader.bench.rounds import Case, Measured, run_rounds, workers_in_words
 from gigl_loader.bench.sampling import gather_case, sampler_case
+from gigl_loader.bench.store import (
+    DIRECT,
+    DIRECT_4,
+    FLIGHT,
+    RING,
+    THROUGH,
+    THROUGH_4,
+    store_case,
+)
+from gigl_loader.bench.store_load import crowd_case, idle_case, kill_case
 from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 
 __all__ = ["GROUPS", "QUICK_GROUPS", "Suite", "run_suite"]
 
-GROUPS = ("sampling", "loading", "ranks", "hosts", "memory")
+GROUPS = ("sampling", "loading", "ranks", "hosts", "store", "memory")
 """What can be measured, in order. How several ranks start is weighed with both ``ranks`` and ``memory``."""
 
 QUICK_GROUPS = ("sampling", "loading", "memory")
@@ -33,6 +43,8 @@ QUICK_GROUPS = ("sampling", "loading", "memory")
 
 _TWO = 2
 """Hosts of the group of that name; partitions of its graph."""
+
+_STORES = (RING, FLIGHT, DIRECT, THROUGH, DIRECT_4, THROUGH_4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,8 @@ def run_suite(suite: Suite, console: Console) -> Measured:
         graph = prepare(suite.workload, suite.folder)
         if "hosts" in suite.groups:
             prepare(suite.workload, suite.folder, partitions=_TWO)
+        for setup in _STORES if "store" in suite.groups else ():
+            prepare(suite.workload, suite.folder, partitions=setup.servers)
         if suite.peer_script is not None:
             set_up_peer(suite.peer_script.absolute())
     with _one_thread(), _bar(console) as progress:
@@ -77,7 +91,13 @@ def run_suite(suite: Suite, console: Console) -> Measured:
 
 
 def _timed(suite: Suite, graph: Path) -> dict[str, Case]:
-    makers = {"sampling": _sampling, "loading": _loading, "ranks": _ranks, "hosts": _hosts}
+    makers = {
+        "sampling": _sampling,
+        "loading": _loading,
+        "ranks": _ranks,
+        "hosts": _hosts,
+        "store": _store,
+    }
     cases: dict[str, Case] = {}
     for group, make in makers.items():
         if group in suite.groups:
@@ -118,12 +138,31 @@ def _hosts(suite: Suite, graph: Path) -> dict[str, Case]:
     return cases | _peer(suite, "store", num_workers=1, hosts=_TWO)
 
 
+def _store(suite: Suite, graph: Path) -> dict[str, Case]:
+    """One server beside the loader that samples here, with as many workers; then several servers."""
+    seeds = np.load(suite.seeds)[: suite.workload.num_seeds]
+    cases = {"loader, 2 workers": loader_case(graph, suite.workload, seeds, num_workers=_TWO)}
+    for setup in _STORES:
+        path = prepare(suite.workload, suite.folder, partitions=setup.servers)
+        cases[str(setup)] = store_case(path, seeds, suite.workload, setup)
+    cases |= {
+        "store, kill": kill_case(graph, seeds, suite.workload),
+        "store, idle": idle_case(graph, suite.workload),
+        "store, crowd": crowd_case(graph, seeds, suite.workload),
+    }
+    return (
+        cases
+        | _peer(suite, "store", num_workers=2, hosts=1)
+        | _peer(suite, "store", num_workers=1, hosts=_TWO)
+    )
+
+
 def _peer(suite: Suite, mode: str, *, num_workers: int, hosts: int = 1) -> dict[str, Case]:
     if suite.peer_script is None:
         return {}
     script = suite.peer_script.absolute()
     case = peer_case(script, suite.folder, suite.workload, mode, num_workers=num_workers, hosts=hosts)
-    return {f"peer, {mode}": case}
+    return {f"peer, {mode}" + (f", {hosts} servers" if mode == "store" else ""): case}
 
 
 def _weighed(suite: Suite, graph: Path) -> list[Case]:

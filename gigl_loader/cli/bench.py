@@ -34,8 +34,8 @@ def bench(
     measure: Annotated[
         str | None,
         typer.Option(
-            help="Some of: sampling, loading, ranks, hosts, memory.  "
-            "[default: all; --quick leaves out ranks and hosts]"
+            help="Some of: sampling, loading, ranks, hosts, store, memory.  "
+            "[default: all; --quick leaves out ranks, hosts and store]"
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,

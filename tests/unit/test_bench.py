@@ -283,7 +283,9 @@ def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     for groups in (("sampling", "speed"), ()):
-        with pytest.raises(ValueError, match="--measure takes some of sampling,loading,ranks,hosts,memory"):
+        with pytest.raises(
+            ValueError, match="--measure takes some of sampling,loading,ranks,hosts,store,memory"
+        ):
             Suite(workload=TINY, folder=tmp_path, groups=groups)
 
 

@@ -1,0 +1,81 @@
+"""The benchmark of the graph store: what it measures and how it reckons, never how fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gigl_loader.bench import store
+from gigl_loader.bench.loading import Pass
+from gigl_loader.bench.store_load import CROWDED, IDLE, KILLED, crowd_case, idle_case, kill_case
+from gigl_loader.bench.workload import Workload, prepare
+
+TINY = Workload(nodes=400, edges=3_000, dim=4, fanout=(3, 2), batch_size=10, batches=4)
+
+SPENT = {
+    "sampling_s": 0.1,
+    "gathering_s": 0.2,
+    "between_in": 8e6,
+    "between_out": 2e6,
+    "bytes": 20e6,
+    "wire_bytes_in": 22e6,
+    "wire_bytes_out": 1e6,
+}
+
+
+def test_setups_are_named() -> None:
+    names = [str(setup) for setup in (store.RING, store.FLIGHT, store.DIRECT, store.THROUGH_4)]
+    assert names == [
+        "store, 1 server, ring",
+        "store, 1 server, Flight",
+        "store, 2 servers, Flight, rows direct",
+        "store, 4 servers, Flight, rows through",
+    ]
+
+
+def test_all_cpu_seconds_are_told_apart() -> None:
+    parts = store._breakdown(SPENT, tree=1.0, own=0.3, seeds=1000)
+    assert parts["cpu_wire_s_per_kseed"] == pytest.approx(0.4)
+    assert sum(parts.values()) == pytest.approx(1.0)
+
+
+def test_what_crosses_is_compared_with_what_must() -> None:
+    total = Pass(seeds=1000, nodes=1, edges=2_000_000, batches=2)
+    wire = store._wire(SPENT, total, servers=2)
+    assert wire["received_over_frame"] == pytest.approx(1.1)
+    # A million edges a batch, half of them with targets elsewhere: 4 MB of lists of 8 bytes.
+    assert wire["between_mb"] == pytest.approx(4.0)
+    assert wire["between_over_lists"] == pytest.approx(1.0)
+    assert "between_over_lists" not in store._wire(SPENT, total, servers=1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_leftovers")
+def test_the_store_is_measured_in_every_way(tmp_path: Path) -> None:
+    seeds = np.load(prepare(TINY, tmp_path).parent / "train.npy")[: TINY.num_seeds]
+    parted = prepare(TINY, tmp_path, partitions=2)
+    for setup in (store.RING, store.FLIGHT, store.DIRECT, store.THROUGH):
+        graph = tmp_path / "graph" if setup.servers == 1 else parted
+        figures = store.store_case(graph, seeds, TINY, setup, epochs=1)()
+        ours = figures[str(setup)]
+        parts = [ours[f"cpu_{part}_s_per_kseed"] for part in ("sampling", "gathering", "wire", "rest")]
+        assert sum(parts) == pytest.approx(ours["cpu_s_per_kseed"])
+        assert (ours["received_mb"] < ours["frame_mb"]) == (setup is store.RING)
+        assert (ours["between_mb"] > 0) == (setup.servers > 1)
+        assert (store.FRAMES in figures) == (setup is store.FLIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_leftovers")
+def test_what_a_server_bears_is_measured(tmp_path: Path) -> None:
+    graph = prepare(TINY, tmp_path)
+    seeds = np.load(tmp_path / "train.npy")[: TINY.num_seeds]
+    assert 0 < kill_case(graph, seeds, TINY)()[KILLED]["kill_to_batch_s"] < 60
+    idle = idle_case(graph, TINY, channels=50)()[IDLE]
+    assert idle["idle_channels_add_mb"] < 50
+    assert idle["idle_threads"] < 60
+    crowd = crowd_case(graph, seeds, TINY, loaders=3, prefetch=2, seconds=0.5)()[CROWDED]
+    assert crowd["loaders"] == 3
+    assert 0 < crowd["slowest_over_mean"] <= 1
