@@ -21,9 +21,7 @@ from gigl_server.settings import read_settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_server.config import ServeOptions
 
 __all__ = ["LocalCluster"]
 
@@ -40,12 +38,14 @@ class LocalCluster:
         token: str | None = None,
         timeout_s: float = 120.0,
         options: Mapping[str, Any] | None = None,
+        log_level: str = "WARNING",
     ) -> None:
         """Start ``servers`` processes on free ports of loopback and wait until all are ready.
 
         Partitions are dealt out in order, as evenly as it goes. ``workers`` batches are sampled at once by
         each. ``options`` are further ones of ``gigl-loader serve``, such as ``{"lease": 5}``. ``ValueError``
         for more servers than partitions; ``TimeoutError``, or what a server failed of, if one stays down.
+        They log to this process's stderr what is at least of ``log_level``.
         """
         given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
         base = read_settings(given, {}, {})
@@ -55,8 +55,14 @@ class LocalCluster:
             credentials = replace(credentials, token=token)
         self.token = credentials.token
         self._timeout_s = timeout_s
-        self._orders = [
-            _order(replace(base, partitions=parts), credentials, f"storage server {index}")
+        self._orders: list[dict[str, Any]] = [
+            {
+                "options": asdict(replace(base, partitions=parts)),
+                "credentials": credentials.to_json(),
+                "parent_pid": os.getpid(),
+                "name": f"storage server {index}",
+                "log_level": log_level,
+            }
             for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers))
         ]
         self._lives: list[LocalLife] = []
@@ -140,15 +146,6 @@ class LocalCluster:
 
     def _others(self, index: int) -> list[str]:
         return [address for place, address in enumerate(self.addresses) if place != index]
-
-
-def _order(options: ServeOptions, credentials: Credentials, name: str) -> dict[str, Any]:
-    return {
-        "options": asdict(options),
-        "credentials": credentials.to_json(),
-        "parent_pid": os.getpid(),
-        "name": name,
-    }
 
 
 def _num_partitions(graph_dir: str | os.PathLike[str]) -> int:

@@ -42,7 +42,7 @@ def main(link: socket.socket) -> None:
             return
         leave_with(order["parent_pid"])
         options = _options(order["options"])
-        configure_logging(options.log_file, name=order["name"])
+        configure_logging(options.log_file, name=order["name"], level=order["log_level"])
         keep_memory_warm()
         told: SimpleQueue[str] = SimpleQueue()
         signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))

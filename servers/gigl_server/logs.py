@@ -40,10 +40,11 @@ class LineHandler(logging.Handler):
             raise OSError("only a part of the line was written")
 
 
-def configure_logging(log_file: str | None, *, name: str = "") -> None:
+def configure_logging(log_file: str | None, *, name: str = "", level: str = "INFO") -> None:
     """Log to a file, appending, or to stderr. ``OSError`` if the file cannot be opened.
 
-    ``name`` stands in front of every message: where several servers share a log.
+    ``name`` stands in front of every message: where several servers share a log. Messages below ``level``
+    are left out.
     """
     if log_file is None:
         fd = sys.stderr.fileno()
@@ -52,7 +53,7 @@ def configure_logging(log_file: str | None, *, name: str = "") -> None:
     handler = LineHandler(fd)
     handler.setFormatter(logging.Formatter(_FORMAT % (f"{name}: " if name else "")))
     logging.raiseExceptions = False  # Else a failing handler prints, to a stderr that may be as full.
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     threading.excepthook = _log_exception
     for noisy in ("grpc", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
