@@ -27,7 +27,7 @@ def open_dataset(options: argparse.Namespace) -> DistDataset | RemoteDistDataset
     if options.store is None:
         return DistDataset.open(options.graph)
     caller = Caller.from_files(token=options.token_file, ca=options.tls_ca)
-    return RemoteDistDataset.connect(options.store, credentials=caller)
+    return RemoteDistDataset.connect(options.store.split(","), credentials=caller)
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GraphSAGE on a graph that lies here or on storage servers")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--graph", metavar="DIR", help="partitioned graph in DIR")
-    where.add_argument("--store", metavar="HOST:PORT", help="of any storage server  [GIGL_STORE]")
+    where.add_argument("--store", metavar="HOST:PORT", help="of any storage server, or of some  [GIGL_STORE]")
     parser.add_argument("--token-file", default=os.environ.get("GIGL_TOKEN_FILE"), help="[GIGL_TOKEN_FILE]")
     parser.add_argument("--tls-ca", default=os.environ.get("GIGL_TLS_CA"), help="PEM to trust  [GIGL_TLS_CA]")
     parser.add_argument("--epochs", type=int, default=5)
