@@ -19,7 +19,8 @@ def test_the_generated_messages_are_those_of_the_proto() -> None:
     }
     assert generated == written
     calls = re.findall(r"rpc (\w+)\((\w+)\) returns \((\w+)\);", PROTO)
-    assert calls == [(name, ask.__name__, reply.__name__) for name, (ask, reply) in control.METHODS.items()]
+    methods = [*control.METHODS.items(), *control.STORE_METHODS.items()]
+    assert calls == [(name, ask.__name__, reply.__name__) for name, (ask, reply) in methods]
 
 
 def test_the_generated_code_runs_under_old_and_new_protobuf() -> None:
