@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import torch
 
-from gigl_client.cluster import Cluster
-from gigl_client.discovery import find_servers, read_addresses
+from gigl_client.connecting import connect_cluster
 from gigl_client.leaders import Leaders
 from gigl_client.nodes import RemoteNodes
 from gigl_client.slices import read_share
 from gigl_client.source import RemoteSource
 from gigl_client.states import load_of
-from gigl_loader.graph.manifest import Manifest
 from gigl_loader.group import RankGroup
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller
-from gigl_loader.rpc.directory import fetch_manifest
-from gigl_loader.rpc.job import new_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from gigl_client.discovery import Found
+    from gigl_client.cluster import Cluster
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
@@ -97,15 +92,7 @@ class RemoteDistDataset:
         caller = Caller() if credentials is None else credentials
         if not isinstance(caller, Caller):
             raise TypeError(f"credentials must be a gigl_client.Caller, got a {type(caller).__name__}")
-        found = find_servers(read_addresses(addresses), caller, timeout_s=timeout)
-        cluster = Cluster(
-            found.endpoints,
-            schema=_manifest(found, caller, timeout).schema,
-            graph_digest=found.graph,
-            job=_shared_job(found.graph, timeout),
-            caller=caller,
-            timeout_s=timeout,
-        )
+        cluster = connect_cluster(addresses, caller, timeout_s=timeout)
         return cls(cluster, transport=transport, rows=rows)
 
     @property
@@ -277,28 +264,3 @@ class RemoteDistDataset:
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-
-
-def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
-    """Return the ``graph.json`` of a server, which has the digest that all servers say."""
-    server = found.endpoints[0]
-    connection = Connection(server, caller, timeout_s=timeout_s)
-    try:
-        manifest = Manifest.parse(fetch_manifest(connection), what=f"graph.json of {server}")
-    finally:
-        connection.close()
-    if manifest.digest != found.graph:
-        raise ValueError(
-            f"{server} has another graph than it said: was it restarted on another one just now?"
-        )
-    return manifest
-
-
-def _shared_job(graph: str, timeout_s: float) -> str:
-    """Return the secret of this job: that of the rank which connects to this graph first."""
-    job = new_job()
-    group = RankGroup.current(patience_s=timeout_s)
-    if group is None:
-        return job
-    key = f"store/{graph[:16]}"
-    return group.first(f"{key}/{group.turn(key)}/job", job)

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigl_loader.errors import StorageUnavailable
+from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.control_errors import Busy
 from gigl_loader.rpc.endpoint import Endpoint
@@ -111,6 +111,8 @@ class _Search:
     def attempt(self) -> Found:
         """Return the cluster, or raise what keeps it from being used."""
         view = self._first_view()
+        if not view.servers:
+            raise FormatError("a storage server says that it is ready, and names no server of its cluster")
         with ThreadPoolExecutor(min(len(view.servers), _MOST_AT_ONCE)) as threads:
             checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
         for check in checks:

@@ -39,7 +39,7 @@ class RemoteNodes:
         ]
         self._directory = self._directories[first % len(self._directories)]
         self._latest: tuple[NodeType, Int64Array, Int64Array] | None = None
-        """Positions and ids of what was asked last: a loader asks for the ids of its input again."""
+        """Positions and ids of the input that was asked for last: a loader wants its ids, too, once."""
 
     def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
         """Return the position of each node id. ``ValueError`` with the first ten unknown ids."""
@@ -53,8 +53,10 @@ class RemoteNodes:
         nodes = self._known(node_type)
         if nodes.ids == "identity":
             return positions
-        if self._latest is not None and self._latest[0] == node_type and self._latest[1] is positions:
-            return self._latest[2]
+        latest = self._latest
+        if latest is not None and latest[0] == node_type and latest[1] is positions:
+            self._latest = None
+            return latest[2]
         return self._directory.ids(node_type, positions)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
