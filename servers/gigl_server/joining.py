@@ -71,6 +71,7 @@ class Joining:
         self._addresses = list(dict.fromkeys(_normal(peer) for peer in peers))
         self._trusted = set(self._addresses)
         self._members: dict[str, Endpoint] = {own.control_address: own}
+        self._asked: set[str] = set()
         self._errors: dict[str, str] = {}
         self._told = ""
 
@@ -119,18 +120,24 @@ class Joining:
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
-            while self.missing:
+            while self._goes_on():
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed:
                     raise self._given_up(timeout_s)
                 self._news.clear()
                 self._round(pool, min(_ATTEMPT_S, max(left, 0.1)))
                 if not self.missing:
-                    break
+                    continue
                 self._tell_log()
                 woken = self._news.wait(min(pause, max(deadline - time.monotonic(), 0.0)))
                 pause = _FIRST_PAUSE_S if woken else min(2 * pause, _LONGEST_PAUSE_S)
         return self.members
+
+    def _goes_on(self) -> bool:
+        """Whether something is missing, or someone who was told of was not asked yet: it may be one too many."""
+        with self._lock:
+            unasked = set(self._addresses) - self._asked
+        return bool(self.missing) or (bool(unasked) and len(self._members) > 1)
 
     def close(self) -> None:
         """Let ``run`` end after the attempts under way."""
@@ -140,6 +147,7 @@ class Joining:
     def _round(self, pool: ThreadPoolExecutor, seconds: float) -> None:
         with self._lock:
             addresses = list(self._addresses)
+            self._asked.update(addresses)
         # All are heard before the first refusal is raised: it names the same server every time.
         outcomes = [pool.submit(self._meet, address, seconds) for address in addresses]
         for address, outcome in zip(addresses, outcomes, strict=True):
@@ -155,13 +163,15 @@ class Joining:
     def _meet(self, address: str, seconds: float) -> None:
         answer = self._ask(address, seconds)
         itself = answer.itself
-        for other in answer.others:
-            self.tell(other)
         if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
             self._forget_error(address)
             return
         self._check_fit(address, answer)
+        for other in answer.others:
+            self.tell(other)
         with self._lock:
+            if address in self._trusted:
+                self._trusted.update(answer.others)
             known = itself.control_address in self._members
         if not known:
             self._check(itself, seconds)
