@@ -15,6 +15,7 @@ from gigl_loader.rpc.certificates import check_dates
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
+from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Description", "PeerStats", "check_peer", "peer_stats"]
+
+_LOOK_S = 2.0
+"""For a handshake that says what a failed call does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
     if endpoint.certificate:
         with _naming(endpoint):
             check_dates(endpoint.certificate)
-    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint):
+    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
         found = client.describe(_left(deadline))
     _check_same(endpoint, found.wire_version, found.version, found.graph, digest)
     if tuple(found.partitions) != endpoint.partitions:
@@ -85,7 +89,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
 
 def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:
     """Ask a peer for its counters. ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
-    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint):
+    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
         found = client.stats(timeout_s)
     return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
 
@@ -164,7 +168,7 @@ def _naming(endpoint: Endpoint) -> Iterator[None]:
 
 
 @contextmanager
-def _rpc_errors(endpoint: Endpoint) -> Iterator[None]:
+def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
     """The one door for gRPC's exceptions."""
     try:
         yield
@@ -173,12 +177,7 @@ def _rpc_errors(endpoint: Endpoint) -> Iterator[None]:
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise ValueError(f"{endpoint}: {details}") from None
-        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
-            raise ValueError(
-                f"{endpoint}: its certificate is not good for this address, or not the one "
-                f"that was published: {details}"
-            ) from None
-        if "WRONG_VERSION_NUMBER" in details:
-            raise ValueError(f"{endpoint}: it does not use TLS, and is said to") from None
-        hint = "" if endpoint.certificate else ": does it use TLS, and is this said here?"
-        raise StorageUnavailable(f"{endpoint}: {code.name}: {details}{hint}") from None
+        fault = tls_fault(endpoint, caller, endpoint.control_port, _LOOK_S)
+        if fault is not None:
+            raise ValueError(f"{endpoint}: {fault}") from None
+        raise StorageUnavailable(f"{endpoint}: {code.name}: {details}") from None

@@ -1,40 +1,53 @@
-"""The control port: what the service is, how it does, over gRPC."""
+"""The control port: what a service is, how it does, and what it samples, over gRPC."""
 
 from __future__ import annotations
 
-import os
-import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from gigl_loader import __version__
-from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.control import METHODS, SERVICE
-from gigl_loader.rpc.requests import WIRE_VERSION
+from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
+from gigl_server.event_loop import LoopThread
+from gigl_server.guard import TokenGuard
+from gigl_server.peer_calls import PeerCalls
+from gigl_server.store_calls import StoreCalls
+from gigl_server.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.ledger import Ledger
+    from gigl_server.service import SamplingService
 
 __all__ = ["ControlService"]
 
-_THREADS = 4
-_MOST_CALLS = 64
+_START_S = 30.0
+_STOP_S = 5.0
+_PEER_CALLS = 64
+_PEER_MESSAGE_BYTES = 64 << 10
+_REPLY_BYTES = 16 << 20
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # Else a second service on the port would take half of the calls.
-    ("grpc.max_receive_message_length", 64 << 10),
-    ("grpc.max_send_message_length", 1 << 20),
+    ("grpc.max_send_message_length", _REPLY_BYTES),
+    # Callers ping every 5 s while they wait; without this, they would be cut off for it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A caller whose network was cut says nothing: its calls end, and its batches are not made for nobody.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
 ]
 
 
 class ControlService:
-    """Answers from its construction to ``close``."""
+    """Answers from its construction to ``close``, on one thread, however many calls wait.
+
+    Health is that of ``Peer`` while the port answers, and of the whole and ``GraphStore`` while
+    ``set_serving`` says so; without a sampling service, all serve from the start.
+    """
 
     def __init__(
         self,
@@ -45,82 +58,120 @@ class ControlService:
         graph: str,
         partitions: Sequence[int],
         data_port: int,
+        service: SamplingService | None = None,
+        view: Callable[[], View] | None = None,
+        announced: Callable[[str], None] | None = None,
     ) -> None:
-        """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be."""
-        self._credentials = credentials
-        self._ledger = ledger
-        self._began = time.monotonic()
-        self._graph, self._partitions, self._data_port = graph, list(partitions), data_port
-        self._server = grpc.server(
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
-            options=_OPTIONS,
-            maximum_concurrent_rpcs=_MOST_CALLS,
-        )
-        self._server.add_generic_rpc_handlers((self._handler(),))
-        self._health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.port = self._listen(address)
-        self._server.start()
-        for service in ("", SERVICE):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
+
+        ``service`` samples for trainers, ``view`` is what is known of the cluster, and ``announced`` is
+        told where servers are that ask about it.
+        """
+        peer = PeerCalls(ledger, graph=graph, partitions=partitions, data_port=data_port)
+        answers: dict[str, Mapping[str, Any]] = {SERVICE: _peer_answers(peer)}
+        if service is not None:
+            view = view or partial(_alone, service)
+            calls = StoreCalls(service, peer, ledger, view=view, announced=announced)
+            answers[STORE_SERVICE] = _store_answers(calls)
+        self._ready_names = () if service is None else ("", STORE_SERVICE)
+        self._loop = LoopThread("control")
+        try:
+            self.port = self._loop.run(self._start(address, credentials, ledger, answers, service), _START_S)
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def set_serving(self, serving: bool) -> None:
+        """Tell whoever watches the health whether trainers may come."""
+        self._loop.run(self._set(self._ready_names, serving), _START_S)
 
     def close(self) -> None:
-        """Stop answering. Closing twice is fine."""
-        self._health.enter_graceful_shutdown()
-        self._server.stop(grace=None).wait(5)
+        """Stop answering; calls under way are cancelled. Closing twice is fine."""
+        if self._server is not None:
+            self._loop.run(self._stop(), _STOP_S)
+        self._loop.close()
 
-    def describe(self, request: Any) -> Any:
-        return messages.Description(
-            version=__version__,
-            wire_version=WIRE_VERSION,
-            graph=self._graph,
-            partitions=self._partitions,
-            data_port=self._data_port,
-            pid=os.getpid(),
-            uptime_s=time.monotonic() - self._began,
+    async def _start(
+        self,
+        address: Address,
+        credentials: Credentials,
+        ledger: Ledger,
+        answers: Mapping[str, Mapping[str, Any]],
+        service: SamplingService | None,
+    ) -> int:
+        calls = _PEER_CALLS if service is None else service.limits.calls
+        message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
+        self._server: Any = grpc.aio.server(
+            interceptors=[TokenGuard(credentials, ledger)],
+            options=[*_OPTIONS, ("grpc.max_receive_message_length", message_bytes)],
+            maximum_concurrent_rpcs=calls,
         )
-
-    def stats(self, request: Any) -> Any:
-        totals = self._ledger.read()
-        return messages.Statistics(
-            cpu_s=time.process_time(),
-            sampling_s=totals.sampling_s,
-            gathering_s=totals.gathering_s,
-            calls=totals.calls,
-            bytes_in=totals.bytes_in,
-            bytes_out=totals.bytes_out,
-            refused=totals.refused,
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(name, handlers) for name, handlers in answers.items()]
         )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if service is not None:
+            _add_reflection(self._server, [*answers, health.SERVICE_NAME])
+        port = _listen(self._server, address, credentials)
+        await self._set((SERVICE, "") if service is None else (SERVICE,), serving=True)
+        await self._set(self._ready_names, serving=False)
+        await self._server.start()
+        return port
 
-    def _listen(self, address: Address) -> int:
-        try:
-            if not self._credentials.certificate:
-                return int(self._server.add_insecure_port(str(address)))
-            pair = (self._credentials.key, self._credentials.certificate)
-            return int(self._server.add_secure_port(str(address), grpc.ssl_server_credentials([pair])))
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from None
+    async def _set(self, names: Sequence[str], serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        for name in names:
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
-    def _handler(self) -> Any:
-        answers = {"Describe": self.describe, "Stats": self.stats}
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                name: grpc.unary_unary_rpc_method_handler(
-                    self._guarded(answers[name]),
-                    request_deserializer=request.FromString,
-                    response_serializer=reply.SerializeToString,
-                )
-                for name, (request, reply) in METHODS.items()
-            },
-        )
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        await self._health.enter_graceful_shutdown()
+        await server.stop(grace=None)
 
-    def _guarded(self, answer: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        def call(request: Any, context: Any) -> Any:
-            values = [value for name, value in context.invocation_metadata() if name == "authorization"]
-            if not self._credentials.accepts(values):
-                self._ledger.add(refused=1)
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
-            return answer(request)
 
-        return call
+def _listen(server: Any, address: Address, credentials: Credentials) -> int:
+    try:
+        secure = credentials.grpc_server_credentials()
+        if secure is None:
+            return int(server.add_insecure_port(str(address)))
+        return int(server.add_secure_port(str(address), secure))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from None
+
+
+def _peer_answers(peer: PeerCalls) -> dict[str, Any]:
+    answers = {"Describe": peer.describe, "Stats": peer.stats}
+    return {name: _handler(answers[name], *METHODS[name]) for name in METHODS}
+
+
+def _store_answers(calls: StoreCalls) -> dict[str, Any]:
+    answers = {
+        "Cluster": calls.cluster,
+        "CreateProducer": calls.create_producer,
+        "OpenChannel": calls.open_channel,
+        "Sample": calls.sample,
+        "Heartbeat": calls.heartbeat,
+        "CloseChannel": calls.close_channel,
+        "DestroyProducer": calls.destroy_producer,
+        "Load": calls.load,
+    }
+    return {name: _handler(answers[name], *STORE_METHODS[name]) for name in STORE_METHODS}
+
+
+def _handler(answer: Any, request: Any, reply: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        answer, request_deserializer=request.FromString, response_serializer=reply.SerializeToString
+    )
+
+
+def _add_reflection(server: Any, names: Sequence[str]) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+
+
+def _alone(service: SamplingService) -> View:
+    """Return the view of a server that knows of no other."""
+    ready = service.state == "ready"
+    return View(members=(), ready=ready, reason="" if ready else service.state)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.rpc import credentials
+from gigl_loader.rpc import certificates
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.sampling.producer import WorkerSource
 from gigl_loader.sampling.source import SourceRequest
@@ -172,7 +172,7 @@ def _set_clock_ahead(seconds: float) -> None:
         def now(cls, tz: datetime.tzinfo | None = None) -> Ahead:
             return super().now(tz) + datetime.timedelta(seconds=seconds)
 
-    vars(credentials)["datetime"] = SimpleNamespace(**vars(datetime) | {"datetime": Ahead})
+    vars(certificates)["datetime"] = SimpleNamespace(**vars(datetime) | {"datetime": Ahead})
 
 
 class _Progress:

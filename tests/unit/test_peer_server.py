@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import socket
 import threading
@@ -16,9 +14,6 @@ import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pyarrow import flight
 
@@ -32,6 +27,7 @@ from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
 from gigl_server import data as data_port
 from gigl_server.server import build_server
+from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER, TOKEN, remote_store, served
 from tests.support.sources import small_graph
@@ -380,7 +376,7 @@ def test_everything_works_over_tls(graph: Graph, tls_endpoint: Endpoint) -> None
 
 def test_a_caller_without_tls_is_told(graph: Graph, tls_endpoint: Endpoint) -> None:
     plain = replace(tls_endpoint, certificate="")
-    with pytest.raises(StorageUnavailable, match=r"host 0 at .*: does it use TLS, and is this said here?"):
+    with pytest.raises(ValueError, match=r"^host 0 at .*: it uses TLS, and is asked without"):
         check_peer(plain, CALLER, digest=graph.manifest.digest, timeout_s=2)
     store = remote_store(graph, plain, timeout_s=0.5)
     with pytest.raises(StorageUnavailable):
@@ -398,7 +394,7 @@ def test_a_service_without_tls_is_told(graph: Graph, endpoint: Endpoint, tls: Cr
 
 def test_another_certificate_is_not_trusted(graph: Graph, tls_endpoint: Endpoint) -> None:
     other = replace(tls_endpoint, certificate=Credentials.ephemeral(["127.0.0.1"]).trusted)
-    with pytest.raises(ValueError, match="its certificate is not good for this address"):
+    with pytest.raises(ValueError, match=r"is not trusted here \(self.signed certificate\): name the"):
         check_peer(other, CALLER, digest=graph.manifest.digest, timeout_s=5)
     elsewhere = Credentials.ephemeral(["10.9.8.7"], token=TOKEN)
     with served(graph, elsewhere) as found, pytest.raises(ValueError, match="its certificate is not good"):
@@ -406,35 +402,13 @@ def test_another_certificate_is_not_trusted(graph: Graph, tls_endpoint: Endpoint
 
 
 def test_a_certificate_of_an_authority_is_trusted_through_it(graph: Graph) -> None:
-    authority, certificate, key = signed_by_authority("127.0.0.1")
-    credentials = Credentials(token=TOKEN, certificate=certificate, key=key, authority=authority)
+    authority = Authority()
+    certificate, key = authority.sign()
+    credentials = Credentials(token=TOKEN, certificate=certificate, key=key, authority=authority.pem)
     with served(graph, credentials) as found:
-        assert found.certificate == authority.decode()
+        assert found.certificate == authority.pem.decode()
         assert works(graph, found)
         check_peer(found, CALLER, digest=graph.manifest.digest, timeout_s=10)
-
-
-def signed_by_authority(host: str) -> tuple[bytes, bytes, bytes]:
-    """Return authority, certificate and key as PEM."""
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-
-    def sign(subject: x509.Name, public: ec.EllipticCurvePublicKey, extension: x509.ExtensionType) -> bytes:
-        builder = x509.CertificateBuilder(ca, subject, public, x509.random_serial_number())
-        builder = builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
-        signed = builder.add_extension(extension, critical=False).sign(ca_key, hashes.SHA256())
-        return signed.public_bytes(serialization.Encoding.PEM)
-
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return (
-        sign(ca, ca_key.public_key(), x509.BasicConstraints(ca=True, path_length=None)),
-        sign(x509.Name([]), key.public_key(), names),
-        private,
-    )
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
