@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,9 @@ class Exchange:
         try:
             call = line.server.client.sample(message, self._timeout_s)
         except Exception as error:  # The client was closed.
-            self._answers.put((ask, error))
+            failed: Future[SampleReply] = Future()
+            failed.set_exception(error)
+            self._answers.put((ask, failed))
         else:
             call.add_done_callback(partial(_arrived, self._answers, ask))
 
@@ -166,7 +169,7 @@ class Exchange:
         with self._changed:
             current = self._book.is_current(ask)
         try:
-            reply = _reply(call)
+            reply: SampleReply = call.result()
         except Exception as error:
             if current:
                 self._call_failed(ask, _translated(ask, error))
@@ -221,13 +224,6 @@ class Exchange:
 def _arrived(answers: Answers, ask: Ask, call: Any) -> None:
     """Hear that a call has ended, in a thread of gRPC's, which has other things to do."""
     answers.put((ask, call))
-
-
-def _reply(call: Any) -> SampleReply:
-    if isinstance(call, Exception):
-        raise call
-    reply: SampleReply = call.result()
-    return reply
 
 
 def _translated(ask: Ask, error: Exception) -> Exception:

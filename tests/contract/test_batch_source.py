@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import traceback
+from collections.abc import Iterator
 from contextlib import closing
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import SamplingError
 from gigl_loader.sampling.sampler import Sampler
 from tests.support.faults import FaultPlan
+from tests.support.remote_sources import REMOTE_KINDS, RemoteKind, SmallCluster, served
 from tests.support.sources import (
     NUM_BATCHES,
     PLAN,
@@ -24,7 +27,9 @@ from tests.support.sources import (
     small_schedule,
 )
 
-KINDS = [SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(2, "fork")]
+WORKER_KINDS = [SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(2, "fork")]
+Kind: TypeAlias = SourceKind | RemoteKind
+KINDS: list[Kind] = [*WORKER_KINDS, *REMOTE_KINDS]
 
 pytestmark = [
     pytest.mark.usefixtures("no_leftovers"),
@@ -48,15 +53,22 @@ def expected() -> dict[int, list[bytes]]:
     return epochs
 
 
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[dict[int, SmallCluster]]:
+    """Clusters by number of servers."""
+    with pytest.MonkeyPatch.context() as patches, served(1, patches) as one, served(2, patches) as two:
+        yield {1: one, 2: two}
+
+
 @pytest.fixture(params=KINDS, ids=str)
-def kind(request: pytest.FixtureRequest) -> SourceKind:
-    found: SourceKind = request.param
+def kind(request: pytest.FixtureRequest, clusters: dict[int, SmallCluster]) -> Kind:
+    found: Kind = request.param
+    if isinstance(found, RemoteKind):
+        found.clusters.update(clusters)
     return found
 
 
-def test_batches_come_in_order_and_are_the_samplers_own(
-    kind: SourceKind, expected: dict[int, list[bytes]]
-) -> None:
+def test_batches_come_in_order_and_are_the_samplers_own(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open()) as source:
         assert source.num_batches == NUM_BATCHES
         source.start_epoch(0)
@@ -68,7 +80,7 @@ def test_batches_come_in_order_and_are_the_samplers_own(
             source.receive(20)
 
 
-def test_epochs_follow_each_other(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+def test_epochs_follow_each_other(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open()) as source:
         for epoch in (0, 1, 0):
             source.start_epoch(epoch)
@@ -76,15 +88,13 @@ def test_epochs_follow_each_other(kind: SourceKind, expected: dict[int, list[byt
 
 
 @pytest.mark.parametrize("first_batch", [1, 7, NUM_BATCHES - 1])
-def test_an_epoch_resumes_anywhere(
-    kind: SourceKind, expected: dict[int, list[bytes]], first_batch: int
-) -> None:
+def test_an_epoch_resumes_anywhere(kind: Kind, expected: dict[int, list[bytes]], first_batch: int) -> None:
     with closing(kind.open()) as source:
         source.start_epoch(1, first_batch)
         assert drain(source, NUM_BATCHES - first_batch) == expected[1][first_batch:]
 
 
-def test_an_epoch_may_begin_at_its_end(kind: SourceKind) -> None:
+def test_an_epoch_may_begin_at_its_end(kind: Kind) -> None:
     with closing(kind.open()) as source:
         source.start_epoch(0, NUM_BATCHES)
         with pytest.raises(ValueError, match="all 12 batches"):
@@ -93,7 +103,7 @@ def test_an_epoch_may_begin_at_its_end(kind: SourceKind) -> None:
 
 @pytest.mark.parametrize("seen", [0, 1, 5])
 def test_leaving_an_epoch_leaks_none_of_its_batches(
-    kind: SourceKind, expected: dict[int, list[bytes]], seen: int
+    kind: Kind, expected: dict[int, list[bytes]], seen: int
 ) -> None:
     with closing(kind.open()) as source:
         for epoch in (0, 0, 1, 0):
@@ -103,7 +113,7 @@ def test_leaving_an_epoch_leaks_none_of_its_batches(
         assert drain(source) == expected[1]
 
 
-def test_all_batches_may_be_kept(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+def test_all_batches_may_be_kept(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open()) as source:
         frames: list[Frame] = []
         for epoch in (0, 1):
@@ -112,7 +122,7 @@ def test_all_batches_may_be_kept(kind: SourceKind, expected: dict[int, list[byte
         assert [bytes_of(frame) for frame in frames] == expected[0] + expected[1]
 
 
-def test_arrays_outlive_the_source(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+def test_arrays_outlive_the_source(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     source = kind.open()
     source.start_epoch(0)
     frames = [source.receive(20) for _ in range(3)]
@@ -125,9 +135,7 @@ def test_arrays_outlive_the_source(kind: SourceKind, expected: dict[int, list[by
         assert (array == parsed.array("node/node/n_id")).all()
 
 
-def test_frames_that_fit_no_slot_arrive_all_the_same(
-    kind: SourceKind, expected: dict[int, list[bytes]]
-) -> None:
+def test_frames_that_fit_no_slot_arrive_all_the_same(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open(channel_bytes=max(kind.workers, 1) << 20, worker_concurrency=40)) as source:
         source.start_epoch(0)
         assert drain(source) == expected[0]
@@ -137,7 +145,7 @@ def test_frames_that_fit_no_slot_arrive_all_the_same(
 
 @pytest.mark.parametrize("at_batch", [0, 4, NUM_BATCHES - 1])
 def test_a_failure_arrives_at_its_batch_and_nowhere_else(
-    kind: SourceKind, expected: dict[int, list[bytes]], at_batch: int
+    kind: Kind, expected: dict[int, list[bytes]], at_batch: int
 ) -> None:
     with closing(kind.open(FaultPlan(what="raise", at_batch=at_batch))) as source:
         source.start_epoch(0)
@@ -151,7 +159,7 @@ def test_a_failure_arrives_at_its_batch_and_nowhere_else(
         assert drain(source, at_batch) == expected[1][:at_batch]
 
 
-def test_closing_twice_is_fine_and_ends_use(kind: SourceKind) -> None:
+def test_closing_twice_is_fine_and_ends_use(kind: Kind) -> None:
     source = kind.open()
     source.start_epoch(0)
     source.receive(20)
@@ -164,24 +172,24 @@ def test_closing_twice_is_fine_and_ends_use(kind: SourceKind) -> None:
     assert source.stats()["batches"] == 1
 
 
-def test_a_source_that_is_only_forgotten_leaves_nothing(kind: SourceKind) -> None:
+def test_a_source_that_is_only_forgotten_leaves_nothing(kind: Kind) -> None:
     source = kind.open()
     source.start_epoch(0)
     source.receive(20)
 
 
 @pytest.mark.parametrize(("epoch", "first_batch"), [(-1, 0), (0, -1), (0, NUM_BATCHES + 1)])
-def test_impossible_places_are_refused(kind: SourceKind, epoch: int, first_batch: int) -> None:
+def test_impossible_places_are_refused(kind: Kind, epoch: int, first_batch: int) -> None:
     with closing(kind.open()) as source, pytest.raises(ValueError, match=r"must lie in|count from 0"):
         source.start_epoch(epoch, first_batch)
 
 
-def test_receiving_before_an_epoch_is_refused(kind: SourceKind) -> None:
+def test_receiving_before_an_epoch_is_refused(kind: Kind) -> None:
     with closing(kind.open()) as source, pytest.raises(ValueError, match="start an epoch"):
         source.receive(20)
 
 
-def test_stats_count_what_was_delivered(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+def test_stats_count_what_was_delivered(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open()) as source:
         source.start_epoch(0)
         drain(source)
@@ -195,7 +203,7 @@ def test_stats_count_what_was_delivered(kind: SourceKind, expected: dict[int, li
     assert sum(worker["batches"] for worker in stats["workers"]) in (NUM_BATCHES, 0)
 
 
-def test_two_sources_run_side_by_side(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+def test_two_sources_run_side_by_side(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open()) as one, closing(kind.open()) as other:
         one.start_epoch(0)
         other.start_epoch(1)
@@ -203,7 +211,7 @@ def test_two_sources_run_side_by_side(kind: SourceKind, expected: dict[int, list
     assert pairs == list(zip(expected[0], expected[1], strict=True))
 
 
-def test_interleaved_epochs_never_mix(kind: SourceKind, expected: dict[int, list[bytes]]) -> None:
+def test_interleaved_epochs_never_mix(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open()) as source:
         for epoch, first in itertools.product((0, 1), (0, 3, 9, 2)):
             source.start_epoch(epoch, first)
