@@ -30,6 +30,7 @@ __all__ = ["Found", "find_servers", "read_addresses"]
 _LOGGER = logging.getLogger(__name__)
 
 _ATTEMPT_S = 10.0
+_OTHER_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_AT_ONCE = 32
 
@@ -113,6 +114,7 @@ class _Search:
         view = self._first_view()
         if not view.servers:
             raise FormatError("a storage server says that it is ready, and names no server of its cluster")
+        self._check_addresses(view)
         with ThreadPoolExecutor(min(len(view.servers), _MOST_AT_ONCE)) as threads:
             checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
         for check in checks:
@@ -130,17 +132,26 @@ class _Search:
         # One that is not ready knows more than one that is not there.
         raise next((error for error in errors if isinstance(error, _NotReady)), errors[0])
 
-    def _view_or_reason(self, asked: Endpoint) -> ClusterView | Exception:
+    def _check_addresses(self, view: ClusterView) -> None:
+        """Raise ``ValueError`` if one of the addresses is of another cluster. One may be down."""
+        known = {server.control_address for server in view.servers}
+        for asked in self._asked:
+            if asked.control_address not in known:
+                other = self._view_or_reason(asked, min(self._patience, _OTHER_S))
+                if not isinstance(other, Exception):
+                    _check_graph(asked, other.graph, view.graph)
+
+    def _view_or_reason(self, asked: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
         """Return why there is no view, where waiting may help."""
         try:
-            return self._view(asked)
+            return self._view(asked, timeout_s)
         except (StorageUnavailable, Busy, _NotReady) as error:
             self._check_plain_text(asked)
             return error
 
-    def _view(self, server: Endpoint) -> ClusterView:
+    def _view(self, server: Endpoint, timeout_s: float | None = None) -> ClusterView:
         with closing(StoreClient(server, self._caller)) as client:
-            view = client.cluster(self._patience)
+            view = client.cluster(timeout_s or self._patience)
         if view.wire_version != WIRE_VERSION:
             raise ValueError(
                 f"{server} runs gigl-loader {view.version}, whose wire version is {view.wire_version}; here "
@@ -152,12 +163,7 @@ class _Search:
 
     def _check(self, server: Endpoint, graph: str) -> None:
         """Check that a server that another told of is the one, is ready, and can be reached on both ports."""
-        view = self._view(server)
-        if view.graph != graph:
-            raise ValueError(
-                f"{server} has another graph ({view.graph[:12]}) than the server that was asked first "
-                f"({graph[:12]}): start all servers on parts of one and the same partitioned graph"
-            )
+        _check_graph(server, self._view(server).graph, graph)
         check_peer(server, self._caller, digest=graph, timeout_s=self._patience)
 
     @property
@@ -171,6 +177,14 @@ class _Search:
                 f"{server} speaks TLS: pass credentials=Caller.from_files(ca=...), with the certificate of "
                 "whoever signed the server's"
             )
+
+
+def _check_graph(server: Endpoint, found: str, expected: str) -> None:
+    if found != expected:
+        raise ValueError(
+            f"{server} has another graph ({found[:12]}) than the server that was asked first "
+            f"({expected[:12]}): a cluster serves parts of one and the same partitioned graph"
+        )
 
 
 def _speaks_tls(server: Endpoint, timeout_s: float) -> bool:
