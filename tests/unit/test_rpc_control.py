@@ -11,7 +11,9 @@ PROTO = Path(control.__file__).with_name("graph_store.proto").read_text()
 def test_the_generated_messages_are_those_of_the_proto() -> None:
     written = {
         message: re.findall(r"(\w+) = (\d+);", body)
-        for message, body in re.findall(r"^message (\w+) \{(.*?)\}$", PROTO, re.MULTILINE | re.DOTALL)
+        for message, body in re.findall(
+            r"^message (\w+) \{(.*?)(?:^|(?<=\{))\}$", PROTO, re.MULTILINE | re.DOTALL
+        )
     }
     generated = {
         message.name: [(field.name, str(field.number)) for field in message.fields]

@@ -1,0 +1,136 @@
+"""A sampling service over a small graph, asked without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from gigl_server.channels import Ask, ChannelOrder
+from gigl_server.ledger import Ledger
+from gigl_server.limits import Limits
+from gigl_server.service import SamplingService
+from tests.support.sources import PLAN, small_graph, small_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.options import SamplingPlan
+    from gigl_server.channels import Errand, Outcome
+
+__all__ = ["JOB", "OTHER_JOB", "Answers", "Clock", "Gate", "Trainer", "ask_of", "service_of"]
+
+JOB, OTHER_JOB = b"j" * 32, b"o" * 32
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Answers:
+    """Outcomes in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._came = threading.Semaphore(0)
+        self._outcomes: deque[tuple[Any, Outcome]] = deque()
+
+    def put(self, name: Any, outcome: Outcome) -> None:
+        self._outcomes.append((name, outcome))
+        self._came.release()
+
+    def next(self) -> tuple[Any, Outcome]:
+        assert self._came.acquire(timeout=20), "no outcome came"
+        return self._outcomes.popleft()
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+
+def ask_of(batch: int, *, epoch: int = 0, **changes: Any) -> Ask:
+    """The ask for a batch of the small graph's schedule."""
+    request = small_schedule().request(epoch, batch)
+    given = {"seeds": request.seeds.tobytes(), "input_ids": request.input_ids.tobytes(), **changes}
+    return Ask(epoch=epoch, batch=batch, **given)
+
+
+class Trainer:
+    """One channel of a service."""
+
+    def __init__(
+        self,
+        service: SamplingService,
+        *,
+        job: bytes = JOB,
+        key: str = "train",
+        plan: SamplingPlan = PLAN,
+        **order: Any,
+    ) -> None:
+        self.service = service
+        self.job = job
+        service.create_producer(job, key=key, plan=plan.to_json(), graph=small_graph().manifest.digest)
+        given = {"credit": 16, "name": f"{key} rank 0", **order}
+        self.channel = service.open_channel(job, ChannelOrder(key=key, **given))
+        self.answers = Answers()
+
+    def ask(self, batch: int, **changes: Any) -> Errand:
+        return self.service.submit(
+            self.job,
+            self.channel.id,
+            ask_of(batch, **changes),
+            lambda outcome: self.answers.put(batch, outcome),
+        )
+
+    def fetch(self, outcome: Outcome) -> bytes | None:
+        """Return the frame of a handle, as the data port would."""
+        found = self.service.frames.take(outcome.handle, self.job)
+        return None if found is None else found[0][: found[1]].tobytes()
+
+
+class Gate:
+    """Holds up every sampling thread that begins a batch until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.release()
+        assert self.opened.wait(20), "the gate stayed closed"
+
+
+@contextmanager
+def service_of(
+    *,
+    workers: int = 1,
+    ready: bool = True,
+    gate: Gate | None = None,
+    clock: Clock | None = None,
+    **limits: Any,
+) -> Iterator[SamplingService]:
+    """Lend a service over the small graph."""
+    graph = small_graph()
+    more: dict[str, Any] = {} if clock is None else {"clock": clock}
+    service = SamplingService(graph, [0], workers=workers, limits=Limits(**limits), ledger=Ledger(), **more)
+    if gate is not None:
+        make = service._maker.make
+
+        def held_up(errand: Errand, thread: int) -> Any:
+            gate()
+            return make(errand, thread)
+
+        service._maker.make = held_up  # type: ignore[method-assign]
+    try:
+        if ready:
+            service.make_ready(None)
+        yield service
+    finally:
+        if gate is not None:
+            gate.opened.set()
+        service.close()

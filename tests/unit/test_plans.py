@@ -1,0 +1,97 @@
+"""Plans from outside: read back equal, or refused with the rule."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gigl_loader.options import SamplingPlan
+from gigl_server.plans import differences, read_plan
+from tests.support.stores import store_graphs
+
+SCHEMA = store_graphs()[0].graph.schema
+EDGE = ("user", "likes", "item")
+PLAN = SamplingPlan(
+    seed_type="item",
+    num_neighbors={EDGE: (3, -1), ("user", "trusts", "user"): (0, 2)},
+    run_seed=2**64 - 1,
+    replace=True,
+    with_edge=True,
+    node_columns={"user": ("x", "y"), "item": ()},
+    edge_columns={EDGE: ("w",)},
+)
+
+
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(PLAN.to_json())
+    return found
+
+
+def test_a_plan_is_read_back_equal() -> None:
+    assert read_plan(PLAN.to_json(), SCHEMA) == PLAN
+    bare = SamplingPlan(seed_type="user", num_neighbors={}, run_seed=0, node_columns={}, edge_columns={})
+    assert read_plan(bare.to_json(), SCHEMA) == bare
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the plan is not JSON"),
+        ("{", "the plan is not JSON"),
+        ("[]", "a plan is a JSON object, not list"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": 1, "a": 2}', "a name comes twice"),
+        ("{}", "the plan lacks edge_columns, node_columns, num_neighbors"),
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_plan(text, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("module", "os", "unknown field 'module' of the plan: are the versions equal?"),
+        ("seed_type", "tag", "no node type 'tag'; known: "),
+        ("seed_type", ["item"], "no node type"),
+        ("seed_type", {"a": 1}, "no node type"),
+        ("run_seed", -1, "run seed must lie in"),
+        ("run_seed", 2**64, "run seed must lie in"),
+        ("run_seed", 1.5, "run_seed is a whole number, got 1.5"),
+        ("run_seed", True, "run_seed is a whole number, got True"),
+        ("replace", 1, "replace is true or false, got 1"),
+        ("num_neighbors", {}, "num_neighbors is a list of pairs"),
+        ("num_neighbors", [[list(EDGE)]], "num_neighbors is a list of pairs"),
+        ("num_neighbors", [["likes", [1]]], "an edge type is a list of three names"),
+        ("num_neighbors", [[["user", "hates", "item"], [1]]], "no edge type"),
+        ("num_neighbors", [[list(EDGE), [1]], [list(EDGE), [2]]], "an edge type twice"),
+        ("num_neighbors", [[list(EDGE), 3]], "a list of at most 254 numbers"),
+        ("num_neighbors", [[list(EDGE), [0] * 255]], "a list of at most 254 numbers"),
+        ("num_neighbors", [[list(EDGE), [-2]]], "fanout -2"),
+        ("num_neighbors", [[list(EDGE), [2**31]]], "is 2147483648 or more"),
+        ("num_neighbors", [[list(EDGE), ["3"]]], "a whole number, got '3'"),
+        ("num_neighbors", [[list(EDGE), [1]], [["user", "trusts", "user"], [1, 2]]], "same number of hops"),
+        ("node_columns", [], "node_columns is an object of lists"),
+        ("node_columns", {"tag": []}, "no node type 'tag'"),
+        ("node_columns", {"user": ["z"]}, "'user' has no column 'z'; known: "),
+        ("node_columns", {"user": ["x", "x"]}, "comes twice"),
+        ("node_columns", {"user": "x"}, "are a list of names"),
+        ("edge_columns", [[list(EDGE), [1]]], "are a list of names"),
+        ("edge_columns", [[list(EDGE), ["x"]]], "has no column 'x'"),
+    ],
+)
+def test_each_rule_is_named(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        read_plan(json.dumps({**document(), field: value}), SCHEMA)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1000
+
+
+def test_differences_name_the_fields_with_both_values() -> None:
+    other = replace(PLAN, run_seed=5, with_edge=False)
+    text = "run_seed is 18446744073709551615 there and 5 here, with_edge is True there and False here"
+    assert differences(PLAN, other) == text
