@@ -1,6 +1,7 @@
 # Everything a developer types. Each target makes the environment it needs, once; later runs are quick.
 #
-#   make demo            install into .venv and train a GraphSAGE model on a small real graph
+#   make demo            install into .venv and train a GraphSAGE model on a small real graph, which two
+#                        storage servers on this machine hold (DEMO="--mode colocated" for worker processes)
 #   make test            install with the test extras, then lint, format check, types and tests
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers
@@ -25,7 +26,7 @@ INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
 .PHONY: demo test lint types unit bench sanitize fuzz torch-versions format clean
 
 demo: $(VENV)/.installed
-	@$(BIN)/gigl-loader demo $(DEMO)
+	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
 
 test: lint types unit
 

@@ -24,6 +24,15 @@ class Mode(str, Enum):
 
     colocated = "colocated"
     embedded = "embedded"
+    graph_store = "graph-store"
+
+
+class Transport(str, Enum):
+    """How batches come from storage servers."""
+
+    auto = "auto"
+    ring = "ring"
+    flight = "flight"
 
 
 def demo(
@@ -32,9 +41,23 @@ def demo(
         str, typer.Option(help="digits, debian, synthetic, npz:PATH, planetoid:NAME or ogbn:NAME.")
     ] = "digits",
     mode: Annotated[
-        Mode, typer.Option(help="colocated: worker processes beside the trainer; embedded: in the trainer.")
+        Mode,
+        typer.Option(
+            help="colocated: worker processes beside the trainer; embedded: in the trainer; "
+            "graph-store: storage servers that hold the graph."
+        ),
     ] = Mode.colocated,
-    num_workers: Annotated[int | None, typer.Option(help="Sampling processes.  [default: 2]")] = None,
+    num_workers: Annotated[
+        int | None,
+        typer.Option(help="Sampling processes; threads of each server.  [default: 2; graph-store: 1]"),
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Storage servers (graph-store).  [default: 2]")
+    ] = None,
+    transport: Annotated[
+        Transport,
+        typer.Option(help="Of batches (graph-store): shared memory, Arrow Flight, or what there is."),
+    ] = Transport.auto,
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: what suits the data set.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Seeds per batch.")] = None,
     fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, for example 15,10,5.")] = None,
@@ -51,12 +74,14 @@ def demo(
     dim: Annotated[int, typer.Option(help="Features of the synthetic graph.")] = 64,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Train GraphSAGE on a real graph through worker processes, shared memory and native kernels."""
+    """Train GraphSAGE on a real graph, sampled by worker processes, by storage servers or in the trainer."""
     from gigl_loader.demo.choices import Choices, SyntheticSize
 
     choices = Choices(
         dataset=dataset,
         num_workers=_num_workers(mode, num_workers),
+        num_servers=_num_servers(mode, servers, transport),
+        transport=transport.value,
         seed=seed,
         device=device,
         num_partitions=num_partitions,
@@ -113,9 +138,18 @@ def _num_workers(mode: Mode, asked: int | None) -> int:
         return 0
     if asked is not None and asked < 1:
         raise ValueError(
-            f"--mode colocated needs at least 1 worker, got {asked}; --mode embedded samples without"
+            f"--mode {mode.value} needs at least 1 worker, got {asked}; --mode embedded samples without"
         )
-    return 2 if asked is None else asked
+    usual = 1 if mode is Mode.graph_store else 2
+    return usual if asked is None else asked
+
+
+def _num_servers(mode: Mode, asked: int | None, transport: Transport) -> int:
+    if mode is Mode.graph_store:
+        return 2 if asked is None else asked
+    if asked is not None or transport is not Transport.auto:
+        raise ValueError("--servers and --transport need --mode graph-store")
+    return 0
 
 
 def _fanout(text: str) -> tuple[int, ...]:

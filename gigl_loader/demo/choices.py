@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from errno import ENOENT
 from pathlib import Path
+from typing import Literal
 
 __all__ = ["Choices", "Recipe", "SyntheticSize", "dataset_kind"]
 
@@ -55,7 +56,11 @@ class Choices:
 
     dataset: str = "digits"
     num_workers: int = 2
-    """0 samples in the trainer's process."""
+    """Sampling processes, of each server threads. 0 samples in the trainer's process."""
+    num_servers: int = 0
+    """Storage servers that hold the graph. 0: it lies with the trainer."""
+    transport: Literal["auto", "ring", "flight"] = "auto"
+    """Of batches from storage servers."""
     seed: int = 0
     device: str | None = None
     num_partitions: int = 2
@@ -70,6 +75,11 @@ class Choices:
         kind, argument = dataset_kind(self.dataset)
         if kind == "npz" and not Path(argument).exists():
             raise FileNotFoundError(ENOENT, "no such file", argument)
+        if self.num_servers > self.num_partitions:
+            raise ValueError(
+                f"{self.num_servers} servers need as many partitions, got --num-partitions "
+                f"{self.num_partitions}"
+            )
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ValueError(f"--lr must be finite and above 0, got {self.lr}")
 

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from gigl_loader.dataset import DistDataset
 from gigl_loader.demo.choices import Choices, Recipe
 from gigl_loader.demo.datasets import Demonstration, load_demonstration
 from gigl_loader.demo.model import HeteroSAGE, HomogeneousSAGE
+from gigl_loader.demo.place import ServerReport, open_place
 from gigl_loader.demo.training import EpochReport, Loader, evaluate, train
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.loaders.arguments import target_device
+from gigl_loader.loaders.dataset import Dataset
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.partition.job import Progress
@@ -47,6 +48,8 @@ class Outcome:
     build_seconds: float
     recipe: Recipe
     num_workers: int
+    servers: list[ServerReport]
+    """One for each storage server."""
     reports: list[EpochReport]
     test_accuracy: float
 
@@ -57,7 +60,7 @@ class Outcome:
 def run_demo(choices: Choices, folder: Path, screen: Screen) -> Outcome:
     """Build the graph in ``folder / "graph"``, train a model on it and return how it did."""
     torch.manual_seed(choices.seed)
-    with _threads_beside(choices.num_workers):
+    with _threads_beside(choices.num_workers * max(choices.num_servers, 1)):
         return _run(choices, folder, screen)
 
 
@@ -73,9 +76,9 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
     screen.built(schema, build_seconds)
     screen.training(recipe, choices)
     with ExitStack() as stack:
-        dataset = DistDataset.open(folder / "graph")
+        place = stack.enter_context(open_place(choices, folder / "graph"))
         loaders = {
-            split: stack.enter_context(_loader(dataset, split, demonstration.target, recipe, choices))
+            split: stack.enter_context(_loader(place.dataset, split, demonstration.target, recipe, choices))
             for split in ("train", "val", "test")
         }
         model = _model(schema, demonstration, recipe).to(loaders["train"].device)
@@ -91,6 +94,7 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
             screen.epoch(report)
             reports.append(report)
         tested = evaluate(model, loaders["test"], target=demonstration.target, watch=screen.watch)
+        servers = place.servers()
     return Outcome(
         dataset=choices.dataset,
         nodes=sum(nodes.count for nodes in schema.nodes.values()),
@@ -99,6 +103,7 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
         build_seconds=build_seconds,
         recipe=recipe,
         num_workers=choices.num_workers,
+        servers=servers,
         reports=reports,
         test_accuracy=tested.accuracy,
     )
@@ -106,7 +111,7 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
 
 @contextmanager
 def _threads_beside(num_workers: int) -> Iterator[None]:
-    """Leave a core to each worker: torch's threads wait for each other, and badly if one has no core."""
+    """Leave a core to each who samples: torch's threads wait for each other, and badly without a core."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(before - num_workers, 1))
     try:
@@ -125,7 +130,7 @@ def _build(
 
 
 def _loader(
-    dataset: DistDataset, split: str, target: str, recipe: Recipe, choices: Choices
+    dataset: Dataset, split: str, target: str, recipe: Recipe, choices: Choices
 ) -> DistNeighborLoader:
     return DistNeighborLoader(
         dataset,
@@ -134,7 +139,7 @@ def _loader(
         batch_size=recipe.batch_size,
         shuffle=split == "train",
         seed=choices.seed,
-        num_workers=choices.num_workers,
+        num_workers=min(choices.num_workers, 1) if choices.num_servers else choices.num_workers,
         device=choices.device,
     )
 

@@ -63,18 +63,10 @@ class ConsoleScreen:
         )
 
     def training(self, recipe: Recipe, choices: Choices) -> None:
-        workers = choices.num_workers
-        where = (
-            "the trainer"
-            if not workers
-            else "1 worker process"
-            if workers == 1
-            else f"{workers} worker processes"
-        )
         fanout = ",".join(map(str, recipe.fanout))
         self._line(
             f"GraphSAGE, {recipe.hidden} wide; fanout {fanout}; {recipe.batch_size} seeds a batch, "
-            f"sampled in {where}\n"
+            f"sampled {_where(choices)}\n"
         )
         self._line(
             f"[bold]{'epoch':>5} {'loss':>6} {'train':>7} {'val':>7}  {'seconds':>7} ="
@@ -112,4 +104,32 @@ class ConsoleScreen:
             table.add_row(part, f"{seconds:.2f}", f"{seconds / whole:.0%}")
         self._console.print()
         self._console.print(table)
+        if outcome.servers:
+            self._console.print()
+            self._console.print(_server_table(outcome))
         self._console.print(f"\n[bold green]test accuracy {outcome.test_accuracy:.2%}[/bold green]")
+
+
+def _where(choices: Choices) -> str:
+    """Say who samples."""
+    workers = choices.num_workers
+    if choices.num_servers:
+        threads = "a sampling thread" if workers == 1 else f"{workers} sampling threads"
+        if choices.num_servers == 1:
+            return f"by a storage server with {threads}"
+        return f"by {choices.num_servers} storage servers with {threads} each"
+    if not workers:
+        return "in the trainer"
+    return "in 1 worker process" if workers == 1 else f"in {workers} worker processes"
+
+
+def _server_table(outcome: Outcome) -> Table:
+    """Return what each server did: batches by way of what, and where its seconds went."""
+    table = Table(title="storage servers", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("", "batches", "MB", "transport", "asks waited, s", "sampling, s"):
+        table.add_column(name, justify="left" if name in ("", "transport") else "right")
+    for number, server in enumerate(outcome.servers):
+        megabytes = f"{server.bytes / 1e6:,.0f}"
+        times = (f"{server.waiting:.2f}", f"{server.sampling:.2f}")
+        table.add_row(f"server {number}", f"{server.batches:,}", megabytes, server.transport, *times)
+    return table

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.learnable import learnable_graph
+
 ROOT = Path(__file__).parents[2]
+GIGL_LOADER = ("-c", "from gigl_loader.cli import main; main()")
 
 pytestmark = [
     pytest.mark.usefixtures("no_leftovers"),
@@ -39,6 +42,16 @@ def test_a_training_script_learns(name: str, least: float, tmp_path: Path) -> No
     accuracies = [float(found) for found in re.findall(r"test accuracy ([\d.]+)%", output)]
     assert len(accuracies) == 4
     assert max(accuracies) > least
+
+
+def test_the_same_script_trains_with_and_without_servers(tmp_path: Path) -> None:
+    graph = str(learnable_graph(tmp_path / "graph", num_partitions=2))
+    script = [str(ROOT / "examples" / "graph_store.py"), "--epochs", "2", "--batch-size", "64"]
+    alone = run(*script, "--graph", graph, cwd=tmp_path)
+    cluster = [*GIGL_LOADER, "local-cluster", graph, "--", sys.executable]
+    served = run(*cluster, *script, cwd=tmp_path)
+    assert len(re.findall(r"test accuracy", alone)) == 2
+    assert served == alone
 
 
 def test_resuming_shows_the_batches_still_to_come(tmp_path: Path) -> None:

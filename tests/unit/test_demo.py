@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,40 @@ def test_the_default_demo_passes_95_percent() -> None:
     assert demo("--epochs", "6", "--num-workers", "1", "--device", "cpu")["test_accuracy"] > 0.95
 
 
+@pytest.mark.usefixtures("no_leftovers")
+def test_storage_servers_change_nothing_and_are_counted() -> None:
+    arguments = [
+        "--dataset",
+        "synthetic",
+        "--nodes",
+        "400",
+        "--edges",
+        "4000",
+        "--dim",
+        "16",
+        "--epochs",
+        "1",
+    ]
+    arguments += ["--batch-size", "64", "--fanout", "5,3", "--hidden", "16", "--device", "cpu"]
+    inline = demo(*arguments, "--mode", "embedded")
+    served = demo(*arguments, "--mode", "graph-store")
+    assert inline["servers"] == []
+    assert served["test_accuracy"] == inline["test_accuracy"]
+    assert served["reports"][0]["loss"] == inline["reports"][0]["loss"]
+    assert [server["transport"] for server in served["servers"]] == ["ring", "ring"]
+    # 240 seeds to learn, 80 to validate and 80 to test.
+    assert sum(server["batches"] for server in served["servers"]) >= 4 + 2 + 2
+
+
+def test_the_screen_shows_what_each_server_did() -> None:
+    arguments = ["--dataset", "synthetic", "--nodes", "200", "--edges", "400", "--dim", "4", "--epochs", "1"]
+    arguments += ["--mode", "graph-store", "--servers", "1", "--transport", "flight", "--device", "cpu"]
+    result = CliRunner().invoke(build_app(), ["demo", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "by a storage server with a sampling thread" in result.output
+    assert re.search(r"server 0 +\d+ +\d+ +flight", result.output)
+
+
 def test_a_heterogeneous_set_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "archive_Packages").write_text(PACKAGES)
     monkeypatch.setattr("gigl_loader.demo.debian.APT_LISTS", tmp_path)
@@ -213,6 +248,11 @@ def test_the_graph_stays_in_the_workdir_and_is_not_overwritten(tmp_path: Path) -
         ["--dataset", "digits:1"],
         ["--dataset", "npz:/no/such/file.npz"],
         ["--lr", "0"],
+        ["--servers", "2"],
+        ["--transport", "ring"],
+        ["--mode", "embedded", "--transport", "flight"],
+        ["--mode", "graph-store", "--servers", "3"],
+        ["--mode", "graph-store", "--num-workers", "0"],
     ],
 )
 def test_a_bad_argument_is_refused_in_one_line(arguments: list[str]) -> None:

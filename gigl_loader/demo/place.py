@@ -1,0 +1,86 @@
+"""Where batches come from while the job runs: the trainer's host, or storage servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gigl_loader.dataset import DistDataset
+from gigl_loader.demo.choices import Choices
+
+if TYPE_CHECKING:
+    from gigl_client import RemoteDistDataset
+
+__all__ = ["Place", "ServerReport", "open_place"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """What one storage server did for the job, all loaders together."""
+
+    batches: int
+    bytes: int
+    transport: str
+    """``"ring"``: shared memory; ``"flight"``: over the network."""
+    waiting: float
+    """Seconds from the asks for these batches to the beginning of sampling."""
+    sampling: float
+    """Seconds of its threads. Neighbours that another server was asked for are in it."""
+
+
+class Place(Protocol):
+    """A graph to train on, and what is known of those who sample it."""
+
+    @property
+    def dataset(self) -> Any: ...
+    def servers(self) -> list[ServerReport]: ...
+
+
+@contextmanager
+def open_place(choices: Choices, graph: Path) -> Iterator[Place]:
+    """Yield the graph that was built at ``graph``, served by as many servers as were chosen."""
+    if not choices.num_servers:
+        with DistDataset.open(graph) as dataset:
+            yield _Here(dataset)
+        return
+    # Of a graph store; needs gRPC and Arrow.
+    from gigl_client import RemoteDistDataset
+    from gigl_server.local import LocalCluster
+
+    with (
+        LocalCluster(graph, servers=choices.num_servers, workers=choices.num_workers) as cluster,
+        RemoteDistDataset.connect(cluster.addresses[0], transport=choices.transport) as remote,
+    ):
+        yield _Served(remote)
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """All that samples is a part of the trainer, and counted there."""
+
+    dataset: DistDataset
+
+    def servers(self) -> list[ServerReport]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    dataset: RemoteDistDataset
+
+    def servers(self) -> list[ServerReport]:
+        """Ask each server; loaders that were shut down are no longer in it."""
+        return [_report(load["channels"]) for load in self.dataset.server_stats().values()]
+
+
+def _report(channels: list[dict[str, Any]]) -> ServerReport:
+    return ServerReport(
+        batches=sum(channel["batches"] for channel in channels),
+        bytes=sum(channel["bytes"] for channel in channels),
+        transport="/".join(sorted({channel["transport"] for channel in channels})),
+        waiting=sum(channel["waiting_s"] for channel in channels),
+        sampling=sum(channel["sampling_s"] for channel in channels),
+    )

@@ -1,0 +1,53 @@
+"""What the pages say about storage servers is what there is: options, metrics, limits."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gigl_server.limits import Limits
+from gigl_server.settings import PREFIX, SETTINGS
+from tests.support.clusters import servers_of
+from tests.support.learnable import learnable_graph
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the tests were copied without the pages")
+
+
+def test_every_option_is_described() -> None:
+    page = (DOCS / "deploy.md").read_text()
+    for name in set(SETTINGS) - {"graph_dir"}:
+        assert f"| `--{name.replace('_', '-')}`" in page or f"`--{name.replace('_', '-')}`" in page
+    assert {found.removeprefix(PREFIX) for found in re.findall(r"`(GIGL_[A-Z_]+)", page)} <= {
+        *(name.upper() for name in SETTINGS),
+        "CONFIG",
+    }
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_every_metric_is_described_and_every_described_one_exists(tmp_path: Path) -> None:
+    graph = learnable_graph(tmp_path / "graph", num_partitions=1)
+    with servers_of(graph, 1, metrics="127.0.0.1:0") as [server]:
+        with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10) as reply:
+            text = reply.read().decode()
+    kinds = re.findall(r"^# TYPE (gigl_\w+) ", text, re.MULTILINE)
+    described = set(re.findall(r"`(gigl_\w+)`", (DOCS / "graph-store.md").read_text()))
+    assert described == set(kinds)
+
+
+def test_limits_are_those_of_the_code() -> None:
+    page = (DOCS / "security.md").read_text()
+    limits = Limits()
+    assert f"{limits.batch_seeds:,}" in page
+    assert f"of all jobs, of one | {limits.channels:,}; {limits.channels_per_job:,}" in page
+    assert f"of all jobs, of one | {limits.producers:,}; {limits.producers_per_job:,}" in page
+    assert f"| jobs | {limits.jobs:,} |" in page
+    assert f"| {limits.calls:,} |" in page
+    assert f"| {limits.credit} |" in page
+    assert f"{limits.ring_bytes >> 30} GiB" in page
+    assert f"after {limits.frame_s:g} s" in page
+    assert f"| {limits.message_bytes >> 20} MiB; {limits.plan_bytes >> 20} MiB |" in page
