@@ -18,6 +18,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the tests were copied without the pages")
 
 
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return str(reply.read().decode())
+
+
 def test_every_option_is_described() -> None:
     page = (DOCS / "deploy.md").read_text()
     for name in set(SETTINGS) - {"graph_dir"}:
@@ -32,8 +37,7 @@ def test_every_option_is_described() -> None:
 def test_every_metric_is_described_and_every_described_one_exists(tmp_path: Path) -> None:
     graph = learnable_graph(tmp_path / "graph", num_partitions=1)
     with servers_of(graph, 1, metrics="127.0.0.1:0") as [server]:
-        with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=10) as reply:
-            text = reply.read().decode()
+        text = read(f"http://{server.metrics_address}/metrics")
     kinds = re.findall(r"^# TYPE (gigl_\w+) ", text, re.MULTILINE)
     described = set(re.findall(r"`(gigl_\w+)`", (DOCS / "graph-store.md").read_text()))
     assert described == set(kinds)
