@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
-import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -146,7 +144,6 @@ class _Search:
         try:
             return self._view(asked, timeout_s)
         except (StorageUnavailable, Busy, _NotReady) as error:
-            self._check_plain_text(asked)
             return error
 
     def _view(self, server: Endpoint, timeout_s: float | None = None) -> ClusterView:
@@ -170,14 +167,6 @@ class _Search:
     def _patience(self) -> float:
         return max(min(self.left, _ATTEMPT_S), 0.1)
 
-    def _check_plain_text(self, server: Endpoint) -> None:
-        """Raise ``ValueError`` for a server that speaks TLS to us, who do not: waiting cannot help."""
-        if not self._caller.uses_tls(server) and _speaks_tls(server, min(self._patience, 1.0)):
-            raise ValueError(
-                f"{server} speaks TLS: pass credentials=Caller.from_files(ca=...), with the certificate of "
-                "whoever signed the server's"
-            )
-
 
 def _check_graph(server: Endpoint, found: str, expected: str) -> None:
     if found != expected:
@@ -185,17 +174,3 @@ def _check_graph(server: Endpoint, found: str, expected: str) -> None:
             f"{server} has another graph ({found[:12]}) than the server that was asked first "
             f"({expected[:12]}): a cluster serves parts of one and the same partitioned graph"
         )
-
-
-def _speaks_tls(server: Endpoint, timeout_s: float) -> bool:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # Nothing is sent: the question is only whether it answers.
-    try:
-        with (
-            socket.create_connection((server.host, server.control_port), timeout_s) as plain,
-            context.wrap_socket(plain),
-        ):
-            return True
-    except OSError:
-        return False
