@@ -21,7 +21,8 @@ def tables(loads: Loads, before: Loads | None) -> Iterator[Table]:
     earlier = {each.address: each for each in before.servers} if before else {}
     seconds = loads.at - before.at if before else 0.0
     yield _servers(loads, earlier, seconds)
-    yield _channels(loads)
+    if any(each.load.get("channels") for each in loads.servers):
+        yield _channels(loads)
     if any(each.load.get("peers") for each in loads.servers):
         yield _peers(loads)
 

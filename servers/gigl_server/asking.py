@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.store_client import StoreClient
 
-from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
 from gigl_server.joining import Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gigl_loader.rpc.credentials import Caller
 
 __all__ = ["Asker"]
+
+_WHAT = "storage server"
 
 
 class Asker:
@@ -35,7 +39,8 @@ class Asker:
 
         ``StorageUnavailable`` where nobody answers, ``SamplingError`` or ``ValueError`` for a wrong answer.
         """
-        with closing(StoreClient(self._endpoint(address), self._caller)) as client:
+        endpoint = self._endpoint(address)
+        with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
             view = client.cluster(timeout_s, announce=self._own.control_address)
         itself = [server for server in view.servers if server.partitions == view.partitions]
         if not itself:
@@ -50,12 +55,8 @@ class Asker:
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
         """Make sure that both ports of a server answer us. Errors are those of ``ask``."""
-        try:
+        with _without_rank(endpoint):
             check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
-        except SamplingError:
-            raise
-        except OSError as error:
-            raise StorageUnavailable(f"{endpoint}: {error}") from None
 
     def _endpoint(self, address: str) -> Endpoint:
         where = Address.parse(address)
@@ -66,5 +67,15 @@ class Asker:
             data_port=where.port,  # Not known yet, and not asked.
             partitions=(),
             certificate=self._own.certificate,
-            what="storage server",
+            what=_WHAT,
         )
+
+
+@contextmanager
+def _without_rank(endpoint: Endpoint) -> Iterator[None]:
+    """Leave the number out of what is said: it is not known yet."""
+    try:
+        yield
+    except (GiglError, ValueError) as error:
+        text = str(error).replace(str(endpoint), f"{_WHAT} at {endpoint.control_address}")
+        raise type(error)(text) from None

@@ -95,7 +95,7 @@ class Joining:
         if not self.missing:
             return ""
         with self._lock:
-            asked = "; ".join(f"{address}: {error}" for address, error in list(self._errors.items())[:4])
+            asked = "; ".join(list(self._errors.values())[:4])
         return f"waits for partitions {_listed(self.missing)}" + (f" ({asked})" if asked else "")
 
     def tell(self, address: str) -> None:
@@ -134,7 +134,7 @@ class Joining:
         return self.members
 
     def _goes_on(self) -> bool:
-        """Whether something is missing, or someone who was told of was not asked yet: it may be one too many."""
+        """Whether something is missing, or someone was told of and not asked yet: it may be one too many."""
         with self._lock:
             unasked = set(self._addresses) - self._asked
         return bool(self.missing) or (bool(unasked) and len(self._members) > 1)

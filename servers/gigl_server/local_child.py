@@ -57,6 +57,8 @@ def main(link: socket.socket) -> None:
             code = serve_until_told(server, told, options.drain_s)
             if server.failure is not None:
                 _say(link, {"error": _told(server.failure)})
+        with suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)  # Else the thread that reads keeps ``lines`` from being closed.
     raise SystemExit(code)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 
 __all__ = ["LineHandler", "configure_logging"]
 
+_STDERR = 2
 _FORMAT = "%%(asctime)s %%(levelname)s %s%%(message)s"
 
 
@@ -47,7 +47,7 @@ def configure_logging(log_file: str | None, *, name: str = "", level: str = "INF
     are left out.
     """
     if log_file is None:
-        fd = sys.stderr.fileno()
+        fd = _STDERR
     else:
         fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     handler = LineHandler(fd)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StorageServer", "build_storage_server"]
 
-_LOGGER = logging.getLogger(__name__)
-
 
 def build_storage_server(
     options: ServeOptions, *, graph: Graph | None = None, credentials: Credentials | None = None
@@ -40,22 +36,12 @@ def build_storage_server(
     ``graph`` and ``credentials`` replace what the options name. Before anything is bound: ``ValueError`` for
     what cannot be right, ``FormatError`` for a damaged graph. ``OSError`` where a port cannot be had.
     """
-    began = time.monotonic()
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
     graph = _opened(options, graph)
     for address in (options.address, options.data_address):
         check_free(address)
-    server = _compose(options, graph, credentials)
-    _LOGGER.info(
-        "starting: %s, data port %d, partitions %s of graph %s, mapped in %.1f s",
-        server.endpoint,
-        server.endpoint.data_port,
-        list(graph.parts),
-        graph.manifest.digest[:12],
-        time.monotonic() - began,
-    )
-    return server
+    return _compose(options, graph, credentials)
 
 
 def _opened(options: ServeOptions, graph: Graph | None) -> Graph:

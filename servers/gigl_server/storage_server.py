@@ -60,6 +60,14 @@ class StorageServer:
         self._ending = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
+        _LOGGER.info(
+            "starting: control port at %s, data port %d, partitions %s of %d, graph %s",
+            parts.endpoint.control_address,
+            parts.endpoint.data_port,
+            list(parts.endpoint.partitions),
+            graph.schema.num_partitions,
+            graph.manifest.digest[:12],
+        )
         self._thread = threading.Thread(target=self._live, name="cluster", daemon=True)
         self._thread.start()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from gigl_loader.errors import GiglError
+from gigl_loader.errors import GiglError, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,8 @@ class Watch:
             except (GiglError, ValueError) as error:
                 self._misses[member] += 1
                 if self._misses[member] == _MISSES:
-                    _LOGGER.warning("%s is lost: %s", member, error)
+                    silent = isinstance(error, StorageUnavailable)
+                    _LOGGER.warning("%s is lost%s", member, "" if silent else f": {error}")
                 continue
             if self._misses[member] >= _MISSES:
                 _LOGGER.info("%s is back", member)

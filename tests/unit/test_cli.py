@@ -36,14 +36,16 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "from typer.testing import CliRunner\n"
         "result = CliRunner().invoke(cli.build_app(), ['--help'])\n"
         "assert result.exit_code == 0, result.output\n"
-        "for name in ('partition', 'inspect', 'demo', 'bench', 'doctor'): assert name in result.output\n"
-        "heavy = {'torch', 'numpy', 'pyarrow', 'torch_geometric', 'sklearn'} & set(sys.modules)\n"
+        "for name in ('partition', 'serve', 'local-cluster', 'top', 'demo', 'doctor'): assert name in result.output\n"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'grpc', 'yaml', 'torch_geometric', 'sklearn'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["partition", "inspect", "demo", "bench", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["partition", "inspect", "serve", "local-cluster", "top", "demo", "bench", "doctor"]
+)
 def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(build_app(), [command, "--help"])
     assert result.exit_code == 0

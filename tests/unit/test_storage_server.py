@@ -134,7 +134,9 @@ def test_a_server_that_waits_is_not_ready_and_says_for_what(graph: Path) -> None
         with client_of(server.endpoint) as client:
             assert wait_until(lambda: "nothing listens" in client.cluster(10).reason, seconds=10)
             view = client.cluster(10)
-        assert "waits for partitions [1] (127.0.0.1:1: " in view.reason
+        assert (
+            "waits for partitions [1] (storage server at 127.0.0.1:1 (port 1): nothing listens" in view.reason
+        )
         assert fetch(server, "/healthz")[0] == 503
         with pytest.raises(TimeoutError, match=r"not ready after 0.05 s: waits for partitions \[1\]"):
             server.wait_ready(0.05)

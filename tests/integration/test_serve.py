@@ -1,0 +1,265 @@
+"""``gigl-loader serve``, ``top`` and ``local-cluster`` as a user meets them: signals and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gigl_loader.cli import build_app
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.options import SamplingPlan
+from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.credentials import Caller
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.job import new_job
+from gigl_loader.rpc.store_client import StoreClient
+from gigl_server.local import LocalCluster
+from tests.support.leftovers import is_gone, wait_until
+from tests.support.store_graph import write_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EDGE = ("node", "to", "node")
+PLAN = SamplingPlan(
+    seed_type="node",
+    num_neighbors={EDGE: (3, 3)},
+    run_seed=7,
+    node_columns={"node": ("x",)},
+    edge_columns={},
+)
+COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_graph(tmp_path_factory.mktemp("serve") / "graph")
+
+
+@pytest.fixture(scope="module")
+def cluster(graph: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(graph, servers=2) as found:
+        yield found
+
+
+@contextmanager
+def started(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start the command line and see that it ends."""
+    process = subprocess.Popen([*COMMAND, *arguments], text=True, stderr=subprocess.PIPE, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(build_app(), list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def client_at(address: str, job: str = "") -> closing[StoreClient]:
+    where = Address.parse(address)
+    endpoint = Endpoint(
+        host_index=0, host=where.host, control_port=where.port, data_port=where.port, partitions=()
+    )
+    return closing(StoreClient(endpoint, Caller(), job))
+
+
+def line_with(process: subprocess.Popen[str], words: str) -> str:
+    """Read the log up to a line that has these words."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return line
+    raise AssertionError(f"the log ended without {words!r}")
+
+
+def address_in(line: str) -> str:
+    return line.partition(" at ")[2].split(",")[0].split()[0]
+
+
+def test_a_server_logs_its_states_and_drains_on_sigterm(graph: Path, tmp_path: Path) -> None:
+    config = tmp_path / "gigl.yaml"
+    config.write_text(f"graph_dir: {graph}\nlisten: 127.0.0.1:0\nmetrics: 127.0.0.1:7\npartition: [0, 1]\n")
+    environment = {**os.environ, "GIGL_METRICS": "127.0.0.1:0", "GIGL_WORKERS": "1"}
+    with started("serve", "--config", str(config), env=environment) as process:
+        line_with(process, "starting: control port at 127.0.0.1:")
+        assert "serves partitions [0, 1], 1 workers" in line_with(process, "ready")
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=20)
+    assert process.returncode == 0
+    said = [line.split(maxsplit=3)[3] for line in rest.splitlines()]
+    assert said == ["SIGTERM: ending", "draining: 30 s at most", "stopped"]
+
+
+def test_a_second_signal_ends_a_server_that_drains(graph: Path) -> None:
+    """It drains for as long as a batch lies there that nobody fetched."""
+    with started("serve", str(graph), "--listen", "127.0.0.1:0", "--drain", "60") as process:
+        address = address_in(line_with(process, "ready"))
+        with client_at(address, new_job()) as client:
+            client.create_producer("key", PLAN.to_json(), client.cluster(10).graph, 10)
+            channel = client.open_channel("key", name="", credit=2, timeout_s=10)
+            seeds = np.arange(4).tobytes()
+            request = messages.SampleRequest(channel=channel.id, seeds=seeds, input_ids=seeds)
+            assert client.sample(request, 10).result().handle
+        process.send_signal(signal.SIGTERM)
+        line_with(process, "draining")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 1
+
+
+def test_a_full_disk_does_not_stop_a_server(graph: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free_port:
+        where = f"127.0.0.1:{free_port.getsockname()[1]}"
+    free = ("--listen", "127.0.0.1:0", "--metrics", where)
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", str(graph), *free, "--log-file", "/dev/full"],
+            stderr=full,
+            stdout=full,
+        )
+    try:
+        assert wait_until(lambda: healthy(f"http://{where}/healthz"), seconds=30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def healthy(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
+        return bool(reply.status == 200)
+    return False
+
+
+def test_a_server_with_another_graph_ends_with_a_line_that_names_both(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    other = write_graph(tmp_path / "other", seed=1)
+    arguments = ("serve", str(other), "-p", "1", "--listen", "127.0.0.1:0", "--peer", cluster.addresses[0])
+    with started(*arguments) as process:
+        _, log = process.communicate(timeout=30)
+    assert process.returncode == 1
+    [line] = [line for line in log.splitlines() if "ERROR" in line]
+    assert f"storage server at {cluster.addresses[0]} has another graph: digest " in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["GRAPH", "-p", "7"], "partitions 7 do not lie at"),
+        (["nowhere"], "no graph at nowhere"),
+        (["GRAPH", "--listen", "here"], "listen: 'here' is not an address"),
+        (["GRAPH", "--listen", "0.0.0.0:7000", "--advertise", "me"], "needs TLS"),
+        (["GRAPH", "--listen", "127.0.0.1:0", "--token-file", "nowhere"], "nowhere"),
+        (["GRAPH", "--listen", "127.0.0.1:0", "--token-file", "SHORT"], "at least 16"),
+        (["GRAPH", "--config", "nowhere"], "no such file or directory: nowhere"),
+        (["GRAPH", "--config", "SHORT"], "must hold one mapping of options"),
+        (["GRAPH", "--tls-cert", "SHORT", "--tls-key", "SHORT"], "PEM"),
+        (["GRAPH", "--drain", "-1"], "drain must lie between"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    graph: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    short = tmp_path / "short"
+    short.write_text("secret\n")
+    places = {"GRAPH": str(graph), "SHORT": str(short)}
+    code, output, errors = invoke("serve", *(places.get(each, each) for each in arguments))
+    assert (code, output) == (2, "")
+    assert errors.startswith("gigl-loader: ")
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+def test_top_prints_a_table_or_a_document(cluster: LocalCluster) -> None:
+    code, output, _ = invoke("top", cluster.addresses[1], "--json")
+    document = json.loads(output)
+    assert code == 0
+    assert [server["address"] for server in document["servers"]] == cluster.addresses
+    assert all(server["ready"] for server in document["servers"])
+    code, output, _ = invoke("top", cluster.addresses[0], "--once")
+    assert code == 0
+    assert all(address in output for address in cluster.addresses)
+
+
+def test_top_of_nobody_is_one_line() -> None:
+    code, output, errors = invoke("top", "127.0.0.1:1", "--once")
+    assert (code, output) == (1, "")
+    assert "nothing listens there" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_server_that_was_killed_comes_back_at_its_place(cluster: LocalCluster) -> None:
+    before, addresses = cluster.pids, list(cluster.addresses)
+    cluster.kill(1)
+    assert not cluster.running(1)
+    assert cluster.describe(1).startswith("was killed by SIGKILL")
+    with client_at(addresses[1]) as client, pytest.raises(StorageUnavailable, match="nothing listens"):
+        client.cluster(5)
+    cluster.restart(1)
+    assert cluster.addresses == addresses
+    assert cluster.pids[0] == before[0]
+    assert cluster.pids[1] != before[1]
+    with client_at(addresses[1]) as client:
+        assert client.cluster(10).ready
+    assert cluster.terminate(1) == 0
+    cluster.restart(1)
+
+
+def test_more_servers_than_partitions_are_refused(graph: Path) -> None:
+    with pytest.raises(ValueError, match="a graph of 2 partitions can have 1 to 2 servers, not 3"):
+        LocalCluster(graph, servers=3)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_cluster_that_cannot_start_leaves_nothing(graph: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "graph"
+    subprocess.run(["cp", "-r", str(graph), str(broken)], check=True)
+    for path in (broken / "part-00001" / "topology").iterdir():
+        path.write_bytes(b"damage")
+    with pytest.raises(Exception, match=r"storage server 1: .*part-00001"):
+        LocalCluster(broken, servers=2)
+
+
+def test_a_command_finds_the_servers_and_gives_its_exit_code(graph: Path) -> None:
+    program = "import os, sys; print(os.environ['GIGL_STORE']); sys.exit(7)"
+    done = subprocess.run(
+        [*COMMAND, "local-cluster", str(graph), "--", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 7
+    assert len(done.stdout.strip().split(",")) == 2
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_servers_end_with_the_command_that_started_them(graph: Path, number: signal.Signals) -> None:
+    with started("local-cluster", str(graph), "--servers", "1", stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        server = process.stdout.readline()
+        assert process.stdout.readline().startswith('connect: RemoteDistDataset.connect("127.0.0.1:')
+        process.send_signal(number)
+        process.wait(20)
+    assert process.returncode == {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    assert wait_until(lambda: is_gone(int(server.rpartition(" ")[2])), seconds=10)
