@@ -1,4 +1,4 @@
-"""Control calls to a peer: what it is and how it does, over gRPC."""
+"""Control calls, over gRPC: their names and messages, and those that every service of ours answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import grpc
 from gigl_loader.rpc import graph_store_pb2 as messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["METHODS", "SERVICE", "ControlClient"]
+__all__ = [
+    "ANNOUNCEMENT",
+    "METHODS",
+    "SERVICE",
+    "STORE_METHODS",
+    "STORE_SERVICE",
+    "ControlClient",
+    "control_channel",
+]
 
 SERVICE = "gigl.v1.Peer"
 METHODS: Mapping[str, tuple[Any, Any]] = {
@@ -24,9 +32,25 @@ METHODS: Mapping[str, tuple[Any, Any]] = {
 }
 """Request and reply of each call."""
 
+STORE_SERVICE = "gigl.v1.GraphStore"
+STORE_METHODS: Mapping[str, tuple[Any, Any]] = {
+    "Cluster": (messages.ClusterRequest, messages.ClusterView),
+    "CreateProducer": (messages.CreateProducerRequest, messages.CreateProducerReply),
+    "OpenChannel": (messages.OpenChannelRequest, messages.Channel),
+    "Sample": (messages.SampleRequest, messages.SampleReply),
+    "Heartbeat": (messages.HeartbeatRequest, messages.HeartbeatReply),
+    "CloseChannel": (messages.CloseChannelRequest, messages.CloseChannelReply),
+    "DestroyProducer": (messages.DestroyProducerRequest, messages.DestroyProducerReply),
+    "Load": (messages.LoadRequest, messages.ServerLoad),
+}
+ANNOUNCEMENT = "gigl-server"
+"""Header of a ``Cluster`` call by which another storage server says at which address it is."""
+
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # No backoff that another client's failure left.
     ("grpc.enable_http_proxy", 0),
+]
+_MESSAGE_SIZES = [
     ("grpc.max_receive_message_length", 1 << 20),
     ("grpc.max_send_message_length", 64 << 10),
 ]
@@ -36,7 +60,7 @@ class ControlClient:
     """Calls of one peer's control port. Raises ``grpc.RpcError``."""
 
     def __init__(self, endpoint: Endpoint, caller: Caller) -> None:
-        self._channel = _channel(endpoint, caller)
+        self._channel = control_channel(endpoint, caller, _MESSAGE_SIZES)
         self._metadata = caller.headers
 
     def describe(self, timeout_s: float) -> Any:
@@ -65,9 +89,10 @@ class ControlClient:
             client._channel.close()
 
 
-def _channel(endpoint: Endpoint, caller: Caller) -> Any:
+def control_channel(endpoint: Endpoint, caller: Caller, options: Sequence[tuple[str, int]]) -> Any:
+    """Return a gRPC channel to the control port. It connects when first used."""
     parts = caller.ssl_parts(endpoint)
+    chosen = [*_OPTIONS, *options]
     if parts is None:
-        return grpc.insecure_channel(endpoint.control_address, options=_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(*parts)
-    return grpc.secure_channel(endpoint.control_address, credentials, options=_OPTIONS)
+        return grpc.insecure_channel(endpoint.control_address, options=chosen)
+    return grpc.secure_channel(endpoint.control_address, grpc.ssl_channel_credentials(*parts), options=chosen)

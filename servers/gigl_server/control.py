@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
 from gigl_server.event_loop import LoopThread
 from gigl_server.guard import TokenGuard
+from gigl_server.handlers import handler_of
 from gigl_server.peer_calls import PeerCalls
 from gigl_server.store_calls import StoreCalls
 from gigl_server.view import View
@@ -68,11 +69,11 @@ class ControlService:
         told where servers are that ask about it.
         """
         peer = PeerCalls(ledger, graph=graph, partitions=partitions, data_port=data_port)
-        answers: dict[str, Mapping[str, Any]] = {SERVICE: _peer_answers(peer)}
+        answers: dict[str, Mapping[str, Any]] = {SERVICE: _handlers(peer.answers, METHODS, ledger)}
         if service is not None:
             view = view or partial(_alone, service)
             calls = StoreCalls(service, peer, ledger, view=view, announced=announced)
-            answers[STORE_SERVICE] = _store_answers(calls)
+            answers[STORE_SERVICE] = _handlers(calls.answers, STORE_METHODS, ledger)
         self._ready_names = () if service is None else ("", STORE_SERVICE)
         self._loop = LoopThread("control")
         try:
@@ -140,29 +141,8 @@ def _listen(server: Any, address: Address, credentials: Credentials) -> int:
         raise OSError(f"cannot listen on {address}: {error}") from None
 
 
-def _peer_answers(peer: PeerCalls) -> dict[str, Any]:
-    answers = {"Describe": peer.describe, "Stats": peer.stats}
-    return {name: _handler(answers[name], *METHODS[name]) for name in METHODS}
-
-
-def _store_answers(calls: StoreCalls) -> dict[str, Any]:
-    answers = {
-        "Cluster": calls.cluster,
-        "CreateProducer": calls.create_producer,
-        "OpenChannel": calls.open_channel,
-        "Sample": calls.sample,
-        "Heartbeat": calls.heartbeat,
-        "CloseChannel": calls.close_channel,
-        "DestroyProducer": calls.destroy_producer,
-        "Load": calls.load,
-    }
-    return {name: _handler(answers[name], *STORE_METHODS[name]) for name in STORE_METHODS}
-
-
-def _handler(answer: Any, request: Any, reply: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        answer, request_deserializer=request.FromString, response_serializer=reply.SerializeToString
-    )
+def _handlers(answers: Mapping[str, Any], methods: Mapping[str, tuple[Any, Any]], ledger: Ledger) -> Any:
+    return {name: handler_of(answers[name], *methods[name], ledger) for name in methods}
 
 
 def _add_reflection(server: Any, names: Sequence[str]) -> None:

@@ -1,0 +1,50 @@
+"""A bare connection to a port: the operating system says why it cannot be, gRPC does not."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from gigl_loader.rpc.endpoint import Endpoint
+
+__all__ = ["knock"]
+
+
+def knock(endpoint: Endpoint, port: int, deadline: float) -> None:
+    """Connect and hang up, until ``deadline`` (monotonic).
+
+    ``StorageUnavailable`` says in words why that cannot be.
+    """
+    place = f"{endpoint} (port {port})"
+    began = time.monotonic()
+    try:
+        _connect(endpoint.host, port, deadline)
+    except socket.gaierror as error:
+        raise StorageUnavailable(f"{place}: the name {endpoint.host!r} is not known here: {error}") from None
+    except ConnectionRefusedError:
+        raise StorageUnavailable(f"{place}: nothing listens there: did its service end?") from None
+    except TimeoutError:
+        raise StorageUnavailable(
+            f"{place}: no answer to a connection in {time.monotonic() - began:.1f} s: is there a firewall "
+            "between the hosts, or is the host down?"
+        ) from None
+    except OSError as error:
+        raise StorageUnavailable(f"{place}: {error.strerror or error}") from None
+
+
+def _connect(host: str, port: int, deadline: float) -> None:
+    """Connect to one of the addresses of ``host``; each has an even share of the time that is left."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for others, (family, kind, protocol, _, place) in zip(reversed(range(len(found))), found, strict=True):
+        with socket.socket(family, kind, protocol) as knocker:
+            knocker.settimeout(max(deadline - time.monotonic(), 0.001) / (others + 1))
+            try:
+                knocker.connect(place)
+                break
+            except OSError:
+                if not others:
+                    raise

@@ -1,0 +1,92 @@
+"""A control port with a sampling service behind it, and clients of it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.credentials import Caller, Credentials
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+from gigl_loader.rpc.store_client import StoreClient
+from gigl_server.control import ControlService
+from gigl_server.ledger import Ledger
+from tests.support.peers import TOKEN
+from tests.support.sources import PLAN, small_graph
+from tests.support.store_service import ask_of, service_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_server.service import SamplingService
+
+__all__ = ["Served", "client_of", "controlled", "opened", "sample_request"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A control port, what is behind it, and where it is."""
+
+    control: ControlService
+    service: SamplingService
+    endpoint: Endpoint
+
+
+@contextmanager
+def controlled(
+    *, credentials: Credentials | None = None, options: dict[str, Any] | None = None, **service: Any
+) -> Iterator[Served]:
+    """Serve the small graph's control calls. ``options`` are of the port, others of the service."""
+    given = Credentials(token=TOKEN) if credentials is None else credentials
+    with service_of(**service) as found:
+        control = ControlService(
+            Address("127.0.0.1", 0),
+            given,
+            Ledger(),
+            graph=small_graph().manifest.digest,
+            partitions=[0],
+            data_port=4711,
+            service=found,
+            **(options or {}),
+        )
+        endpoint = Endpoint(
+            what="storage server",
+            host_index=0,
+            host="127.0.0.1",
+            control_port=control.port,
+            data_port=control.port,
+            partitions=(),
+            certificate=given.trusted,
+        )
+        try:
+            yield Served(control, found, endpoint)
+        finally:
+            control.close()
+
+
+@contextmanager
+def client_of(
+    endpoint: Endpoint, *, job: str = "a" * 64, caller: Caller | None = None
+) -> Iterator[StoreClient]:
+    """Lend a client of a job."""
+    client = StoreClient(endpoint, Caller(token=TOKEN) if caller is None else caller, job)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def opened(client: StoreClient, *, key: str = "train", **order: Any) -> bytes:
+    """Create a producer of the usual plan and open a channel of it."""
+    client.create_producer(key, PLAN.to_json(), small_graph().manifest.digest, 10)
+    given = {"name": "train rank 0", "credit": 64, **order}
+    return client.open_channel(key, timeout_s=10, **given).id
+
+
+def sample_request(channel: bytes, batch: int, **changes: Any) -> SampleRequest:
+    """Ask for a batch of the small graph's schedule."""
+    ask = ask_of(batch)
+    given = {"seeds": ask.seeds, "input_ids": ask.input_ids, **changes}
+    return SampleRequest(channel=channel, epoch=ask.epoch, batch=batch, **given)

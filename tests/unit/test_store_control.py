@@ -1,0 +1,412 @@
+"""The control port of a storage server and its client, over the network."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc.control import STORE_METHODS, STORE_SERVICE
+from gigl_loader.rpc.control_errors import Busy, Unknown
+from gigl_loader.rpc.credentials import Caller, Credentials, authorization
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.job import JOB_HEADER, job_key
+from gigl_loader.sampling.store import WireCounts
+from gigl_server.view import PeerTraffic, View
+from tests.support.leftovers import wait_until
+from tests.support.peers import TOKEN
+from tests.support.sources import PLAN, SourceKind, drain, small_graph
+from tests.support.store_control import Served, client_of, controlled, opened, sample_request
+from tests.support.store_service import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DIGEST = small_graph().manifest.digest
+JOB = "a" * 64
+OTHER = "b" * 64
+TOKEN_HEADER = ("authorization", authorization(TOKEN))
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with controlled(workers=2) as found:
+        yield found
+
+
+def fetch(served: Served, reply: Any, job: str = JOB) -> bytes | None:
+    key = job_key([job])
+    assert key is not None
+    found = served.service.frames.take(reply.handle, key)
+    return None if found is None else found[0][: found[1]].tobytes()
+
+
+# --- the whole way
+
+
+def test_batches_come_by_handle_and_are_those_of_any_other_mode(served: Served) -> None:
+    source = SourceKind(0).open()
+    source.start_epoch(0)
+    wanted = drain(source, 4)
+    with client_of(served.endpoint) as client:
+        assert client.create_producer("train", PLAN.to_json(), DIGEST, 10)
+        assert not client.create_producer("train", PLAN.to_json(), DIGEST, 10)
+        channel = client.open_channel("train", name="rank 0", credit=4, timeout_s=10)
+        assert (len(channel.id), channel.lease_s, channel.ring_door) == (16, 60.0, "")
+        calls = [client.sample(sample_request(channel.id, batch), 10) for batch in range(4)]
+        replies = [call.result() for call in calls]
+        assert [reply.WhichOneof("outcome") for reply in replies] == ["handle"] * 4
+        assert [fetch(served, reply) for reply in replies] == wanted
+        assert [reply.nbytes for reply in replies] == [len(each) for each in wanted]
+        assert all(reply.sampling_s > 0 for reply in replies)
+        assert client.heartbeat(10) == [channel.id]
+        client.close_channel(channel.id, 10)
+        client.close_channel(channel.id, 10)
+        assert client.heartbeat(10) == []
+        client.destroy_producer("train", 10)
+
+
+def test_a_ring_is_named_by_its_door(served: Served) -> None:
+    with client_of(served.endpoint) as client:
+        client.create_producer("train", PLAN.to_json(), DIGEST, 10)
+        served.service.ring_door = "gigl-door"
+        given: dict[str, Any] = {"name": "", "credit": 2, "timeout_s": 10}
+        channel = client.open_channel("train", ring_slots=2, ring_slot_bytes=1 << 20, **given)
+        plain = client.open_channel("train", **given)
+        served.service.ring_door = ""
+        assert (channel.ring_door, plain.ring_door) == ("gigl-door", "")
+        reply = client.sample(sample_request(channel.id, 0, slot=2), 10).result()
+        assert reply.WhichOneof("outcome") == "in_slot"
+        client.destroy_producer("train", 10)
+
+
+def test_failures_and_skipped_asks_are_outcomes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> None:
+        raise StorageUnavailable("host 1 did not answer")
+
+    with client_of(served.endpoint) as client:
+        channel = opened(client)
+        with monkeypatch.context() as patch:
+            patch.setattr("gigl_server.service.Sampler.sample", silent)
+            reply = client.sample(sample_request(channel, 0, fence=3), 10).result()
+        assert (reply.WhichOneof("outcome"), reply.unavailable) == ("failure", True)
+        reply = client.sample(sample_request(channel, 0, fence=2), 10).result()
+        assert reply.WhichOneof("outcome") == "skipped"
+        client.destroy_producer("train", 10)
+
+
+# --- refusals
+
+
+def test_each_refusal_has_its_exception(served: Served) -> None:
+    with client_of(served.endpoint) as client, client_of(served.endpoint, job=OTHER) as other:
+        channel = opened(client, credit=1)
+        where = str(served.endpoint)
+        assert where.startswith("storage server 0 at 127.0.0.1:")
+        with pytest.raises(ValueError, match=f"^{where}: a producer 'train' of other options") as conflict:
+            client.create_producer("train", replace(PLAN, run_seed=8).to_json(), DIGEST, 10)
+        assert "run_seed is 7 there and 8 here" in str(conflict.value)
+        with pytest.raises(ValueError, match="asked for graph '000000000000'"):
+            client.create_producer("train", PLAN.to_json(), "0" * 64, 10)
+        with pytest.raises(ValueError, match="unknown field 'code' of the plan"):
+            client.create_producer("new", PLAN.to_json()[:-1] + ', "code": "os"}', DIGEST, 10)
+        with pytest.raises(Unknown, match="no producer 'train' here: create it again"):
+            other.open_channel("train", name="", credit=1, timeout_s=10)
+        with pytest.raises(grpc.RpcError) as raised:
+            other.sample(sample_request(channel, 0), 10).result()
+        assert isinstance(other.error(raised.value), Unknown)
+        client.sample(sample_request(channel, 0), 10).result()
+        with pytest.raises(grpc.RpcError) as raised:
+            client.sample(sample_request(channel, 1), 10).result()
+        assert type(client.error(raised.value)) is Busy
+        with pytest.raises(grpc.RpcError) as raised:
+            client.sample(sample_request(channel, 1, seeds=b"x"), 10).result()
+        assert type(client.error(raised.value)) is ValueError
+        client.destroy_producer("train", 10)
+
+
+@pytest.mark.parametrize("headers", [[], [JOB[:-1]], [JOB.upper().replace("A", "G")], [JOB, OTHER]])
+def test_calls_of_a_job_need_its_header(served: Served, headers: list[str]) -> None:
+    metadata = (TOKEN_HEADER, *((JOB_HEADER, value) for value in headers))
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        for name, (request, _) in STORE_METHODS.items():
+            call = channel.unary_unary(f"/{STORE_SERVICE}/{name}")
+            if name in ("Cluster", "Load"):
+                call(request().SerializeToString(), timeout=10, metadata=metadata)
+                continue
+            with pytest.raises(grpc.RpcError) as raised:
+                call(request().SerializeToString(), timeout=10, metadata=metadata)
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "'gigl-job' has 64 hex digits, once" in raised.value.details()
+
+
+@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer another-token-of-some-length"),)])
+def test_nothing_is_told_without_the_token(served: Served, metadata: tuple[tuple[str, str], ...]) -> None:
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        for name in STORE_METHODS:
+            with pytest.raises(grpc.RpcError) as raised:
+                channel.unary_unary(f"/{STORE_SERVICE}/{name}")(
+                    b"\xff" * 100_000, timeout=10, metadata=metadata
+                )
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    with (
+        client_of(served.endpoint, caller=Caller()) as client,
+        pytest.raises(SamplingError, match="wrong token"),
+    ):
+        client.cluster(10)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (b"\xff" * 1000, grpc.StatusCode.INVALID_ARGUMENT),
+        (b"x" * (33 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (b"", grpc.StatusCode.NOT_FOUND),
+    ],
+    ids=["garbage", "oversized", "empty"],
+)
+def test_hostile_messages_get_a_status_and_others_are_served(
+    served: Served, message: bytes, code: grpc.StatusCode
+) -> None:
+    metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
+    with grpc.insecure_channel(
+        served.endpoint.control_address, options=[("grpc.max_send_message_length", -1)]
+    ) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/Sample")
+        with pytest.raises(grpc.RpcError) as raised:
+            call(message, timeout=20, metadata=metadata)
+        assert raised.value.code() is code
+        assert "Traceback" not in str(raised.value.details())
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary(f"/{STORE_SERVICE}/Format")(b"", timeout=20, metadata=metadata)
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    with client_of(served.endpoint) as client:
+        assert client.cluster(10).graph == DIGEST
+
+
+# --- waiting
+
+
+def test_calls_that_wait_cost_no_threads_and_none_when_given_up() -> None:
+    gate = Gate()
+    with controlled(gate=gate, workers=1) as served, client_of(served.endpoint) as client:
+        channels = [opened(client, key=str(number)) for number in range(8)]
+        first = client.sample(sample_request(channels[0], 0), 20)
+        assert gate.entered.acquire(timeout=20)
+        before = threading.active_count()
+        calls = [client.sample(sample_request(each, batch), 20) for each in channels for batch in range(10)]
+
+        def queued() -> int:
+            return sum(each.queued for each in served.service.load().channels)
+
+        assert wait_until(lambda: queued() == 81, seconds=20)
+        assert threading.active_count() <= before
+        for call in calls[:40]:
+            call.cancel()
+        assert wait_until(lambda: queued() == 41, seconds=20)
+        gate.opened.set()
+        assert first.result().handle
+        assert all(call.result().handle for call in calls[40:])
+
+
+def test_a_call_whose_time_is_over_is_not_worked_on() -> None:
+    gate = Gate()
+    with controlled(gate=gate) as served, client_of(served.endpoint) as client:
+        channel = opened(client)
+        client.sample(sample_request(channel, 0), 20)
+        assert gate.entered.acquire(timeout=20)
+        late = client.sample(sample_request(channel, 1), 0.2)
+        error = late.exception(20)
+        assert isinstance(client.error(error), StorageUnavailable)
+        assert "no answer in time" in str(client.error(error))
+        assert wait_until(lambda: served.service.load().channels[0].queued == 1, seconds=20)
+
+
+def test_a_client_that_leaves_ends_its_calls() -> None:
+    gate = Gate()
+    with controlled(gate=gate) as served:
+        with client_of(served.endpoint) as client:
+            channel = opened(client)
+            calls = [client.sample(sample_request(channel, batch), 20) for batch in range(3)]
+            assert gate.entered.acquire(timeout=20)
+        assert all(isinstance(client.error(call.exception(20)), StorageUnavailable) for call in calls)
+        assert wait_until(lambda: served.service.load().channels[0].queued == 1, seconds=20)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_closing_ends_calls_that_wait_and_leaves_nothing() -> None:
+    before = threading.active_count()
+    gate = Gate()
+    with controlled(gate=gate) as served, client_of(served.endpoint) as client:
+        channel = opened(client)
+        calls = [client.sample(sample_request(channel, batch), 20) for batch in range(3)]
+        assert gate.entered.acquire(timeout=20)
+        served.control.close()
+        served.control.close()
+        assert all(isinstance(client.error(call.exception(20)), StorageUnavailable) for call in calls)
+        with pytest.raises(StorageUnavailable):
+            client.heartbeat(5)
+    assert wait_until(lambda: threading.active_count() == before, seconds=5)
+
+
+def test_a_server_that_comes_back_is_found_soon() -> None:
+    with controlled() as served, client_of(served.endpoint) as client:
+        client.cluster(10)
+        port = served.control.port
+        served.control.close()
+        with pytest.raises(StorageUnavailable, match="nothing listens there"):
+            client.cluster(5)
+        began = time.monotonic()
+        with controlled_at(port):
+            assert wait_until(lambda: answers(client), seconds=20)
+            assert time.monotonic() - began < 10
+
+
+def controlled_at(port: int) -> Any:
+    import tests.support.store_control as support
+
+    class Fixed:
+        def __call__(self, host: str, _: int) -> Any:
+            from gigl_loader.rpc.address import Address
+
+            return Address(host, port)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(support, "Address", Fixed())
+    return controlled()
+
+
+def answers(client: Any) -> bool:
+    try:
+        client.heartbeat(2)
+    except StorageUnavailable:
+        return False
+    return True
+
+
+# --- what it tells
+
+
+def member(port: int, *partitions: int) -> Endpoint:
+    return Endpoint(
+        what="storage server",
+        host_index=0,
+        host="10.0.0.7",
+        control_port=port,
+        data_port=port + 1,
+        partitions=partitions,
+    )
+
+
+def test_a_view_of_the_cluster_is_given_before_it_is_ready() -> None:
+    heard: list[str] = []
+    view = View(members=(member(7000, 0), member(7010, 1, 2)), ready=False, reason="waiting for partition 3")
+    options = {"view": lambda: view, "announced": heard.append}
+    with controlled(ready=False, options=options) as served, client_of(served.endpoint) as client:
+        found = client.cluster(10, announce="10.0.0.7:7020")
+        assert heard == ["10.0.0.7:7020"]
+        assert (found.graph, found.partitions, found.data_port) == (DIGEST, (0,), 4711)
+        assert (found.ready, found.reason) == (False, "waiting for partition 3")
+        assert [str(each) for each in found.servers] == [
+            "storage server 0 at 10.0.0.7:7000",
+            "storage server 1 at 10.0.0.7:7010",
+        ]
+        assert found.servers[1].partitions == (1, 2)
+        with pytest.raises(StorageUnavailable, match="the server is starting: waiting for partition 3"):
+            client.create_producer("train", PLAN.to_json(), DIGEST, 10)
+
+
+def test_load_names_only_what_is_the_callers() -> None:
+    traffic = PeerTraffic(server=1, counts=WireCounts(bytes_in=5, bytes_out=6, calls=7, retries=8))
+    view = View(members=(), ready=True, reason="", peers=(traffic,))
+    with controlled(options={"view": lambda: view}) as served:
+        with client_of(served.endpoint) as client, client_of(served.endpoint, job=OTHER) as other:
+            channel = opened(client)
+            client.sample(sample_request(channel, 0), 10).result()
+            mine, theirs = client.load(10), other.load(10)
+        assert (mine.channels[0].key, mine.channels[0].name) == ("train", "train rank 0")
+        assert (theirs.channels[0].key, theirs.channels[0].name) == ("", "")
+        assert theirs.channels[0].batches == 1
+        key = job_key([JOB])
+        assert key is not None
+        assert theirs.channels[0].job == key.hex()[:8]
+        assert (theirs.workers, theirs.jobs, theirs.producers) == (1, 1, 1)
+        assert theirs.rss_bytes > 1 << 20
+        assert theirs.ready_bytes == mine.channels[0].bytes > 0
+        assert [(each.server, each.retries) for each in theirs.peers] == [(1, 8)]
+
+
+def health(endpoint: Endpoint) -> list[int]:
+    with grpc.insecure_channel(endpoint.control_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        names = ("", STORE_SERVICE, "gigl.v1.Peer")
+        return [stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10).status for name in names]
+
+
+def test_health_says_whether_trainers_may_come() -> None:
+    yes, no = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    with controlled(ready=False) as served:
+        assert health(served.endpoint) == [no, no, yes]
+        served.control.set_serving(True)
+        assert health(served.endpoint) == [yes, yes, yes]
+        served.control.set_serving(False)
+        assert health(served.endpoint) == [no, no, yes]
+
+
+def test_services_are_listed_to_anyone(served: Served) -> None:
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest
+        requests = iter([ask(list_services=""), ask(file_containing_symbol=STORE_SERVICE)])
+        listed, described = stub.ServerReflectionInfo(requests, timeout=10)
+    names = {each.name for each in listed.list_services_response.service}
+    assert {STORE_SERVICE, "gigl.v1.Peer", "grpc.health.v1.Health"} <= names
+    assert described.file_descriptor_response.file_descriptor_proto
+
+
+# --- what a new user meets
+
+
+def complaint(endpoint: Endpoint, error: type[Exception], message: str) -> None:
+    with client_of(endpoint) as client, pytest.raises(error, match=message) as raised:
+        client.cluster(5)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_address_that_cannot_be_reached_is_explained() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nobody = replace(member(port, 0), host="127.0.0.1")
+    complaint(nobody, StorageUnavailable, rf"\(port {port}\): nothing listens there")
+    unknown = replace(nobody, host="no-such-host.invalid")
+    complaint(unknown, StorageUnavailable, r"the name 'no-such-host\.invalid' is not known here")
+
+
+def test_tls_works_and_its_absence_is_told(served: Served) -> None:
+    credentials = Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
+    with controlled(credentials=credentials) as secure:
+        with client_of(secure.endpoint) as client:
+            channel = opened(client)
+            assert client.sample(sample_request(channel, 0), 10).result().handle
+        plain = replace(secure.endpoint, certificate="")
+        complaint(plain, ValueError, "it uses TLS, and is asked without")
+        stranger = Credentials.ephemeral(["127.0.0.1"]).trusted
+        complaint(replace(secure.endpoint, certificate=stranger), ValueError, "certificate")
+    complaint(replace(served.endpoint, certificate=credentials.trusted), ValueError, "TLS")
+
+
+def test_a_mistake_of_ours_is_told_without_its_innards(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(served.service, "heartbeat", lambda _: 1 / 0)
+    with client_of(served.endpoint) as client, pytest.raises(SamplingError, match=r"its log says why$"):
+        client.heartbeat(10)
+    assert "ZeroDivisionError" in caplog.text
