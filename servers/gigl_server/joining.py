@@ -208,7 +208,7 @@ class Joining:
         """Give up on a server. One that came to us and does not fit shall not stop us: it stops itself."""
         if address in self._trusted:
             raise error if isinstance(error, JoinRefused) else JoinRefused(str(error)) from None
-        _LOGGER.warning("passing over %s, which asked to join: %s", address, error)
+        _LOGGER.warning("passing over %s, which asked to join: %s", address, str(error))
         with self._lock:
             self._addresses.remove(address)
             self._errors.pop(address, None)

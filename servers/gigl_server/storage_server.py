@@ -129,7 +129,8 @@ class StorageServer:
         self._parts.joining.close()
         self._thread.join(_JOIN_END_S)
         self._parts.stack.close()
-        _LOGGER.info("stopped")
+        if self.failure is None:  # Else the reason is the last line: people and supervisors show that one.
+            _LOGGER.info("stopped")
 
     def __enter__(self) -> StorageServer:
         return self
@@ -145,7 +146,7 @@ class StorageServer:
             self.failure = error
             self._parts.standing.ends(str(error))
             if not self._ending.is_set():
-                _LOGGER.error("not ready: %s", error)
+                _LOGGER.error("not ready: %s", str(error))  # Records must not hold its frames.
             return
         finally:
             self.settled.set()
