@@ -36,6 +36,7 @@ __all__ = ["RemoteDistDataset"]
 _TRANSPORTS = ("auto", "ring", "flight")
 _ROWS = ("auto", "direct", "through")
 _PREFETCH_SIZE = 4
+_LONGEST_NAME = 200
 
 
 class RemoteDistDataset:
@@ -210,7 +211,7 @@ class RemoteDistDataset:
             request.plan,
             request.schedule,
             key=self._leaders.produce(request),
-            name=f"{request.name} rank {request.topology.rank}",
+            name=f"{request.name[:_LONGEST_NAME]} rank {request.topology.rank}",
             share=max(request.num_workers, 1),
             prefetch=(prefetch or _PREFETCH_SIZE) if request.num_workers else 0,
             in_order=request.workers.in_order,

@@ -6,10 +6,12 @@ is at work. So ranks may build loaders in any order. What became of it is told t
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,8 @@ _SHARE_OF_LEADER = 0.9
 """Of the time that any rank waits: so that followers hear of a leader's failure before they give up."""
 _ATTEMPT_S = 10.0
 _UNDO_S = 2.0
+_LONGEST_NAME = 200
+"""Servers take keys of 256 characters."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_AT_ONCE = 32
 
@@ -72,13 +76,13 @@ class Leaders:
         """Return a key that no other loader of the job has, unless the user has named one."""
         if request.store.worker_key is not None:
             return request.store.worker_key
-        group = request.group
+        group, name = request.group, _short(request.name)
         if group is None:
-            return f"{request.name}#{next(self._loaders)}"
+            return f"{name}#{next(self._loaders)}"
         if request.alone:
-            return f"{request.name}#{next(self._loaders)} of rank {group.rank}"
+            return f"{name}#{next(self._loaders)} of rank {group.rank}"
         # Ranks build loaders of equal names in one order.
-        return f"{request.name}#{group.turn(f'producers/{self._cluster.job[:8]}/{request.name}')}"
+        return f"{name}#{group.turn(f'producers/{self._cluster.job[:8]}/{name}')}"
 
     def _lead(self, group: RankGroup, place: str, key: str, request: SourceRequest) -> None:
         deadline = time.monotonic() + _SHARE_OF_LEADER * request.timeout_s
@@ -106,6 +110,13 @@ class Leaders:
         )
 
 
+def _short(name: str) -> str:
+    """Return a name that servers take, as different from others as this one is."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def _follow(group: RankGroup, place: str, leader: int, request: SourceRequest) -> None:
     what = f"create the producer of {request.name} on the storage servers, which it was the first to begin"
     (outcome,) = group.collect(f"{place}/outcome", ranks=[leader], timeout=request.timeout_s, what=what)
@@ -122,34 +133,50 @@ def _kind(error: BaseException) -> str:
 
 def _create(cluster: Cluster, key: str, plan: str, timeout_s: float) -> None:
     """Create a producer on all servers at once. What was made is destroyed again if one of them fails."""
-    deadline = time.monotonic() + timeout_s
-    made: list[Server] = []
-
-    def create(server: Server) -> None:
-        if _create_on(server, key, plan, cluster.graph_digest, deadline):
-            made.append(server)
-
+    order = _Order(key, plan, cluster.graph_digest, time.monotonic() + timeout_s)
     with ThreadPoolExecutor(min(len(cluster.servers), _MOST_AT_ONCE)) as threads:
-        tasks = [threads.submit(create, server) for server in cluster.servers]
+        tasks = [threads.submit(order.create_on, server) for server in cluster.servers]
+        try:
+            wait(tasks, return_when=FIRST_EXCEPTION)
+        finally:
+            # What one server refuses, or a user interrupts, nobody needs to wait for any more.
+            order.given_up.set()
         errors = [error for task in tasks if (error := task.exception()) is not None]
         if errors:
-            list(threads.map(lambda server: _destroy(server, key), made))
-            raise errors[0]
+            list(threads.map(lambda server: _destroy(server, key), order.made))
+            # That a server was away tells less than what another refused.
+            raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
 
 
-def _create_on(server: Server, key: str, plan: str, graph: str, deadline: float) -> bool:
-    """Ask until there is an answer. Return whether the producer is new."""
-    pause = _FIRST_PAUSE_S
-    while True:
+class _Order:
+    """One producer, to be created on several servers."""
+
+    def __init__(self, key: str, plan: str, graph: str, deadline: float) -> None:
+        self._order = (key, plan, graph)
+        self._deadline = deadline
+        self.given_up = threading.Event()
+        self.made: list[Server] = []
+        """Servers on which it is new."""
+
+    def create_on(self, server: Server) -> None:
+        """Ask a server until there is an answer."""
+        pause = _FIRST_PAUSE_S
+        while not self._create_on(server):
+            if self.given_up.wait(pause):
+                raise StorageUnavailable(f"{server.endpoint}: given up, as another server failed")
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _create_on(self, server: Server) -> bool:
+        """Return whether there was an answer. Raises what keeps it from coming when the time is over."""
+        left = self._deadline - time.monotonic()
         try:
-            return server.client.create_producer(
-                key, plan, graph, max(min(deadline - time.monotonic(), _ATTEMPT_S), 0.1)
-            )
+            if server.client.create_producer(*self._order, max(min(left, _ATTEMPT_S), 0.1)):
+                self.made.append(server)
         except (StorageUnavailable, Busy):
-            if deadline - time.monotonic() <= pause:
+            if self._deadline - time.monotonic() <= _LONGEST_PAUSE_S / 10:
                 raise
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+            return False
+        return True
 
 
 def _destroy(server: Server, key: str) -> None:

@@ -54,7 +54,10 @@ class _Client:
 
 
 def _cluster(*clients: _Client) -> Any:
-    servers = [SimpleNamespace(rank=rank, client=client) for rank, client in enumerate(clients)]
+    servers = [
+        SimpleNamespace(rank=rank, client=client, endpoint=f"server {rank}")
+        for rank, client in enumerate(clients)
+    ]
     return SimpleNamespace(servers=servers, graph_digest="digest", job="0123456789" * 6 + "abcd")
 
 
@@ -159,6 +162,21 @@ def test_a_server_that_stays_away_is_told_within_the_time() -> None:
     client = _Client(*[StorageUnavailable("storage server 0: away")] * 100)
     with pytest.raises(StorageUnavailable, match="storage server 0: away"):
         Leaders(_cluster(client)).produce(_request(None, timeout_s=0.2))
+
+
+def test_what_one_server_refuses_is_told_though_another_is_away() -> None:
+    away = _Client(*[StorageUnavailable("storage server 0: away")] * 100)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="storage server 1: no"):
+        Leaders(_cluster(away, _Client(ValueError("storage server 1: no")))).produce(_request(None))
+    assert time.monotonic() - began < 10
+
+
+def test_long_names_make_keys_that_servers_take() -> None:
+    leaders = Leaders(_cluster(_Client()))
+    keys = [leaders.produce(_request(None, name="n" * 300 + end)) for end in ("a", "b")]
+    assert all(len(key) < 256 for key in keys)
+    assert keys[0].partition("#")[0] != keys[1].partition("#")[0]
 
 
 def test_a_leader_that_says_nothing_is_named() -> None:
