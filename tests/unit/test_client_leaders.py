@@ -29,7 +29,7 @@ class _Client:
         self.calls: list[str] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
-        self.met = threading.Event()
+        self.never = threading.Event()
 
     def create_producer(self, key: str, plan: str, graph: str, timeout_s: float) -> bool:
         assert timeout_s > 0
@@ -39,7 +39,7 @@ class _Client:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
             failure = self.failures.pop(0) if self.failures else None
-        self.met.wait(0.01)
+        self.never.wait(0.01)  # So that others would come, if they may.
         with self.lock:
             self.at_once -= 1
             if failure is not None:
