@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_loader.errors import FormatError, StorageUnavailable
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
 from gigl_loader.rpc.control_errors import control_error
@@ -90,13 +90,14 @@ class StoreClient:
 
     Besides ``ValueError`` for what the server refuses: ``StorageUnavailable`` where it does not answer,
     ``Unknown`` where it does not know what is named, ``Busy`` beyond its limits, ``SamplingError`` for a
-    wrong token.
+    wrong token and after ``close``.
     """
 
     def __init__(self, endpoint: Endpoint, caller: Caller, job: str = "") -> None:
         """Connects when first used. Without ``job``, only ``cluster`` and ``load`` are answered."""
         self.endpoint = endpoint
         self._caller = caller
+        self._closed = False
         self._metadata = (*caller.headers, *(((JOB_HEADER, job),) if job else ()))
         self._channel = control_channel(endpoint, caller, _OPTIONS)
         self._calls = {
@@ -114,6 +115,7 @@ class StoreClient:
         Another server says with ``announce`` (HOST:PORT) where it is. Where the server does not answer,
         the error says why: an unknown name, a port where nobody listens, a certificate that is over.
         """
+        self._check_open()
         more = ((ANNOUNCEMENT, announce),) if announce else ()
         try:
             reply = self._calls["Cluster"](
@@ -162,7 +164,12 @@ class StoreClient:
 
     def sample(self, request: messages.SampleRequest, timeout_s: float) -> Any:
         """Ask for a batch and return a ``grpc.Future``. What it raises goes through ``error``."""
-        return self._calls["Sample"].future(request, timeout=timeout_s, metadata=self._metadata)
+        self._check_open()
+        try:
+            return self._calls["Sample"].future(request, timeout=timeout_s, metadata=self._metadata)
+        except ValueError:
+            self._check_open()
+            raise
 
     def error(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
@@ -187,13 +194,22 @@ class StoreClient:
 
     def close(self) -> None:
         """Disconnect; calls under way are cancelled. Closing twice is fine."""
+        self._closed = True
         self._channel.close()
 
     def _call(self, name: str, request: Any, timeout_s: float) -> Any:
+        self._check_open()
         try:
             return self._calls[name](request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise control_error(self.endpoint, error) from None
+        except ValueError:
+            self._check_open()  # gRPC's word for a channel that was closed meanwhile.
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SamplingError(f"the connection to {self.endpoint} was closed")
 
     def _explained(self, error: grpc.RpcError) -> Exception:
         """Find out why a server does not answer, in words. Takes up to two knocks."""

@@ -95,8 +95,8 @@ class Asks:
                 self._work.wait(_LOOK_AGAIN_S if full else None)
         return None
 
-    def finish(self, errand: Errand, made: Made) -> None:
-        """Tell the trainer what was made."""
+    def finish(self, errand: Errand, made: Made | Refusal) -> None:
+        """Tell the trainer what was made, or why nothing was."""
         channel = errand.channel
         with self._lock:
             channel.running.discard(errand)
@@ -165,10 +165,12 @@ class Asks:
                 Status.BEYOND_LIMIT, "the server has as many seeds waiting as it may hold: ask later"
             )
 
-    def _outcome(self, errand: Errand, made: Made) -> Outcome:
+    def _outcome(self, errand: Errand, made: Made | Refusal) -> Outcome:
         """Return what became of an ask, and let its frame be fetched. Under the lock."""
         if errand.channel.closed:
             return Outcome(refusal=Refusal(Status.NOT_FOUND, "the channel was closed: open it again"))
+        if isinstance(made, Refusal):
+            return Outcome(refusal=made)
         if errand.is_stale() or not made.nbytes:
             return SKIPPED
         if made.memory is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
 from gigl_server.event_loop import LoopThread
 from gigl_server.guard import TokenGuard
-from gigl_server.handlers import handler_of
 from gigl_server.peer_calls import PeerCalls
+from gigl_server.reception import Reception
 from gigl_server.store_calls import StoreCalls
 from gigl_server.view import View
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from gigl_server.service import SamplingService
 
 __all__ = ["ControlService"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _START_S = 30.0
 _STOP_S = 5.0
@@ -69,55 +72,65 @@ class ControlService:
         told where servers are that ask about it.
         """
         peer = PeerCalls(ledger, graph=graph, partitions=partitions, data_port=data_port)
-        answers: dict[str, Mapping[str, Any]] = {SERVICE: _handlers(peer.answers, METHODS, ledger)}
+        message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
+        reception = Reception(ledger, message_bytes=message_bytes)
+        handlers = {SERVICE: reception.handlers(peer.answers, METHODS)}
         if service is not None:
             view = view or partial(_alone, service)
             calls = StoreCalls(service, peer, ledger, view=view, announced=announced)
-            answers[STORE_SERVICE] = _handlers(calls.answers, STORE_METHODS, ledger)
-        self._ready_names = () if service is None else ("", STORE_SERVICE)
+            handlers[STORE_SERVICE] = reception.handlers(calls.answers, STORE_METHODS)
+        self._lasting_names = (SERVICE,) if service is not None else (SERVICE, "")
+        self._ready_names = ("", STORE_SERVICE) if service is not None else ()
+        self._options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes)]
+        self._most_calls = _PEER_CALLS if service is None else service.limits.calls
+        self._server: Any = None
         self._loop = LoopThread("control")
         try:
-            self.port = self._loop.run(self._start(address, credentials, ledger, answers, service), _START_S)
+            self.port = self._loop.run(self._start(address, credentials, ledger, handlers), _START_S)
         except BaseException:
             self._loop.close()
             raise
 
     def set_serving(self, serving: bool) -> None:
-        """Tell whoever watches the health whether trainers may come."""
-        self._loop.run(self._set(self._ready_names, serving), _START_S)
+        """Tell whoever watches the health whether trainers may come. Does nothing once it is closed."""
+        if self._server is not None:
+            self._loop.run(self._set(self._ready_names, serving), _STOP_S)
 
     def close(self) -> None:
         """Stop answering; calls under way are cancelled. Closing twice is fine."""
-        if self._server is not None:
-            self._loop.run(self._stop(), _STOP_S)
-        self._loop.close()
+        server, self._server = self._server, None
+        try:
+            if server is not None:
+                self._loop.run(self._stop(server), _STOP_S)
+        except TimeoutError:
+            _LOGGER.warning("calls did not end within %g s", _STOP_S)
+        finally:
+            self._loop.close()
 
     async def _start(
         self,
         address: Address,
         credentials: Credentials,
         ledger: Ledger,
-        answers: Mapping[str, Mapping[str, Any]],
-        service: SamplingService | None,
+        handlers: Mapping[str, Mapping[str, Any]],
     ) -> int:
-        calls = _PEER_CALLS if service is None else service.limits.calls
-        message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
-        self._server: Any = grpc.aio.server(
+        server: Any = grpc.aio.server(
             interceptors=[TokenGuard(credentials, ledger)],
-            options=[*_OPTIONS, ("grpc.max_receive_message_length", message_bytes)],
-            maximum_concurrent_rpcs=calls,
+            options=self._options,
+            maximum_concurrent_rpcs=self._most_calls,
         )
-        self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(name, handlers) for name, handlers in answers.items()]
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(name, calls) for name, calls in handlers.items()]
         )
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        if service is not None:
-            _add_reflection(self._server, [*answers, health.SERVICE_NAME])
-        port = _listen(self._server, address, credentials)
-        await self._set((SERVICE, "") if service is None else (SERVICE,), serving=True)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if STORE_SERVICE in handlers:
+            _add_reflection(server, [*handlers, health.SERVICE_NAME])
+        port = _listen(server, address, credentials)
+        await self._set(self._lasting_names, serving=True)
         await self._set(self._ready_names, serving=False)
-        await self._server.start()
+        await server.start()
+        self._server = server
         return port
 
     async def _set(self, names: Sequence[str], serving: bool) -> None:
@@ -125,8 +138,7 @@ class ControlService:
         for name in names:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
-    async def _stop(self) -> None:
-        server, self._server = self._server, None
+    async def _stop(self, server: Any) -> None:
         await self._health.enter_graceful_shutdown()
         await server.stop(grace=None)
 
@@ -139,10 +151,6 @@ def _listen(server: Any, address: Address, credentials: Credentials) -> int:
         return int(server.add_secure_port(str(address), secure))
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from None
-
-
-def _handlers(answers: Mapping[str, Any], methods: Mapping[str, tuple[Any, Any]], ledger: Ledger) -> Any:
-    return {name: handler_of(answers[name], *methods[name], ledger) for name in methods}
 
 
 def _add_reflection(server: Any, names: Sequence[str]) -> None:

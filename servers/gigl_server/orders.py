@@ -22,6 +22,7 @@ def check_key(key: str, limits: Limits) -> None:
     """``Refusal`` unless a producer may have this key."""
     if not 0 < len(key) <= limits.name_length:
         raise Refusal(Status.INVALID, f"a key has 1 to {limits.name_length} characters, this one {len(key)}")
+    _check_printable(key, "key")
 
 
 def check_order(order: ChannelOrder, limits: Limits) -> None:
@@ -29,6 +30,7 @@ def check_order(order: ChannelOrder, limits: Limits) -> None:
     check_key(order.key, limits)
     if len(order.name) > limits.name_length:
         raise Refusal(Status.INVALID, f"a name of {len(order.name)} characters: at most {limits.name_length}")
+    _check_printable(order.name, "name")
     for name, value, most in (("credit", order.credit, limits.credit), ("share", order.share, limits.share)):
         if not 1 <= value <= most:
             raise Refusal(Status.INVALID, f"{name} {value} does not lie in [1, {most}]")
@@ -56,6 +58,12 @@ def read_request(ask: Ask, *, num_nodes: int, limits: Limits) -> Request:
     if low < 0 or high >= num_nodes:
         raise Refusal(Status.INVALID, f"seeds {low} to {high} lie outside of {num_nodes} nodes")
     return Request(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
+
+
+def _check_printable(text: str, what: str) -> None:
+    """Keys and names go to logs, metrics and terminals, where line ends and escapes would be obeyed."""
+    if not text.isprintable():
+        raise Refusal(Status.INVALID, f"a {what} has no control characters, got {text!r}")
 
 
 def _numbers(data: bytes, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

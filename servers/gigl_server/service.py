@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSampler
     from gigl_server.channels import Ask, Channel, ChannelOrder, Outcome
     from gigl_server.ledger import Ledger
+    from gigl_server.maker import Made
 
 __all__ = ["THREADS_PER_WORKER", "SamplingService"]
 
@@ -248,7 +249,11 @@ class SamplingService:
             self._memory.trim()
 
     def _work(self, errand: Errand, thread: int) -> None:
-        self._asks.finish(errand, self._maker.make(errand, thread))
+        made: Made | Refusal = Refusal(Status.UNAVAILABLE, "the server failed to sample; its log says why")
+        try:
+            made = self._maker.make(errand, thread)
+        finally:  # Whatever happened, nobody waits for an outcome that never comes.
+            self._asks.finish(errand, made)
 
     def _new_sampler(self, channel: Channel) -> BatchSampler:
         plan, without_rows = channel.producer.plan, channel.without_rows

@@ -137,6 +137,23 @@ def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.M
         assert trainer.answers.next()[1].handle
 
 
+def test_a_mistake_of_ours_ends_the_ask_and_not_the_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with service_of() as service:
+        trainer = Trainer(service)
+        with monkeypatch.context() as patch:
+            patch.setattr(service._maker, "make", lambda *_: 1 / 0)
+            trainer.ask(2)
+            refusal = trainer.answers.next()[1].refusal
+        assert refusal is not None
+        assert refusal.status is Status.UNAVAILABLE
+        assert wait_until(lambda: "ZeroDivisionError" in caplog.text, seconds=5)
+        trainer.ask(2)
+        assert trainer.answers.next()[1].handle
+        assert wait_until(lambda: service.load().busy == 0, seconds=5)
+
+
 def test_an_owner_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> None:
         raise StorageUnavailable("host 1 did not answer")
@@ -378,6 +395,8 @@ def test_destroying_a_producer_takes_its_channels() -> None:
         ({"share": 0}, "share 0"),
         ({"name": "x" * 257}, "a name of 257 characters"),
         ({"key": "x" * 257}, "a key has 1 to 256"),
+        ({"key": "a\nb"}, r"a key has no control characters, got 'a\\nb'"),
+        ({"name": "a\x1b[2J"}, r"a name has no control characters, got 'a\\x1b\[2J'"),
         ({"ring_slots": 4}, "a number of slots and their size"),
         ({"ring_slots": 4, "ring_slot_bytes": 100}, "whole pages"),
     ],
@@ -400,6 +419,7 @@ def test_orders_that_cannot_be_are_refused(changes: dict[str, Any], message: str
         ({"seeds": b"\xff" * 400}, "seeds -1 to -1 lie outside of 600 nodes"),
         ({"seeds": np.full(50, 600).tobytes()}, "seeds 600 to 600 lie outside"),
         ({"fence": 2**63}, "below"),
+        ({"epoch": 2**63}, "below"),
         ({"slot": 1}, "slot 1 of a ring of 0"),
     ],
 )

@@ -14,12 +14,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.control import STORE_METHODS, STORE_SERVICE
 from gigl_loader.rpc.control_errors import Busy, Unknown
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
+from gigl_server.control import ControlService
+from gigl_server.ledger import Ledger
 from gigl_server.view import PeerTraffic, View
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
@@ -275,8 +278,6 @@ def controlled_at(port: int) -> Any:
 
     class Fixed:
         def __call__(self, host: str, _: int) -> Any:
-            from gigl_loader.rpc.address import Address
-
             return Address(host, port)
 
     patch = pytest.MonkeyPatch()
@@ -290,6 +291,46 @@ def answers(client: Any) -> bool:
     except StorageUnavailable:
         return False
     return True
+
+
+def test_a_closed_client_says_so(served: Served) -> None:
+    with client_of(served.endpoint) as client:
+        client.close()
+        for call in (client.heartbeat, client.load, client.cluster):
+            with pytest.raises(SamplingError, match=rf"^the connection to {served.endpoint} was closed$"):
+                call(5)
+        with pytest.raises(SamplingError, match="was closed"):
+            client.sample(sample_request(b"", 0), 5)
+
+
+def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_server.reception._READ_S", 0.1)
+    metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
+    silent = threading.Event()
+    with (
+        controlled(message_bytes=1 << 30) as served,  # One message is read at a time.
+        grpc.insecure_channel(served.endpoint.control_address) as channel,
+        client_of(served.endpoint) as client,
+    ):
+        call = channel.stream_unary(f"/{STORE_SERVICE}/Sample")
+        stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
+        opened(client)
+        assert "did not come within 0.1 s" in stalled.exception(20).details()
+        silent.set()
+
+
+def test_a_port_that_is_taken_is_refused_and_leaves_nothing(served: Served) -> None:
+    before = threading.active_count()
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{served.control.port}"):
+        ControlService(
+            Address("127.0.0.1", served.control.port),
+            Credentials(token=TOKEN),
+            Ledger(),
+            graph=DIGEST,
+            partitions=[0],
+            data_port=1,
+        )
+    assert threading.active_count() == before
 
 
 # --- what it tells
