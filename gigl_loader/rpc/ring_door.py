@@ -23,6 +23,7 @@ ANSWER_NONE = b"\0"
 """No such channel, or it has no ring."""
 
 _CREDENTIALS = struct.Struct("3i")  # Of Linux: process, user, group.
+_SENT_AWAY = "the server's door closed without an answer: it is for processes of its own user"
 _MAX_NAME = 107  # An address holds 108 bytes, the first of which makes it abstract.
 
 
@@ -53,6 +54,8 @@ def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> in
             answer, fds, _, _ = socket.recv_fds(door, 1, 1)
     except TimeoutError:
         raise RingRefused(f"the server's door {name!r} did not answer within {timeout_s:g} s") from None
+    except (BrokenPipeError, ConnectionResetError):
+        raise RingRefused(_SENT_AWAY) from None
     except OSError as error:
         raise RingRefused(
             f"no door {name!r} here ({error.strerror or error}): is the server on this host, in this "
@@ -72,6 +75,8 @@ def _checked(answer: bytes, fds: list[int], nbytes: int) -> int:
     try:
         if answer == ANSWER_NONE:
             raise RingRefused("the server knows no ring of this channel")
+        if not answer:
+            raise RingRefused(_SENT_AWAY)
         if answer != ANSWER_RING or len(fds) != 1:
             raise RingRefused(f"the server's door answered {answer!r} with {len(fds)} descriptors")
         _check_memory(fds[0], nbytes)
