@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.certificates import check_dates
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
+from gigl_loader.rpc.knock import knock
 from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
 from gigl_loader.rpc.tls import tls_fault
 
@@ -65,7 +65,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
     """
     deadline = time.monotonic() + timeout_s
     for port in (endpoint.control_port, endpoint.data_port):
-        _knock(endpoint, port, deadline)
+        knock(endpoint, port, deadline)
     if endpoint.certificate:
         with _naming(endpoint):
             check_dates(endpoint.certificate)
@@ -92,39 +92,6 @@ def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerS
     with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
         found = client.stats(timeout_s)
     return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
-
-
-def _knock(endpoint: Endpoint, port: int, deadline: float) -> None:
-    """Open a bare connection: the operating system says why it cannot be, gRPC does not."""
-    place = f"{endpoint} (port {port})"
-    began = time.monotonic()
-    try:
-        _connect(endpoint.host, port, deadline)
-    except socket.gaierror as error:
-        raise StorageUnavailable(f"{place}: the name {endpoint.host!r} is not known here: {error}") from None
-    except ConnectionRefusedError:
-        raise StorageUnavailable(f"{place}: nothing listens there: did its service end?") from None
-    except TimeoutError:
-        raise StorageUnavailable(
-            f"{place}: no answer to a connection in {time.monotonic() - began:.1f} s: is there a firewall "
-            "between the hosts, or is the host down?"
-        ) from None
-    except OSError as error:
-        raise StorageUnavailable(f"{place}: {error.strerror or error}") from None
-
-
-def _connect(host: str, port: int, deadline: float) -> None:
-    """Connect to one of the addresses of ``host``; each has an even share of the time that is left."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for others, (family, kind, protocol, _, place) in zip(reversed(range(len(found))), found, strict=True):
-        with socket.socket(family, kind, protocol) as knocker:
-            knocker.settimeout(_left(deadline) / (others + 1))
-            try:
-                knocker.connect(place)
-                break
-            except OSError:
-                if not others:
-                    raise
 
 
 def _left(deadline: float) -> float:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import datetime
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_dates
-from gigl_loader.rpc.credentials import Credentials, authorization, new_token
+from gigl_loader.rpc.credentials import Caller, Credentials, authorization, new_token
 from gigl_loader.rpc.endpoint import Endpoint
+from tests.support.certificates import Authority
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ENDPOINT = Endpoint(host_index=1, host="10.0.0.2", control_port=7000, data_port=7001, partitions=(2, 5))
 TOKEN = "0123456789abcdef"
@@ -161,3 +166,128 @@ def test_callers_trust_the_authority_where_there_is_one() -> None:
     assert replace(own, authority=b"theirs").trusted == "theirs"
     assert Credentials.plaintext().trusted == ""
     assert Credentials.from_json(json.loads(json.dumps(own.to_json()))) == own
+
+
+# --- callers, and services that ask for less or more
+
+
+def test_a_service_without_a_token_accepts_anyone() -> None:
+    credentials = Credentials(token="")
+    assert credentials.is_open
+    for values in ([], ["anything"], [b"\xff", ""]):
+        assert credentials.accepts(values)
+    assert Caller().headers == ()
+    assert Caller(token=TOKEN).headers == (("authorization", authorization(TOKEN)),)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "needs"),
+    [
+        (Credentials(token=TOKEN), "needs TLS"),
+        (Credentials(token="", certificate=b"c", key=b"k"), "needs a token"),
+        (Credentials(token="", certificate=b"c", key=b"k", client_authority=b"a"), None),
+        (Credentials(token=TOKEN, certificate=b"c", key=b"k"), None),
+        (Credentials(token="", insecure=True), None),
+    ],
+)
+def test_what_it_takes_to_be_reached_from_other_hosts(credentials: Credentials, needs: str | None) -> None:
+    credentials.check_reach(Address("127.0.0.1", 7000))
+    if needs is None:
+        credentials.check_reach(Address("10.0.0.2", 7000))
+    else:
+        with pytest.raises(
+            ValueError, match=rf"^10\.0\.0\.2:7000 can be reached from other hosts, which {needs}"
+        ):
+            credentials.check_reach(Address("10.0.0.2", 7000))
+
+
+def test_which_roots_a_caller_trusts() -> None:
+    published = replace(ENDPOINT, certificate="published")
+    assert Caller().ssl_parts(ENDPOINT) is None
+    assert Caller().ssl_parts(published) == (b"published", None, None)
+    assert Caller(authority="own").ssl_parts(ENDPOINT) == (b"own", None, None)
+    assert Caller(authority="own").ssl_parts(published) == (b"own", None, None)
+    shown = Caller(certificate=b"c", key=b"k", authority="own")
+    assert shown.ssl_parts(ENDPOINT) == (b"own", b"k", b"c")
+    assert "BEGIN CERTIFICATE" in (Caller(tls=True).ssl_parts(ENDPOINT) or (b"",))[0].decode()
+
+
+def test_a_caller_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="a token has at least 16"):
+        Caller(token="short")
+    with pytest.raises(ValueError, match="needs its key"):
+        Caller(certificate=b"x")
+    with pytest.raises(ValueError, match="over TLS only"):
+        Credentials(token=TOKEN, client_authority=b"x")
+    shown = repr(Caller(token=TOKEN, certificate=b"c", key=b"secret"))
+    assert TOKEN not in shown
+    assert "secret" not in shown
+
+
+def test_services_call_each_other_with_what_they_serve_with() -> None:
+    plain = Credentials(token=TOKEN, certificate=b"own", key=b"k", authority=b"theirs")
+    assert plain.caller() == Caller(token=TOKEN, authority="theirs")
+    mutual = replace(plain, client_authority=b"callers")
+    assert mutual.caller() == Caller(token=TOKEN, authority="theirs", certificate=b"own", key=b"k")
+    assert Credentials.from_json(json.loads(json.dumps(mutual.to_json()))) == mutual
+
+
+def test_credentials_come_from_files(tmp_path: Path) -> None:
+    authority = Authority()
+    certificate, key = authority.sign()
+    contents = {"token": TOKEN.encode() + b"\n", "cert": certificate, "key": key, "ca": authority.pem}
+    files = {name: tmp_path / name for name in contents}
+    for name, content in contents.items():
+        files[name].write_bytes(content)
+    caller = Caller.from_files(
+        token=files["token"], ca=files["ca"], certificate=files["cert"], key=str(files["key"])
+    )
+    assert caller == Caller(token=TOKEN, authority=authority.pem.decode(), certificate=certificate, key=key)
+    served = Credentials.from_files(
+        token=files["token"], certificate=files["cert"], key=files["key"], client_authority=files["ca"]
+    )
+    served.check_certificate()
+    assert served.client_authority == authority.pem
+    assert Credentials.from_files().is_open
+    assert Caller.from_files() == Caller()
+
+
+def test_files_that_cannot_be_right_are_named(tmp_path: Path) -> None:
+    for name, content in {"short": b"short", "empty": b" \n", "binary": b"\xff" * 20}.items():
+        (tmp_path / name).write_bytes(content)
+    for name, told in {
+        "short": "short: a token has at least 16",
+        "empty": "empty is not text",
+        "binary": "binary is not text in ASCII",
+        "absent": "cannot read .*absent: No such file",
+    }.items():
+        for of in (Caller, Credentials):
+            with pytest.raises(ValueError, match=told):
+                of.from_files(token=tmp_path / name)
+
+
+def test_certificates_that_cannot_be_right() -> None:
+    (certificate, key), (_, other) = Authority().sign(), Authority().sign()
+
+    def given(**changes: bytes) -> Credentials:
+        return Credentials(**{"token": TOKEN, "certificate": certificate, "key": key, **changes})  # type: ignore[arg-type]
+
+    given().check_certificate()
+    for changes, told in (
+        ({"key": other}, "the key is not that of the certificate"),
+        ({"key": b"nonsense"}, "the key cannot be read"),
+        ({"certificate": b"nonsense"}, "the certificate cannot be read as PEM"),
+        ({"authority": b"nonsense"}, "the authority cannot be read as PEM"),
+        ({"client_authority": b"nonsense"}, "the authority cannot be read as PEM"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            given(**changes).check_certificate()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    with pytest.raises(ValueError, match="expired at"):
+        given().check_certificate(now + datetime.timedelta(days=2))
+
+
+def test_endpoints_say_what_they_are() -> None:
+    server = replace(ENDPOINT, what="storage server")
+    assert str(server) == "storage server 1 at 10.0.0.2:7000"
+    assert Endpoint.from_json(server.to_json()) == server
