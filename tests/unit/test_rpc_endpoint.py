@@ -174,8 +174,8 @@ def test_callers_trust_the_authority_where_there_is_one() -> None:
 def test_a_service_without_a_token_accepts_anyone() -> None:
     credentials = Credentials(token="")
     assert credentials.is_open
-    for values in ([], ["anything"], [b"\xff", ""]):
-        assert credentials.accepts(values)
+    assert credentials.accepts([])
+    assert credentials.accepts([b"anything", ""])
     assert Caller().headers == ()
     assert Caller(token=TOKEN).headers == (("authorization", authorization(TOKEN)),)
 
@@ -201,7 +201,7 @@ def test_what_it_takes_to_be_reached_from_other_hosts(credentials: Credentials, 
             credentials.check_reach(Address("10.0.0.2", 7000))
 
 
-def test_which_roots_a_caller_trusts() -> None:
+def test_which_roots_a_caller_trusts(monkeypatch: pytest.MonkeyPatch) -> None:
     published = replace(ENDPOINT, certificate="published")
     assert Caller().ssl_parts(ENDPOINT) is None
     assert Caller().ssl_parts(published) == (b"published", None, None)
@@ -209,7 +209,8 @@ def test_which_roots_a_caller_trusts() -> None:
     assert Caller(authority="own").ssl_parts(published) == (b"own", None, None)
     shown = Caller(certificate=b"c", key=b"k", authority="own")
     assert shown.ssl_parts(ENDPOINT) == (b"own", b"k", b"c")
-    assert "BEGIN CERTIFICATE" in (Caller(tls=True).ssl_parts(ENDPOINT) or (b"",))[0].decode()
+    monkeypatch.setattr("gigl_loader.rpc.credentials.system_roots", lambda: b"of this machine")
+    assert Caller(tls=True).ssl_parts(ENDPOINT) == (b"of this machine", None, None)
 
 
 def test_a_caller_refuses_nonsense() -> None:
