@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.cli.store_caller import client_of
-from gigl_loader.errors import GiglError
+from gigl_loader.errors import GiglError, StorageUnavailable
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.store_client import ClusterView
 
 __all__ = ["Loads", "Looker", "ServerLoad"]
 
@@ -51,15 +53,35 @@ class Looker:
     """Looks at a cluster through one of its servers."""
 
     def __init__(self, address: str, caller: Caller, timeout_s: float) -> None:
-        self._address, self._caller, self._timeout_s = address, caller, timeout_s
+        self._caller, self._timeout_s = caller, timeout_s
+        self._addresses = [address]
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="top")
 
     def look(self) -> Loads:
-        """Ask every server. One that does not answer has an ``error``; the first to be asked must answer."""
-        with client_of(self._address, self._caller) as client:
-            view = client.cluster(self._timeout_s)
+        """Ask every server. One that does not answer has an ``error``.
+
+        Any server known so far may tell of the others; where none does, the error is that of the first.
+        """
+        view = self._view()
+        self._addresses = list(
+            dict.fromkeys([*self._addresses, *(each.control_address for each in view.servers)])
+        )
         servers = tuple(self._pool.map(self._load, view.servers))
         return Loads(at=time.monotonic(), graph=view.graph, servers=servers)
+
+    def _view(self) -> ClusterView:
+        first, *others = self._addresses
+        try:
+            return self._told_by(first)
+        except StorageUnavailable:
+            for address in others:
+                with suppress(StorageUnavailable):
+                    return self._told_by(address)
+            raise
+
+    def _told_by(self, address: str) -> ClusterView:
+        with client_of(address, self._caller) as client:
+            return client.cluster(self._timeout_s)
 
     def _load(self, server: Any) -> ServerLoad:
         load, error = {}, ""

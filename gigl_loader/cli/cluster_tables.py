@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -14,79 +15,65 @@ if TYPE_CHECKING:
 __all__ = ["tables"]
 
 _MOST_CHANNELS = 40
+_WIDE = 120
+_WIDE_NAMES = ("partitions", "jobs", "batches", "CPU s", "refused")
 
 
-def tables(loads: Loads, before: Loads | None) -> Iterator[Table]:
-    """Yield servers, channels and peers. Rates are those since ``before``."""
+def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table]:
+    """Yield servers, channels and peers for a screen of ``width``. Rates are those since ``before``.
+
+    Channels are told by their job only: their names are for the job itself, and for ``/metrics``.
+    """
     earlier = {each.address: each for each in before.servers} if before else {}
     seconds = loads.at - before.at if before else 0.0
-    yield _servers(loads, earlier, seconds)
+    yield _servers(loads, earlier, seconds, wide=width >= _WIDE)
     if any(each.load.get("channels") for each in loads.servers):
         yield _channels(loads)
     if any(each.load.get("peers") for each in loads.servers):
         yield _peers(loads)
 
 
-def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float) -> Table:
-    table = Table(
-        "server",
-        "partitions",
-        "state",
-        "busy",
-        "jobs",
-        "channels",
-        "queued",
-        "batches",
-        "batches/s",
-        "MB/s",
-        "ready MB",
-        "RSS MB",
-        "CPU s",
-        "refused",
-        title=f"graph {loads.graph[:12]}",
-    )
+def _table(*names: str, title: str | None = None) -> Table:
+    """Return a table without lines: more columns fit."""
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for name in names:
+        table.add_column(name, overflow="fold", no_wrap=name not in ("state", "channel"))
+    return table
+
+
+def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wide: bool) -> Table:
+    names = ["server", "state", "busy", "chans", "queue", "b/s", "MB/s", "ready MB", "RSS MB"]
+    table = _table(*names, *(_WIDE_NAMES if wide else ()), title=f"graph {loads.graph[:12]}")
     for rank, each in enumerate(loads.servers):
         name = f"{rank} {each.address}"
-        parts = ",".join(map(str, each.partitions))
         if each.error:
-            table.add_row(name, parts, f"[red]{_escaped(each.error)}")
+            table.add_row(name, f"[red]{_escaped(each.error)}")
             continue
-        load = each.load
-        before = earlier.get(each.address)
-        table.add_row(
-            name,
-            parts,
+        load, before = each.load, earlier.get(each.address)
+        narrow = (
             "ready" if load["ready"] else f"[yellow]{_escaped(load['reason'] or 'not ready')}",
             f"{load['busy']}/{load['workers']}",
-            str(load["jobs"]),
             str(len(load["channels"])),
             str(_sum(each, "queued")),
-            f"{_sum(each, 'batches'):,}",
             _rate(each, before, "batches", seconds, 1),
             _rate(each, before, "bytes", seconds, 1e6),
             f"{load['ready_bytes'] / 1e6:,.1f}",
             f"{load['rss_bytes'] / 1e6:,.0f}",
+        )
+        more = (
+            ",".join(map(str, each.partitions)),
+            str(load["jobs"]),
+            f"{_sum(each, 'batches'):,}",
             f"{load['totals']['cpu_s']:,.1f}",
             str(load["totals"]["refused"]),
         )
+        table.add_row(name, *narrow, *(more if wide else ()))
     return table
 
 
 def _channels(loads: Loads) -> Table:
-    names = (
-        "server",
-        "job",
-        "channel",
-        "by",
-        "batches",
-        "MB",
-        "queued",
-        "ready",
-        "ms/batch",
-        "ms waiting",
-        "idle s",
-    )
-    table = Table(*names)
+    names = ("server", "job", "channel", "by", "batches", "MB", "queue", "ready", "ms", "ms wait", "idle s")
+    table = _table(*names)
     rows = [
         (rank, each) for rank, server in enumerate(loads.servers) for each in server.load.get("channels", [])
     ]
@@ -96,7 +83,7 @@ def _channels(loads: Loads) -> Table:
         table.add_row(
             str(rank),
             channel["job"],
-            _escaped(f"{channel['key']}/{channel['name']}" if channel["name"] else "another job's"),
+            _escaped(f"{channel['key']}/{channel['name']}" if channel["name"] else "-"),
             channel["transport"],
             f"{channel['batches']:,}",
             f"{channel['bytes'] / 1e6:,.1f}",
@@ -112,7 +99,7 @@ def _channels(loads: Loads) -> Table:
 
 
 def _peers(loads: Loads) -> Table:
-    table = Table("server", "asks", "calls", "MB in", "MB out", "asked again")
+    table = _table("server", "asks", "calls", "MB in", "MB out", "asked again")
     for rank, each in enumerate(loads.servers):
         for peer in each.load.get("peers", []):
             table.add_row(

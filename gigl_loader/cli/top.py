@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,23 +50,28 @@ def _print(loads: Loads) -> None:
     from gigl_loader.cli.console import table_console
 
     console = table_console()
-    for table in tables(loads, None):
+    for table in tables(loads, None, width=console.width):
         console.print(table)
 
 
 def _follow(looker: Any, interval: float) -> None:
-    """Look again and again. Where there is no terminal, one table after the other."""
+    """Look again and again. Where there is no terminal, print one table after the other."""
     from rich.console import Group
     from rich.live import Live
 
     from gigl_loader.cli.cluster_tables import tables
     from gigl_loader.cli.console import table_console
 
+    console = table_console()
     before = None
-    with Live(console=table_console(), auto_refresh=False, screen=False) as live:
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
             began = time.monotonic()
             loads = looker.look()
-            live.update(Group(*tables(loads, before)), refresh=True)
+            shown = Group(*tables(loads, before, width=console.width))
+            if live is None:
+                console.print(shown)
+            else:
+                live.update(shown, refresh=True)
             before = loads
             time.sleep(max(interval - (time.monotonic() - began), 0.05))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.store_client import StoreClient
-
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.joining import Answer
 
 if TYPE_CHECKING:

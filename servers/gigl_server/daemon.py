@@ -15,6 +15,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import threading
 import time
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from gigl_server.config import ServeOptions
     from gigl_server.storage import StorageServer
 
-__all__ = ["LET_GO", "keep_memory_warm", "run", "serve_until_told"]
+__all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
 
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
 _SAME_S = 0.5
+_MOST_FILES = 1 << 16
 _CANNOT = "cannot become ready"
 LET_GO = "the parent let go"
 
@@ -54,7 +56,7 @@ def run(options: ServeOptions) -> int:
     with suppress(OSError, ValueError):  # No stderr.
         faulthandler.enable()
     configure_logging(options.log_file)
-    keep_memory_warm()
+    prepare_process()
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write("gigl-store")
     told: SimpleQueue[str] = SimpleQueue()
@@ -115,7 +117,15 @@ def _signals(told: SimpleQueue[str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def keep_memory_warm() -> None:
+def prepare_process() -> None:
+    """Make this process fit to serve: many channels, large replies."""
+    _keep_memory_warm()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # Each ring and each connection is a file, and 1024 is a usual limit.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
+
+
+def _keep_memory_warm() -> None:
     """Have the allocator keep memory of a few megabytes instead of returning it after every reply.
 
     Replies land in memory of 1 to 2 MB that is freed at once; taking it again from the system costs as

@@ -16,7 +16,7 @@ from gigl_loader.errors import GiglError
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.config import ServeOptions
-from gigl_server.daemon import LET_GO, keep_memory_warm, serve_until_told
+from gigl_server.daemon import LET_GO, prepare_process, serve_until_told
 from gigl_server.logs import configure_logging
 from gigl_server.storage import build_storage_server
 
@@ -43,7 +43,7 @@ def main(link: socket.socket) -> None:
         leave_with(order["parent_pid"])
         options = _options(order["options"])
         configure_logging(options.log_file, name=order["name"], level=order["log_level"])
-        keep_memory_warm()
+        prepare_process()
         told: SimpleQueue[str] = SimpleQueue()
         signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
         try:

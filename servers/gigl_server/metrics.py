@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["MetricsPort"]
 
 _LOGGER = logging.getLogger(__name__)
-_THREADS = 2
+_THREADS = 8
 _MOST_CALLS = 32
-_CALL_S = 5.0
+_CALL_S = 2.0
 _Family = CounterMetricFamily | GaugeMetricFamily
 
 

@@ -1,0 +1,49 @@
+"""How a storage server notices that others go and come back."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.requests import WIRE_VERSION
+from gigl_server.joining import Answer
+from gigl_server.watch import Watch
+
+if TYPE_CHECKING:
+    import pytest
+
+OTHER = Endpoint(
+    host_index=1, host="host", control_port=20, data_port=21, partitions=(1,), what="storage server"
+)
+
+
+def test_a_change_is_one_line_and_one_slow_answer_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    silence = StorageUnavailable("nothing listens there")
+    here = Answer(version="1", wire_version=WIRE_VERSION, graph="a", itself=OTHER, others=())
+    script: list[Answer | Exception] = [here, silence, here, silence, silence, silence, here, here]
+
+    def ask(address: str, timeout_s: float) -> Answer:
+        assert address == "host:20"
+        said = script.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    watch = Watch([OTHER], "a", ask)
+    lost = []
+    while script:
+        watch.look()
+        lost.append(bool(watch.lost))
+    assert lost == [False, False, False, False, True, True, False, False]
+    assert caplog.messages == ["storage server 1 at host:20 is lost", "storage server 1 at host:20 is back"]
+
+
+def test_one_that_comes_back_with_another_graph_is_not_back(caplog: pytest.LogCaptureFixture) -> None:
+    other = Answer(version="1", wire_version=WIRE_VERSION, graph="b" * 64, itself=OTHER, others=())
+    watch = Watch([OTHER], "a", lambda *_: other)
+    watch.look()
+    watch.look()
+    assert "came back with another graph, bbbbbbbbbbbb" in caplog.text
