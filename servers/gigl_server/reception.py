@@ -55,10 +55,16 @@ class Reception:
 
     async def _message(self, context: Any, request: Any) -> Any:
         async with self._turns:
+            reading = asyncio.ensure_future(context.read())
             try:
-                data = await asyncio.wait_for(context.read(), _READ_S)
-            except asyncio.TimeoutError:
-                return await self._refuse(context, f"the message did not come within {_READ_S:g} s")
+                # Not wait_for: it forgets that the call was cancelled, if its message came just then.
+                await asyncio.wait({reading}, timeout=_READ_S)
+            finally:
+                came = reading.done()
+                reading.cancel()
+        if not came:
+            return await self._refuse(context, f"the message did not come within {_READ_S:g} s")
+        data = reading.result()
         try:
             return request.FromString(b"" if data is grpc.aio.EOF else data)
         except DecodeError:
