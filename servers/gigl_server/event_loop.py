@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["LoopThread"]
 
 _JOIN_S = 5.0
+_MOMENT_S = 1.0
 
 Result = TypeVar("Result")
 
@@ -42,17 +43,25 @@ class LoopThread:
             self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Cancel what runs there and end the thread. Closing twice is fine."""
+        """Let what runs there come to its end, or cancel it, and end the thread. Closing twice is fine."""
         if self._loop.is_closed():
             return
-        self.post(self._cancel_all)
+        with suppress(TimeoutError):
+            self.run(_wind_up(), _JOIN_S)
         self.post(self._loop.stop)
         self._thread.join(_JOIN_S)
         if not self._thread.is_alive():
             self._loop.close()
 
-    def _cancel_all(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
+
+async def _wind_up() -> None:
+    """Wait a moment for other tasks, which calls that were ended may have left a step short of their end."""
+    for _ in range(2):
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if not others:
+            return
+        _, pending = await asyncio.wait(others, timeout=_MOMENT_S)
+        for task in pending:
             task.cancel()
 
 
