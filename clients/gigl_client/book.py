@@ -45,9 +45,7 @@ class Ready:
 class Trouble:
     """A batch that did not come, and may come yet."""
 
-    began: float
     since: float
-    """Patience with it began, for the last time."""
     pause_s: float
     not_before: float
     error: Exception
@@ -64,6 +62,8 @@ class Book:
         self.position = self._unasked = num_batches
         """Next batch to be delivered, in order."""
         self.remaining = 0
+        self.taken = 0
+        """Batches received, in all epochs."""
         self._returned: list[int] = []
         self._requests: dict[int, Request] = {}
         self._ready: dict[int, Ready] = {}
@@ -94,6 +94,10 @@ class Book:
             return min(due)
         return self._unasked if self._unasked < self._num_batches else None
 
+    def holds_up_others(self, batch: int) -> bool:
+        """Return whether no other batch can be received before this one."""
+        return self._in_order and batch == self.position
+
     def known_request(self, batch: int) -> Request | None:
         """Return what was asked for before, where a batch is asked for again."""
         return self._requests.get(batch)
@@ -120,7 +124,6 @@ class Book:
             before = self.troubles.get(batch)
             pause_s = _FIRST_PAUSE_S if before is None else min(2 * before.pause_s, _LONGEST_PAUSE_S)
             self.troubles[batch] = Trouble(
-                began=now if before is None else before.began,
                 since=now if before is None else before.since,
                 pause_s=pause_s,
                 not_before=now + pause_s,
@@ -157,6 +160,7 @@ class Book:
         self._requests.pop(batch, None)
         self.troubles.pop(batch, None)
         self.remaining -= 1
+        self.taken += 1
         self.position = batch + 1
         return ready
 
@@ -166,10 +170,6 @@ class Book:
             found = self.troubles.get(self.position)
             return None if found is None else (self.position, found)
         return min(self.troubles.items(), key=lambda item: item[1].since, default=None)
-
-    def forgive(self, batch: int, now: float) -> None:
-        """Begin anew with the patience for a batch."""
-        self.troubles[batch].since = now
 
     def next_retry(self) -> float:
         """Return when a batch that waits may be asked for again. Infinity where none waits."""

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
     Answers = queue.SimpleQueue[tuple[Ask, Any] | None]
 
-__all__ = ["Exchange"]
+__all__ = ["FETCHERS", "Exchange"]
 
-_FETCHERS = 2
+FETCHERS = 2
+"""Threads of a source that fetch frames, and rows for them."""
+
 _CLOSE_S = 2.0
 _LEAVE_S = 1.0
 
@@ -73,7 +75,7 @@ class Exchange:
         lines.on_change = self._go_on
         self._threads = [
             threading.Thread(target=self._work, name=f"fetch {number} of {name}", daemon=True)
-            for number in range(_FETCHERS)
+            for number in range(FETCHERS)
         ]
         for thread in self._threads:
             thread.start()
@@ -112,7 +114,8 @@ class Exchange:
         """Ask for as many batches as may be in flight."""
         now = time.monotonic()
         while not self._lines.closed and (batch := self._book.next(now)) is not None:
-            line = self._lines.for_batch(batch, needed=self.needed)
+            urgent = self._book.holds_up_others(batch)
+            line = self._lines.for_batch(batch, urgent=urgent, needed=self.needed)
             if line is None:
                 return
             request = self._request_of(batch)

@@ -64,14 +64,17 @@ class Lines:
         if not self.closed:
             self._open(line, before)
 
-    def for_batch(self, batch: int, *, needed: bool) -> Line | None:
+    def for_batch(self, batch: int, *, urgent: bool, needed: bool) -> Line | None:
         """Return the server to ask: the one with the fewest asks. ``None`` where none may have another.
 
-        ``needed``: somebody waits for a batch, which is when one is asked for without prefetching.
+        ``urgent``: no batch is received before this one, so those that came already must not keep it from
+        being asked for again. ``needed``: somebody waits for a batch, which is when one is asked for
+        without prefetching.
         """
         if self._terms.prefetch == 0 and (not needed or any(line.load for line in self._lines)):
             return None
-        able = [each for each in self._lines if each.opened and each.load < self._terms.most_asked]
+        most = self._terms.most_asked
+        able = [each for each in self._lines if each.opened and (urgent or each.load < most)]
         count = len(self._lines)
 
         def order(line: Line) -> tuple[int, int]:

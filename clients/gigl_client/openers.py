@@ -60,7 +60,7 @@ class Opening:
         wanted = self._done(outcome)
         if not isinstance(outcome, Exception) and not wanted:
             close_channel(self._server, outcome.id)
-        if self._before is not None and not self._closed.is_set():
+        if self._before is not None:
             close_channel(self._server, self._before.id)
 
     def _attempts(self) -> Opened | Exception:

@@ -30,6 +30,8 @@ class Patience:
         self._book = book
         self._changed = changed
         self._timeout_s = timeout_s
+        self._calm = 0.0
+        self._received = -1
 
     def wait(self, deadline: float, timeout: float) -> None:
         """Wait until something changes or a batch may be asked for again.
@@ -39,17 +41,18 @@ class Patience:
         the wait began. All of them may be followed by another wait.
         """
         now = time.monotonic()
+        if self._book.taken != self._received:  # Something came: patience begins anew.
+            self._received, self._calm = self._book.taken, now
         self._check_lines(now)
         trouble = self._book.trouble()
-        if trouble is not None and now - trouble[1].since >= self._timeout_s:
-            self._book.forgive(trouble[0], now)
+        give_up = float("inf") if trouble is None else max(trouble[1].since, self._calm) + self._timeout_s
+        if trouble is not None and now >= give_up:
+            self._calm = now
             raise _unavailable(self._book.epoch, *trouble, now)
         if now >= deadline:
             raise self._timed_out(now, timeout, trouble)
-        moments = [deadline, self._book.next_retry()]
-        if trouble is not None:
-            moments.append(trouble[1].since + self._timeout_s)
-        self._changed.wait(min(max(min(moments) - now, 0.001), _LONGEST_WAIT_S))
+        until = min(deadline, give_up, self._book.next_retry())
+        self._changed.wait(min(max(until - now, 0.001), _LONGEST_WAIT_S))
 
     def _check_lines(self, now: float) -> None:
         """Raise what ended the attempts to open a channel. The next wait begins them again."""
@@ -81,7 +84,7 @@ def _named(line: Line, error: Exception) -> str:
 
 
 def _unavailable(epoch: int, batch: int, trouble: Trouble, now: float) -> StorageUnavailable:
-    seconds = now - trouble.began
+    seconds = now - trouble.since
     return StorageUnavailable(
         f"batch {batch} of epoch {epoch}: {trouble.error} (asked for it for {seconds:.1f} s)"
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from gigl_client.arrivals import Arrivals
 from gigl_client.book import Book
-from gigl_client.exchange import Exchange
+from gigl_client.exchange import FETCHERS, Exchange
 from gigl_client.landing import SPARE_SLOTS, PrivateLanding, slot_bytes_of
 from gigl_client.lines import Lines
 from gigl_client.patience import Patience
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.schedule import Request, Schedule
 
 __all__ = ["RemoteSource"]
+
+_ROWS_S = 60.0
+"""Owners of rows are asked for so long, then the batch is asked for again: few threads wait for them."""
 
 
 class RemoteSource:
@@ -90,7 +93,7 @@ class RemoteSource:
         self._store: PartitionedStore | None = None
         completion = None
         if has_columns and (rows == "direct" or (rows == "auto" and num_servers > 1)):
-            self._store = cluster.open_store(timeout_s=timeout_s, concurrency=2)
+            self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
             completion = Completion(cluster.schema, plan, self._store)
         self._arrivals = Arrivals(cluster.schema.edge_dir, self._landing, completion, timeout_s=timeout_s)
         self._changed = threading.Condition(threading.RLock())

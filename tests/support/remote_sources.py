@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,44 @@ class SmallCluster:
 
     servers: list[StorageServer]
     cluster: Cluster
+    settings: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch
     faults: FaultPlan | None = None
     gate: threading.Event = field(default_factory=threading.Event)
     """Closed, no server samples."""
     sampled: list[Request] = field(default_factory=list)
     """What servers were asked for, in the order in which they began."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        for server in self.servers:
+            self._sabotage(server)
+
+    def service(self, server: int) -> SamplingService:
+        return self.servers[server]._parts.service
+
+    def stop(self, server: int) -> None:
+        """End a server at once, and all that it has."""
+        self.servers[server].close()
+
+    def start(self, server: int) -> None:
+        """Start a server again on its ports, which knows nothing of what was before."""
+        endpoint, other = self.servers[server].endpoint, self.servers[server - 1].endpoint
+        self.servers[server] = _server(
+            len(self.servers),
+            endpoint.partitions[0],
+            listen=endpoint.control_address,
+            data_port=endpoint.data_port,
+            peers=(other.control_address,) if len(self.servers) > 1 else (),
+            **self.settings,
+        )
+        self._sabotage(self.servers[server])
+        self.servers[server].wait_ready(_READY_S)
+
+    def _sabotage(self, server: StorageServer) -> None:
+        shelf = server._parts.service._samplers
+        make = shelf._make
+        self.monkeypatch.setattr(shelf, "_make", lambda channel: _Sabotaged(make(channel), self))
 
     def open(self, **options: Any) -> RemoteSource:
         """Open a source. Its producer is its own."""
@@ -58,30 +91,35 @@ class SmallCluster:
 def served(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[SmallCluster]:
     """Serve the small graph from ``count`` servers of one partition each, and connect."""
     graph = small_graph(count)
-    with ExitStack() as stack:
-        servers: list[StorageServer] = []
-        for part in range(count):
-            peers = tuple(each.endpoint.control_address for each in servers[:1])
-            settings: dict[str, Any] = {"partitions": (part,), "listen": "127.0.0.1:0", "peers": peers}
-            settings |= {"graph_dir": "", "workers": 2} | options
-            own = Graph.open(graph.folder, parts=[part])
-            servers.append(stack.enter_context(build_storage_server(ServeOptions(**settings), graph=own)))
-        for server in servers:
-            server.wait_ready(_READY_S)
-        cluster = Cluster(
-            [server.endpoint for server in servers],
-            schema=graph.schema,
-            graph_digest=graph.manifest.digest,
-            job=new_job(),
-            caller=Caller(),
-            timeout_s=20.0,
-        )
-        stack.callback(cluster.close)
-        small = SmallCluster(servers, cluster)
-        small.gate.set()
-        _sabotage(small, monkeypatch)
+    settings: dict[str, Any] = {"workers": 2, **options}
+    servers: list[StorageServer] = []
+    for part in range(count):
+        peers = tuple(each.endpoint.control_address for each in servers[:1])
+        servers.append(_server(count, part, listen="127.0.0.1:0", peers=peers, **settings))
+    for server in servers:
+        server.wait_ready(_READY_S)
+    cluster = Cluster(
+        [server.endpoint for server in servers],
+        schema=graph.schema,
+        graph_digest=graph.manifest.digest,
+        job=new_job(),
+        caller=Caller(),
+        timeout_s=20.0,
+    )
+    small = SmallCluster(servers, cluster, settings, monkeypatch)
+    try:
         _warm(small)
         yield small
+    finally:
+        small.gate.set()
+        cluster.close()
+        for server in small.servers:
+            server.close()
+
+
+def _server(count: int, part: int, **options: Any) -> StorageServer:
+    settings = ServeOptions(graph_dir="", partitions=(part,), **options)
+    return build_storage_server(settings, graph=Graph.open(small_graph(count).folder, parts=[part]))
 
 
 def _warm(small: SmallCluster) -> None:
@@ -109,15 +147,6 @@ class _Sabotaged:
         assert self.small.gate.wait(_READY_S)
         faults = self.small.faults
         return (FaultySampler(self.sampler, faults) if faults else self.sampler).sample(request)
-
-
-def _sabotage(small: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    for server in small.servers:
-        service: SamplingService = server._parts.service
-        make = service._samplers._make
-        monkeypatch.setattr(
-            service._samplers, "_make", lambda channel, make=make: _Sabotaged(make(channel), small)
-        )
 
 
 @dataclass(frozen=True)

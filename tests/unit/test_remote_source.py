@@ -1,0 +1,436 @@
+"""A remote source when servers are slow, busy, forgetful or gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gigl_client.source import RemoteSource
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.schedule import Schedule
+from tests.support.leftovers import wait_until
+from tests.support.remote_sources import SmallCluster, served
+from tests.support.sources import NUM_BATCHES, PLAN, bytes_of, drain, small_graph, small_schedule
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[dict[int, SmallCluster]]:
+    with pytest.MonkeyPatch.context() as patches, served(1, patches) as one, served(2, patches) as two:
+        yield {1: one, 2: two}
+
+
+@pytest.fixture
+def one(clusters: dict[int, SmallCluster]) -> Iterator[SmallCluster]:
+    yield from _fresh(clusters[1])
+
+
+@pytest.fixture
+def two(clusters: dict[int, SmallCluster]) -> Iterator[SmallCluster]:
+    yield from _fresh(clusters[2])
+
+
+def _fresh(small: SmallCluster) -> Iterator[SmallCluster]:
+    small.sampled.clear()
+    yield small
+    small.gate.set()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[bytes]:
+    sampler, schedule = Sampler(small_graph(), PLAN), small_schedule()
+    frames = []
+    for batch in range(NUM_BATCHES):
+        sampled = sampler.sample(schedule.request(0, batch))
+        buffer = np.empty(sampled.layout.nbytes, np.uint8)
+        sampled.write(buffer)
+        frames.append(buffer.tobytes())
+    return frames
+
+
+def _asked(source: Any) -> list[int]:
+    with source._changed:
+        return sorted(source._book.asked)
+
+
+KINDS = [("ring", "auto"), ("flight", "through"), ("flight", "direct")]
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_prefetching_begins_with_the_epoch_and_has_a_bound(
+    two: SmallCluster, expected: list[bytes], prefetch: int
+) -> None:
+    with closing(two.open(prefetch=prefetch)) as source:
+        source.wait_until_up(20)
+        two.gate.clear()
+        source.start_epoch(0)
+        assert _asked(source) == list(range(2 * prefetch))
+        two.gate.set()
+        assert wait_until(lambda: not _asked(source), seconds=20)
+        assert len(two.sampled) == 2 * prefetch  # Frames that nobody received are in flight, too.
+        assert drain(source) == expected
+
+
+def test_both_servers_get_their_share(two: SmallCluster) -> None:
+    with closing(two.open()) as source:
+        source.wait_until_up(20)
+        source.start_epoch(0)
+        drain(source)
+        shares = [each["batches"] for each in source.stats()["servers"]]
+    assert sum(shares) == NUM_BATCHES
+    assert min(shares) >= 2
+
+
+def test_without_prefetching_a_batch_is_asked_for_when_it_is_needed(
+    two: SmallCluster, expected: list[bytes]
+) -> None:
+    with closing(two.open(prefetch=0)) as source:
+        source.wait_until_up(20)
+        source.start_epoch(0)
+        assert _asked(source) == []
+        for number in range(3):
+            assert bytes_of(source.receive(20)) == expected[number]
+            assert [each.batch for each in two.sampled] == list(range(number + 1))
+
+
+def test_out_of_order_every_batch_comes_once(two: SmallCluster, expected: list[bytes]) -> None:
+    with closing(two.open(in_order=False)) as source:
+        for _ in range(2):
+            source.start_epoch(0)
+            assert sorted(drain(source)) == sorted(expected)
+
+
+def test_a_wait_in_vain_names_servers_and_what_each_is_asked_for(
+    two: SmallCluster, expected: list[bytes]
+) -> None:
+    two.gate.clear()
+    with closing(two.open(prefetch=2)) as source:
+        source.wait_until_up(20)
+        source.start_epoch(0)
+        with pytest.raises(
+            TimeoutError,
+            match=r"no batch within 0.05 s \(batch 0 of epoch 0\); "
+            r"storage server 0 at 127\.\S+ is asked for batches 0 \(0\.\d s\), 2 \(0\.\d s\); "
+            r"storage server 1 at 127\.\S+ is asked for batches 1 \(0\.\d s\), 3",
+        ):
+            source.receive(0.05)
+        two.gate.set()
+        assert drain(source) == expected
+
+
+@pytest.mark.parametrize(("transport", "rows"), KINDS)
+def test_a_server_that_is_started_again_goes_on_where_it_was(
+    two: SmallCluster, expected: list[bytes], transport: str, rows: str
+) -> None:
+    with closing(two.open(transport=transport, rows=rows)) as source:
+        source.start_epoch(0)
+        frames = drain(source, 3)
+        two.stop(1)
+        two.start(1)
+        assert frames + drain(source, NUM_BATCHES - 3) == expected
+        source.start_epoch(0)
+        assert drain(source) == expected
+        source.wait_until_up(20)
+        stats = source.stats()
+    assert (stats["reconnects"], stats["batches"]) == (1, 2 * NUM_BATCHES)
+
+
+def test_a_server_that_stays_away_is_named_and_waited_for_again(
+    one: SmallCluster, expected: list[bytes]
+) -> None:
+    with closing(one.open(timeout_s=0.5)) as source:
+        source.start_epoch(0)
+        frames = drain(source, 2)
+        one.stop(0)
+        frames += [bytes_of(source.receive(20)) for _ in range(source.stats()["servers"][0]["in_flight"])]
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(looked for it for \d"):
+                source.receive(20)
+        with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*looked for it"):
+            source.receive(0.1)
+        one.start(0)
+        assert wait_until(lambda: _is_up(source), seconds=20)
+        assert frames + drain(source, NUM_BATCHES - len(frames)) == expected
+        assert source.stats()["reconnects"] == 1
+
+
+def _is_up(source: RemoteSource) -> bool:
+    with suppress(StorageUnavailable):
+        source.wait_until_up(1)
+        return True
+    return False
+
+
+def test_a_channel_that_is_not_known_any_more_is_opened_again_at_once(
+    two: SmallCluster, expected: list[bytes]
+) -> None:
+    with closing(two.open()) as source:
+        source.start_epoch(0)
+        frames = drain(source, 3)
+        for server in (0, 1):
+            service = two.service(server)
+            for channel in list(service._jobs.channels.values()):
+                service.close_channel(channel.job, channel.id)
+        assert frames + drain(source, NUM_BATCHES - 3) == expected
+        assert source.stats()["reconnects"] == 2
+
+
+def test_batches_whose_owners_did_not_answer_are_asked_for_again(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter([True, True, False])
+    failing = _Failing(lambda batch: batch == 4 and next(left, False), StorageUnavailable("host 1 is away"))
+    monkeypatch.setattr(one, "faults", failing)
+    with closing(one.open()) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+        assert source.stats()["retries"] == 2
+
+
+def test_owners_that_stay_away_are_named_and_nothing_is_lost(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = _Failing(lambda batch: batch >= 4, StorageUnavailable("host 1 is away"))
+    monkeypatch.setattr(one, "faults", failing)
+    with closing(one.open(timeout_s=0.3)) as source:
+        source.start_epoch(0)
+        frames = drain(source, 4)
+        for _ in range(2):
+            with pytest.raises(
+                StorageUnavailable,
+                match=r"batch 4 of epoch 0: storage server 0 at 127\S+ host 1 is away \(asked for it for",
+            ):
+                source.receive(20)
+        monkeypatch.setattr(one, "faults", None)
+        assert frames + drain(source, NUM_BATCHES - 4) == expected
+
+
+def test_a_frame_that_is_gone_is_asked_for_again(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, taken = one.service(0).frames, []
+    take = frames.take
+
+    def forgetful(handle: bytes, job: bytes) -> Any:
+        found = take(handle, job)
+        taken.append(handle)
+        return None if len(taken) in (1, 5) else found
+
+    monkeypatch.setattr(frames, "take", forgetful)
+    with closing(one.open(transport="flight")) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+        assert source.stats()["retries"] == 2
+
+
+def test_a_busy_server_is_asked_again(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gigl_server.refusal import Refusal, Status
+
+    submit, calls = one.service(0).submit, []
+
+    def busy(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) in (1, 2, 6):
+            raise Refusal(Status.BEYOND_LIMIT, "too much to do")
+        return submit(*arguments)
+
+    monkeypatch.setattr(one.service(0), "submit", busy)
+    with closing(one.open()) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+        assert (source.stats()["retries"], source.stats()["reconnects"]) == (3, 0)
+
+
+def test_bytes_that_are_no_frame_fail_their_batch_only(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = one.service(0)._asks
+    finish = asks.finish
+
+    def damaged(errand: Any, outcome: Any) -> None:
+        if errand.request.batch == 2 and errand.channel.ring is not None:
+            errand.channel.ring.slot(errand.slot)[:100] = 255
+        finish(errand, outcome)
+
+    monkeypatch.setattr(asks, "finish", damaged)
+    with closing(one.open(transport="ring")) as source:
+        source.start_epoch(0)
+        assert drain(source, 2) == expected[:2]
+        with pytest.raises(FormatError, match="frame"):
+            source.receive(20)
+        assert drain(source, NUM_BATCHES - 3) == expected[3:]
+
+
+def test_a_ring_can_be_insisted_on(one: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one.service(0), "ring_door", "")
+    with closing(one.open(transport="ring")) as source:
+        for _ in range(2):
+            with pytest.raises(SamplingError, match=r'hands out no rings: set transport="flight"'):
+                source.wait_until_up(20)
+
+
+def test_what_nobody_hands_out_is_not_needed(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for door in ("", "gigl-there-is-no-such-door"):
+        monkeypatch.setattr(one.service(0), "ring_door", door)
+        with closing(one.open()) as source:
+            source.start_epoch(0)
+            assert drain(source) == expected
+            assert source.stats()["transport"] == "flight"
+        assert not one.service(0)._jobs.channels
+
+
+@pytest.mark.parametrize(
+    ("servers", "transport", "rows", "found"),
+    [
+        (1, "auto", "auto", ("ring", "through")),
+        (1, "flight", "auto", ("flight", "through")),
+        (2, "flight", "auto", ("flight", "direct")),
+        (2, "auto", "auto", ("ring", "through")),
+        (2, "ring", "direct", ("ring", "direct")),
+    ],
+)
+def test_stats_tell_how_frames_come(  # noqa: PLR0917
+    clusters: dict[int, SmallCluster],
+    expected: list[bytes],
+    servers: int,
+    transport: str,
+    rows: str,
+    found: tuple[str, str],
+) -> None:
+    with closing(clusters[servers].open(transport=transport, rows=rows)) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+        stats = source.stats()
+    assert (stats["transport"], stats["rows"]) == found
+    assert [each["server"].split(" at ")[0] for each in stats["servers"]] == [
+        f"storage server {rank}" for rank in range(servers)
+    ]
+    over_wire = found != ("ring", "through")
+    assert (stats["wire_bytes_in"] > 0) is over_wire
+    assert stats["wire_bytes_out"] > 0
+    assert stats["peer_calls"] >= NUM_BATCHES
+
+
+def test_another_plan_of_the_same_key_is_refused(one: SmallCluster) -> None:
+    from dataclasses import replace
+
+    with closing(one.open(key="shared")) as first:
+        first.wait_until_up(20)
+        with (
+            closing(one.open(key="shared", plan=replace(PLAN, run_seed=8))) as other,
+            pytest.raises(ValueError, match="run_seed"),
+        ):
+            one.cluster.servers[0].client.create_producer(
+                "shared", replace(PLAN, run_seed=8).to_json(), one.cluster.graph_digest, 10
+            )
+        del other
+
+
+def test_frames_arrive_in_the_same_memory_again(one: SmallCluster) -> None:
+    for transport in ("ring", "flight"):
+        with closing(one.open(transport=transport, prefetch=2)) as source:
+            addresses = set()
+            for _ in range(3):
+                source.start_epoch(0)
+                for _ in range(NUM_BATCHES):
+                    frame = source.receive(20)
+                    addresses.add(frame.buffer.ctypes.data)
+                    del frame
+            assert len(addresses) <= 2 + 8
+            assert source.stats()["copied_out"] == source.stats()["oversize"] == 0
+
+
+def test_nothing_runs_on_when_a_source_is_closed_or_forgotten(two: SmallCluster) -> None:
+    before = _threads()
+    for close in (True, False):
+        source = two.open(rows="direct")
+        source.start_epoch(0)
+        source.receive(20)
+        if close:
+            source.close()
+        del source
+        gc.collect()
+        assert wait_until(lambda: _threads() <= before, seconds=10), _threads()
+        for server in (0, 1):
+            service = two.service(server)
+            assert wait_until(lambda found=service: not found._jobs.channels, seconds=10)
+
+
+def _threads() -> set[threading.Thread]:
+    names = ("fetch", "open channel", "close", "ask")  # Servers have some of the last kind, too.
+    return {each for each in threading.enumerate() if each.name.startswith(names)}
+
+
+def test_a_source_that_was_never_up_can_be_closed(one: SmallCluster) -> None:
+    one.stop(0)
+    source = one.open()
+    with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127\S+ .*looked for it"):
+        source.wait_until_up(0.2)
+    source.close()
+    one.start(0)
+
+
+def test_a_forked_child_cannot_use_it(one: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(one.open()) as source:
+        source.wait_until_up(20)
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(ValueError, match="belong to process"):
+                source.start_epoch(0)
+
+
+def test_seeds_that_cannot_be_drawn_fail_their_batch(one: SmallCluster) -> None:
+    class NoDraw:
+        def __len__(self) -> int:
+            return 1
+
+        def request(self, asked: Any, *_: Any) -> Any:
+            if asked.batch == 1:
+                raise ValueError("seed weights are all zero")
+            return asked
+
+    schedule = small_schedule()
+    schedule.draw = NoDraw()  # type: ignore[assignment]
+    with closing(one.open(schedule=schedule)) as source:
+        source.start_epoch(0)
+        source.receive(20)
+        with pytest.raises(SamplingError, match=r"epoch 0, batch 1: ValueError: seed weights are all zero"):
+            source.receive(20)
+        assert len(drain(source, NUM_BATCHES - 2)) == NUM_BATCHES - 2
+
+
+def test_an_empty_epoch_needs_nobody(one: SmallCluster) -> None:
+    schedule = Schedule(np.empty(0, np.int64), batch_size=4, shuffle=False, drop_last=False, run_seed=1)
+    with closing(one.open(schedule=schedule)) as source:
+        assert source.num_batches == 0
+        source.start_epoch(0)
+        with pytest.raises(ValueError, match="all 0 batches"):
+            source.receive(20)
+
+
+class _Failing:
+    """Stands for a fault plan: raises an error for some batches."""
+
+    def __init__(self, where: Any, error: Exception) -> None:
+        self.where = where
+        self.error = error
+        self.at_batch = self
+
+    def __eq__(self, batch: object) -> bool:
+        return bool(self.where(batch))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def commit(self) -> None:
+        raise self.error
