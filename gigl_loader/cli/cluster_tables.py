@@ -16,7 +16,7 @@ __all__ = ["tables"]
 
 _MOST_CHANNELS = 40
 _WIDE = 120
-_WIDE_NAMES = ("partitions", "jobs", "batches", "CPU s", "refused")
+_WIDE_NAMES = ("ready MB", "partitions", "jobs", "batches", "CPU s", "refused")
 
 
 def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table]:
@@ -37,12 +37,13 @@ def _table(*names: str, title: str | None = None) -> Table:
     """Return a table without lines: more columns fit."""
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
     for name in names:
-        table.add_column(name, overflow="fold", no_wrap=name not in ("state", "channel"))
+        folds = name in ("state", "channel")
+        table.add_column(name, overflow="fold", no_wrap=not folds, min_width=7 if folds else None)
     return table
 
 
 def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wide: bool) -> Table:
-    names = ["server", "state", "busy", "chans", "queue", "b/s", "MB/s", "ready MB", "RSS MB"]
+    names = ["server", "state", "busy", "chans", "queue", "b/s", "MB/s", "RSS MB"]
     table = _table(*names, *(_WIDE_NAMES if wide else ()), title=f"graph {loads.graph[:12]}")
     for rank, each in enumerate(loads.servers):
         name = f"{rank} {each.address}"
@@ -57,10 +58,10 @@ def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wi
             str(_sum(each, "queued")),
             _rate(each, before, "batches", seconds, 1),
             _rate(each, before, "bytes", seconds, 1e6),
-            f"{load['ready_bytes'] / 1e6:,.1f}",
             f"{load['rss_bytes'] / 1e6:,.0f}",
         )
         more = (
+            f"{load['ready_bytes'] / 1e6:,.1f}",
             ",".join(map(str, each.partitions)),
             str(load["jobs"]),
             f"{_sum(each, 'batches'):,}",

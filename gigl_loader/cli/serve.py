@@ -97,7 +97,9 @@ def serve(
         "join_timeout": join_timeout,
     }
     with importing():
+        from gigl_server.logs import quiet_grpc
         from gigl_server.settings import read_settings, read_yaml
+    quiet_grpc()
     document = read_yaml(config) if config else {}
     options = read_settings(flags, os.environ, document, str(config))
     with importing():

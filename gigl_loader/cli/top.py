@@ -34,6 +34,8 @@ def top(
     with importing():
         from gigl_loader.cli.cluster_loads import Looker
         from gigl_loader.rpc.credentials import Caller
+        from gigl_server.logs import quiet_grpc
+    quiet_grpc()
 
     caller = Caller.from_files(token=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key)
     with Looker(address, caller, timeout) as looker:

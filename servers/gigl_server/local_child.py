@@ -16,9 +16,7 @@ from gigl_loader.errors import GiglError
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.config import ServeOptions
-from gigl_server.daemon import LET_GO, prepare_process, serve_until_told
-from gigl_server.logs import configure_logging
-from gigl_server.storage import build_storage_server
+from gigl_server.logs import configure_logging, quiet_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +34,10 @@ def main(link: socket.socket) -> None:
     server is reached, then that it is ready; or an error at any time.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
+    quiet_grpc()
+    from gigl_server.daemon import prepare_process, serve_until_told
+    from gigl_server.storage import build_storage_server
+
     with link, link.makefile("rb") as lines:
         order = json.loads(lines.readline() or b"null")
         if order is None:
@@ -72,6 +74,8 @@ def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: Sim
             if server.failure is None:
                 _say(link, {"ready": True})
             lines.readline()
+    from gigl_server.daemon import LET_GO
+
     told.put(LET_GO)
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 
-__all__ = ["LineHandler", "configure_logging"]
+__all__ = ["LineHandler", "configure_logging", "quiet_grpc"]
 
 _STDERR = 2
 _FORMAT = "%%(asctime)s %%(levelname)s %s%%(message)s"
@@ -57,6 +57,15 @@ def configure_logging(log_file: str | None, *, name: str = "", level: str = "INF
     threading.excepthook = _log_exception
     for noisy in ("grpc", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def quiet_grpc() -> None:
+    """Have gRPC's core say errors only, unless the user asked for more. To be called before it is imported.
+
+    It writes to stderr, past every log file: a line for each TLS handshake that fails, so that whoever
+    reaches a port could fill a disk.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _log_exception(arguments: threading.ExceptHookArgs) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gigl_server.logs import LineHandler
+from gigl_server.logs import LineHandler, quiet_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,3 +47,12 @@ def test_a_full_disk_loses_lines_and_says_so_when_it_is_over(logger: logging.Log
 def test_a_descriptor_that_was_closed_stops_nobody(logger: logging.Logger) -> None:
     logger.addHandler(LineHandler(10_000))
     logger.error("into nothing")
+
+
+def test_grpc_is_quiet_unless_the_user_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    quiet_grpc()
+    assert os.environ["GRPC_VERBOSITY"] == "ERROR"
+    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
+    quiet_grpc()
+    assert os.environ["GRPC_VERBOSITY"] == "DEBUG"
