@@ -78,9 +78,7 @@ def _refusal(secure: ssl.SSLSocket, parts: SslParts) -> str | None:
         secure.recv(1)
     except TimeoutError:
         return None
-    except ssl.SSLError as error:
-        return _alert(error, parts)
-    except ConnectionError as error:
+    except (ssl.SSLError, ConnectionError) as error:
         return _alert(error, parts)
     return None
 
@@ -89,8 +87,9 @@ def _alert(error: OSError, parts: SslParts) -> str:
     if parts.certificate is None:
         return "it asks callers for a certificate: give one that its authority signed, with its key"
     _check_own_dates(parts.certificate)
-    reason = getattr(error, "reason", None) or str(error)
-    return f"it does not accept our certificate ({reason}): give one that its authority signed"
+    alert = getattr(error, "reason", None) or ""
+    why = f" ({alert})" if "ALERT" in alert else ""
+    return f"it does not accept our certificate{why}: give one that its authority signed"
 
 
 def _check_own_dates(certificate: bytes) -> None:
