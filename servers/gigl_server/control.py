@@ -31,6 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _START_S = 30.0
 _STOP_S = 5.0
+_GRACE_S = 0.2  # For replies that were made and not sent yet.
 _PEER_CALLS = 64
 _PEER_MESSAGE_BYTES = 64 << 10
 _REPLY_BYTES = 16 << 20
@@ -140,7 +141,7 @@ class ControlService:
 
     async def _stop(self, server: Any) -> None:
         await self._health.enter_graceful_shutdown()
-        await server.stop(grace=None)
+        await server.stop(grace=_GRACE_S)
 
 
 def _listen(server: Any, address: Address, credentials: Credentials) -> int:

@@ -1,4 +1,4 @@
-"""Checks of what a trainer asks of the sampling service, before anything is done about it."""
+"""What a trainer orders of the sampling service: checked, and made into what the service works with."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigl_loader.sampling.schedule import Request
+from gigl_server.frame_ring import FrameRing
+from gigl_server.plans import read_plan
 from gigl_server.refusal import Refusal, Status
 
 if TYPE_CHECKING:
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import SamplingPlan
     from gigl_server.channels import Ask, Channel, ChannelOrder
     from gigl_server.limits import Limits
 
-__all__ = ["check_key", "check_order", "check_slot", "read_request"]
+__all__ = [
+    "check_graph",
+    "check_key",
+    "check_order",
+    "check_slot",
+    "make_ring",
+    "read_order_plan",
+    "read_request",
+]
 
 _INT64 = np.dtype("<i8")
 
@@ -23,6 +36,42 @@ def check_key(key: str, limits: Limits) -> None:
     if not 0 < len(key) <= limits.name_length:
         raise Refusal(Status.INVALID, f"a key has 1 to {limits.name_length} characters, this one {len(key)}")
     _check_printable(key, "key")
+
+
+def check_graph(digest: str, graph: Graph) -> None:
+    """``Refusal`` unless the order is for this graph."""
+    ours = graph.manifest.digest
+    if digest != ours:
+        raise Refusal(
+            Status.CONFLICT,
+            f"asked for graph {digest[:12]!r}, this server has {ours[:12]!r}: serve one graph everywhere",
+        )
+
+
+def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> SamplingPlan:
+    """Read the plan of a producer. ``Refusal`` for anything that is none for this graph."""
+    if len(text) > limits.plan_bytes:
+        raise Refusal(Status.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
+    try:
+        return read_plan(text, schema)
+    except ValueError as error:
+        raise Refusal(Status.INVALID, str(error)) from None
+
+
+def make_ring(order: ChannelOrder, *, free_bytes: int) -> FrameRing:
+    """Make the ring that is ordered. ``Refusal`` if it cannot be, or is larger than what is free."""
+    if order.ring_slots * order.ring_slot_bytes > free_bytes:
+        raise Refusal(
+            Status.BEYOND_LIMIT,
+            f"a ring of {order.ring_slots} slots of {order.ring_slot_bytes} bytes: this server has "
+            f"{free_bytes} left for rings",
+        )
+    try:
+        return FrameRing(order.ring_slots, order.ring_slot_bytes)
+    except ValueError as error:
+        raise Refusal(Status.INVALID, str(error)) from None
+    except OSError as error:
+        raise Refusal(Status.BEYOND_LIMIT, f"the server cannot make a ring: {error}") from None
 
 
 def check_order(order: ChannelOrder, limits: Limits) -> None:

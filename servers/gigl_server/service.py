@@ -13,15 +13,21 @@ from gigl_loader.sampling.stepped import SteppedSampler
 from gigl_server.asks import Asks
 from gigl_server.channels import Errand
 from gigl_server.frame_memory import FrameMemory
-from gigl_server.frame_ring import FrameRing
 from gigl_server.frames import FrameShelf
 from gigl_server.housekeeper import Housekeeper
 from gigl_server.jobs import Jobs
 from gigl_server.limits import Limits
 from gigl_server.loads import ChannelLoad, ServiceLoad
 from gigl_server.maker import Maker
-from gigl_server.orders import check_key, check_order, check_slot, read_request
-from gigl_server.plans import read_plan
+from gigl_server.orders import (
+    check_graph,
+    check_key,
+    check_order,
+    check_slot,
+    make_ring,
+    read_order_plan,
+    read_request,
+)
 from gigl_server.pool import WorkerPool
 from gigl_server.refusal import Refusal, Status
 from gigl_server.samplers import SamplerShelf
@@ -30,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.options import SamplingPlan
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSampler
     from gigl_server.channels import Ask, Channel, ChannelOrder, Outcome
+    from gigl_server.frame_ring import FrameRing
     from gigl_server.ledger import Ledger
     from gigl_server.maker import Made
 
@@ -132,8 +138,8 @@ class SamplingService:
     def create_producer(self, job: bytes, *, key: str, plan: str, graph: str) -> bool:
         """Make a producer; ``False`` if it was there. Raises ``Refusal``, and then nothing was made."""
         check_key(key, self.limits)
-        self._check_graph(graph)
-        found = self._read_plan(plan)
+        check_graph(graph, self._graph)
+        found = read_order_plan(plan, self._graph.schema, self.limits)
         with self._lock:
             self._check_ready()
             return self._jobs.create_producer(job, key, found)
@@ -267,36 +273,7 @@ class SamplingService:
         if not order.ring_slots or not self.ring_door:
             return None
         taken = sum(each.ring.nbytes for each in self._jobs.channels.values() if each.ring is not None)
-        if taken + order.ring_slots * order.ring_slot_bytes > self.limits.ring_bytes:
-            raise Refusal(
-                Status.BEYOND_LIMIT,
-                f"a ring of {order.ring_slots} slots of {order.ring_slot_bytes} bytes: all rings together "
-                f"have at most {self.limits.ring_bytes} bytes",
-            )
-        try:
-            return FrameRing(order.ring_slots, order.ring_slot_bytes)
-        except ValueError as error:
-            raise Refusal(Status.INVALID, str(error)) from None
-        except OSError as error:
-            raise Refusal(Status.BEYOND_LIMIT, f"the server cannot make a ring: {error}") from None
-
-    def _read_plan(self, text: str) -> SamplingPlan:
-        if len(text) > self.limits.plan_bytes:
-            raise Refusal(
-                Status.INVALID, f"a plan of {len(text)} characters: at most {self.limits.plan_bytes}"
-            )
-        try:
-            return read_plan(text, self._graph.schema)
-        except ValueError as error:
-            raise Refusal(Status.INVALID, str(error)) from None
-
-    def _check_graph(self, digest: str) -> None:
-        ours = self._graph.manifest.digest
-        if digest != ours:
-            raise Refusal(
-                Status.CONFLICT,
-                f"asked for graph {digest[:12]!r}, this server has {ours[:12]!r}: serve one graph everywhere",
-            )
+        return make_ring(order, free_bytes=self.limits.ring_bytes - taken)
 
     def _check_ready(self) -> None:
         if self.state != "ready":

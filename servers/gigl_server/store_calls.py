@@ -157,7 +157,8 @@ class StoreCalls:
     async def _refuse(self, context: Any, refusal: Refusal) -> None:
         message = refusal.message
         if refusal.status is Status.UNAVAILABLE:
-            message = f"{message}: {reason}" if (reason := self._view().reason) else message
+            reason = self._view().reason
+            message = f"{message}: {reason}" if reason not in message else message
         elif refusal.status is not Status.BEYOND_LIMIT:
             self._ledger.add(refused=1)
         await context.abort(grpc.StatusCode[refusal.status.value], _header_text(message))

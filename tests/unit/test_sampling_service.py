@@ -438,7 +438,7 @@ def test_asks_that_cannot_be_are_refused(changes: dict[str, Any], message: str) 
         ({"channels_per_job": 2}, "2 channels of one job"),
         ({"producers": 2}, "2 producers on this server"),
         ({"producers_per_job": 2}, "2 producers of one job"),
-        ({"ring_bytes": 2 << 20}, "all rings together have at most 2097152 bytes"),
+        ({"ring_bytes": 2 << 20}, "this server has 0 left for rings"),
     ],
 )
 def test_limits_bind_until_something_is_closed(given: dict[str, Any], message: str) -> None:

@@ -1,0 +1,62 @@
+"""Which exception stands for which status of a control call."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc.control_errors import Busy, Unknown, control_error
+from gigl_loader.rpc.endpoint import Endpoint
+
+HERE = Endpoint(
+    what="storage server", host_index=2, host="10.0.0.7", control_port=7000, data_port=7001, partitions=(2,)
+)
+
+
+def told(code: grpc.StatusCode, details: str | None = "some reason") -> Exception:
+    error: Any = grpc.RpcError()
+    error.code, error.details = lambda: code, lambda: details
+    return control_error(HERE, cast("grpc.RpcError", error))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("UNAVAILABLE", StorageUnavailable),
+        ("NOT_FOUND", Unknown),
+        ("RESOURCE_EXHAUSTED", Busy),
+        ("INVALID_ARGUMENT", ValueError),
+        ("FAILED_PRECONDITION", ValueError),
+        ("UNAUTHENTICATED", SamplingError),
+        ("PERMISSION_DENIED", SamplingError),
+        ("INTERNAL", SamplingError),
+        ("UNKNOWN", SamplingError),
+    ],
+)
+def test_each_status_has_its_exception(code: str, kind: type[Exception]) -> None:
+    error = told(grpc.StatusCode[code])
+    assert type(error) is kind
+    assert str(error) == "storage server 2 at 10.0.0.7:7000: some reason"
+
+
+def test_some_statuses_say_more_in_our_words() -> None:
+    late = told(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    assert str(late) == f"{HERE}: no answer in time"
+    assert isinstance(late, StorageUnavailable)
+    assert "no storage server, or one of another version" in str(told(grpc.StatusCode.UNIMPLEMENTED))
+
+
+def test_the_noise_of_grpc_is_left_out() -> None:
+    details = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.7:7000: refused\n twice"
+    assert str(told(grpc.StatusCode.UNAVAILABLE, details)) == f"{HERE}: ipv4:10.0.0.7:7000: refused twice"
+    assert len(str(told(grpc.StatusCode.UNAVAILABLE, "x" * 10_000))) < 1_100
+    assert str(told(grpc.StatusCode.UNKNOWN, None)) == f"{HERE}: UNKNOWN"
+
+
+def test_certificates_that_are_not_good_are_someones_to_mend() -> None:
+    details = "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED: self signed certificate"
+    assert isinstance(told(grpc.StatusCode.UNAVAILABLE, details), ValueError)
+    assert isinstance(told(grpc.StatusCode.UNAVAILABLE, "WRONG_VERSION_NUMBER"), ValueError)
