@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -215,6 +216,4 @@ def _counter(name: str, text: str, value: float) -> _Family:
 
 
 def _family(host: str) -> Any:
-    import socket
-
     return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]

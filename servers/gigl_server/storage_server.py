@@ -151,7 +151,7 @@ class StorageServer:
         finally:
             self.settled.set()
         while not self._ending.wait(_LOOK_EVERY_S):
-            watch.look()
+            watch.look(self._ending)
 
     def _become_ready(self) -> Watch:
         members = self._parts.joining.run(self._options.join_timeout_s)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import GiglError, StorageUnavailable
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.endpoint import Endpoint
@@ -36,9 +37,11 @@ class Watch:
         """Those that did not answer the last times."""
         return [member for member, misses in self._misses.items() if misses >= _MISSES]
 
-    def look(self) -> None:
-        """Ask each of them once."""
+    def look(self, until: threading.Event) -> None:
+        """Ask each of them once, or until it is over: those that do not answer take their time."""
         for member in self._members:
+            if until.is_set():
+                return
             try:
                 answer = self._ask(member.control_address, _TIMEOUT_S)
                 if answer.graph != self._graph:

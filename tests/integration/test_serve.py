@@ -21,7 +21,7 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.credentials import Caller
+from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
@@ -186,6 +186,17 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert (code, output) == (2, "")
     assert errors.startswith("gigl-loader: ")
     assert said in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_key_of_another_certificate_is_a_mistake(graph: Path, tmp_path: Path) -> None:
+    ours, other = (Credentials.ephemeral(["127.0.0.1"]) for _ in range(2))
+    (tmp_path / "cert.pem").write_bytes(ours.certificate)
+    (tmp_path / "key.pem").write_bytes(other.key)
+    files = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    code, _, errors = invoke("serve", str(graph), *files)
+    assert code == 2
+    assert "key" in errors
     assert errors.count("\n") == 1
 
 

@@ -50,7 +50,8 @@ def test_a_descriptor_that_was_closed_stops_nobody(logger: logging.Logger) -> No
 
 
 def test_grpc_is_quiet_unless_the_user_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "so that what was there comes back")
+    monkeypatch.delenv("GRPC_VERBOSITY")
     quiet_grpc()
     assert os.environ["GRPC_VERBOSITY"] == "ERROR"
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")

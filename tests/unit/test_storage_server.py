@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -168,8 +169,11 @@ def test_a_partition_that_another_serves_is_refused(servers: list[StorageServer]
         server.wait_ready(20)
 
 
-def test_servers_show_each_other_token_and_certificate(graph: Path) -> None:
+@pytest.mark.parametrize("mutual", [False, True])
+def test_servers_show_each_other_token_and_certificate(graph: Path, *, mutual: bool) -> None:
     credentials = Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
+    if mutual:
+        credentials = replace(credentials, client_authority=credentials.certificate)
     with ExitStack() as stack:
         first = stack.enter_context(start(graph, 0, credentials=credentials))
         address = first.endpoint.control_address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import StorageUnavailable
@@ -35,7 +36,7 @@ def test_a_change_is_one_line_and_one_slow_answer_is_none(caplog: pytest.LogCapt
     watch = Watch([OTHER], "a", ask)
     lost = []
     while script:
-        watch.look()
+        watch.look(threading.Event())
         lost.append(bool(watch.lost))
     assert lost == [False, False, False, False, True, True, False, False]
     assert caplog.messages == ["storage server 1 at host:20 is lost", "storage server 1 at host:20 is back"]
@@ -44,6 +45,6 @@ def test_a_change_is_one_line_and_one_slow_answer_is_none(caplog: pytest.LogCapt
 def test_one_that_comes_back_with_another_graph_is_not_back(caplog: pytest.LogCaptureFixture) -> None:
     other = Answer(version="1", wire_version=WIRE_VERSION, graph="b" * 64, itself=OTHER, others=())
     watch = Watch([OTHER], "a", lambda *_: other)
-    watch.look()
-    watch.look()
+    watch.look(threading.Event())
+    watch.look(threading.Event())
     assert "came back with another graph, bbbbbbbbbbbb" in caplog.text
