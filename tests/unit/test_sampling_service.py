@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from gigl_server.refusal import Refusal, Status
 from tests.support.leftovers import wait_until
 from tests.support.sources import NUM_BATCHES, PLAN, SourceKind, drain, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Clock, Gate, Trainer, ask_of, service_of
+
+if TYPE_CHECKING:
+    from gigl_server.channels import Outcome
 
 DIGEST = small_graph().manifest.digest
 
@@ -204,6 +208,33 @@ def test_channels_take_turns_by_their_shares() -> None:
         for _ in range(13):
             assert done.acquire(timeout=20)
         assert "".join(order) == "c" + "aabc" * 2 + "bcbc"
+
+
+def test_many_trainers_go_on_at_one_pace() -> None:
+    with service_of(workers=2) as service:
+        trainers = [Trainer(service, key=str(number), credit=8) for number in range(24)]
+        counts = dict.fromkeys(range(24), 0)
+        enough = threading.Event()
+
+        def ask(number: int) -> None:
+            def done(outcome: Outcome) -> None:
+                trainers[number].fetch(outcome)
+                counts[number] += 1
+                if sum(counts.values()) >= 480:
+                    enough.set()
+                else:
+                    ask(number)
+
+            batch = counts[number] % NUM_BATCHES
+            with suppress(Refusal):  # The service is closed.
+                service.submit(JOB, trainers[number].channel.id, ask_of(batch), done)
+
+        for number in range(24):
+            for _ in range(8 if number else 1):  # The first asks for one batch at a time.
+                ask(number)
+        assert enough.wait(20)
+        found = sorted(list(counts.values())[1:])
+        assert found[0] >= 0.7 * sum(found) / len(found)
 
 
 def test_beyond_its_credit_a_channel_is_refused_and_others_are_not() -> None:
