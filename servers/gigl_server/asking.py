@@ -10,6 +10,7 @@ from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.tls import tls_fault
 from gigl_server.joining import Answer
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Asker"]
 
 _WHAT = "storage server"
+_OWN_S = 2.0
 
 
 class Asker:
@@ -51,6 +53,10 @@ class Asker:
             itself=itself[0],
             others=tuple(server.control_address for server in view.servers if server is not itself[0]),
         )
+
+    def own_fault(self) -> str | None:
+        """Return why others will not trust this server, which it sees when it comes as they do."""
+        return tls_fault(self._own, self._caller, self._own.control_port, _OWN_S)
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
         """Make sure that both ports of a server answer us. Errors are those of ``ask``."""

@@ -154,6 +154,9 @@ class StorageServer:
             watch.look(self._ending)
 
     def _become_ready(self) -> Watch:
+        fault = self._parts.asker.own_fault() if self._parts.credentials.certificate else None
+        if fault is not None:
+            _LOGGER.warning("others will refuse this server: %s", fault)
         members = self._parts.joining.run(self._options.join_timeout_s)
         stores = ClusterStores(
             self._graph,

@@ -182,6 +182,15 @@ def test_servers_show_each_other_token_and_certificate(graph: Path, *, mutual: b
             server.wait_ready(30)
 
 
+def test_a_certificate_for_another_name_is_told_at_once(
+    graph: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start(graph, 0, 1, credentials=Credentials.ephemeral(["elsewhere.example"], token=TOKEN)) as server:
+        server.wait_ready(30)
+    assert "others will refuse this server" in caplog.text
+    assert "is not good for '127.0.0.1'" in caplog.text
+
+
 def test_a_server_with_another_token_is_refused(graph: Path) -> None:
     with start(graph, 0, credentials=Credentials(token=TOKEN)) as first:
         address = first.endpoint.control_address
