@@ -35,7 +35,7 @@ class Directory:
     """Node ids by position and back. Any number of threads may ask at once.
 
     Raises what ``Connection.ask`` raises: ``StorageUnavailable`` when its time is over, ``SamplingError``
-    where the service has another graph. What is large is asked for in parts of 4 Mi nodes.
+    where the service has another graph. What is large is asked for in parts of 1 Mi nodes.
     """
 
     def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str) -> None:

@@ -39,8 +39,8 @@ __all__ = [
     "read",
 ]
 
-MAX_LISTED = 4 << 20
-"""Nodes of one request or its reply: 32 MiB. Callers cut larger ones."""
+MAX_LISTED = 1 << 20
+"""Nodes of one request or its reply: 8 MiB. Callers cut larger ones."""
 
 HANDLE_BYTES = 16
 

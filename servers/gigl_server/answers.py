@@ -14,9 +14,10 @@ from gigl_loader.rpc.replies import (
     row_layout,
     split_document,
 )
-from gigl_loader.rpc.requests import Ping, SplitAsk, parse
+from gigl_loader.rpc.requests import SplitAsk, parse
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_server.budget import Budget
 from gigl_server.buffers import BufferPool
 from gigl_server.nodes import about_graph
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "Chunk"]
 
 _KEPT_BUFFERS = 32
+_SMALL_BYTES = 32 << 20  # The lists of a hop take a few MiB.
+_LARGE_BYTES = 512 << 20
+_COPIES = 3  # Of a request: as received, its positions as int64, and half of their reply or more.
+_EDGE_BYTES = 24  # Position, edge id and slot.
 
 
 class Chunk(NamedTuple):
@@ -58,6 +63,9 @@ class Answers:
         self._edges = {partition: self._edge_counter(partition) for partition in partitions}
         self._digest = graph.manifest.digest
         self._pool = BufferPool(CHUNK_BYTES, keep=_KEPT_BUFFERS)
+        # Two: if who waits for edges had what others wait for, too, all might wait for each other.
+        self._asked = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
+        self._drawn = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
 
     def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
         """Check a request: its partition, if it is about one, and what is asked. Raises ``Refused``."""
@@ -65,34 +73,38 @@ class Answers:
 
     def reply(self, ticket: bytes) -> Iterator[Chunk]:
         """Yield the reply to a request. Raises ``Refused``."""
-        asked = self.parse(ticket)
-        if asked[0] is None:
-            return self._cut(about_graph(self._graph, asked[1]))
-        return self.chunks(asked[0], asked[1])
+        with self._asked.lend(_COPIES * len(ticket)):
+            asked = self.parse(ticket)
+            if asked[0] is None:
+                yield from self._cut(about_graph(self._graph, asked[1]))
+            else:
+                yield from self.chunks(asked[0], asked[1])
 
     def chunks(self, partition: int, request: Request) -> Iterator[Chunk]:
         """Yield the reply to a request about a partition."""
         if isinstance(request, RowAsk):
             return self._rows(partition, request)
-        return self._cut(self._document(partition, request))
+        if isinstance(request, NeighborAsk):
+            return self._neighbors(partition, request)
+        if isinstance(request, SplitAsk):
+            positions = self._graph.split_part(request.node_type, request.split, partition)
+            return self._cut(split_document(positions))
+        return self._cut(split_document(np.empty(0, np.int64)))
 
     def close(self) -> None:
         for store in self._stores.values():
             store.close()
 
-    def _document(self, partition: int, request: NeighborAsk | SplitAsk | Ping) -> list[Bytes]:
-        if isinstance(request, NeighborAsk):
-            self._check_size(partition, request)
+    def _neighbors(self, partition: int, ask: NeighborAsk) -> Iterator[Chunk]:
+        with self._drawn.lend(_EDGE_BYTES * self._most_edges(partition, ask)):
             with self._ledger.timed("sampling_s"):
-                return neighbors_document(self._stores[partition].sample(request))
-        if isinstance(request, SplitAsk):
-            return split_document(self._graph.split_part(request.node_type, request.split, partition))
-        return split_document(np.empty(0, np.int64))
+                pieces = neighbors_document(self._stores[partition].sample(ask))
+            yield from self._cut(pieces)
 
-    def _check_size(self, partition: int, ask: NeighborAsk) -> None:
-        """Refuse an ask of more edges than a reply may have, before they are drawn."""
+    def _most_edges(self, partition: int, ask: NeighborAsk) -> int:
+        """Return how many edges may be drawn. Refuse more than a reply may have, before they are drawn."""
         if 0 <= ask.fanout * len(ask.targets) <= MAX_DRAWN_EDGES:
-            return
+            return ask.fanout * len(ask.targets)
         bounds = self._graph.bounds(self._graph.schema.target_type(ask.edge_type))
         indptr = self._graph.topology(ask.edge_type, partition)["indptr"]
         edges = _count_drawn(indptr, ask.targets - bounds[partition], ask.fanout, replace=ask.replace)
@@ -101,6 +113,7 @@ class Answers:
                 Kind.TOO_LARGE,
                 f"{edges} edges of {len(ask.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
             )
+        return edges
 
     def _rows(self, partition: int, ask: RowAsk) -> Iterator[Chunk]:
         """Gather whole rows into one buffer after the other, column by column."""

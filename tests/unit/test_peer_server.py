@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -212,7 +213,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
     with served(graph) as endpoint:
         slow, quick = remote_store(graph, endpoint), remote_store(graph, endpoint)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.answers.Answers._document", dawdle)
+            patch.setattr("gigl_server.answers.Answers._neighbors", dawdle)
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)
@@ -246,6 +247,16 @@ def test_a_caller_that_leaves_in_mid_stream_frees_its_turn(
             reader.cancel()
         client.close()
         assert len(store.sample(ask()).counts) == 50
+        store.close()
+
+
+def test_large_asks_take_turns_and_all_are_answered(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_server.answers._SMALL_BYTES", 0)
+    monkeypatch.setattr("gigl_server.answers._LARGE_BYTES", 8_000)  # The edges of two asks.
+    with served(graph) as endpoint, ThreadPoolExecutor(8) as threads:
+        store = remote_store(graph, endpoint)
+        found = list(threads.map(lambda _: store.sample(ask()), range(40)))
+        assert all(np.array_equal(each.positions, found[0].positions) for each in found)
         store.close()
 
 
