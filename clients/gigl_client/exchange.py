@@ -17,6 +17,7 @@ import grpc
 
 from gigl_client.arrivals import Scratch
 from gigl_client.book import Ask, Book
+from gigl_client.line import bare
 from gigl_client.openers import at_once
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import StorageUnavailable
@@ -42,6 +43,7 @@ FETCHERS = 2
 """Threads of a source that fetch frames, and rows for them."""
 
 _CLOSE_S = 2.0
+_LONGER_S = 30.0
 _LEAVE_S = 1.0
 
 
@@ -65,7 +67,8 @@ class Exchange:
         self._arrivals = arrivals
         self._changed = changed
         self._request = request
-        self._timeout_s = timeout_s
+        # Longer than servers are looked for, so that one that is away is named and not who waits for it.
+        self._call_s = timeout_s + min(timeout_s / 4, _LONGER_S)
         self.retries = self.calls = self.bytes_out = 0
         self.cpu_s = 0.0
         """Of the threads that fetch."""
@@ -146,7 +149,7 @@ class Exchange:
         self.calls += 1
         self.bytes_out += len(message.seeds) + len(message.input_ids)
         try:
-            call = line.server.client.sample(message, self._timeout_s)
+            call = line.server.client.sample(message, self._call_s)
         except Exception as error:  # The client was closed.
             failed: Future[SampleReply] = Future()
             failed.set_exception(error)
@@ -202,7 +205,7 @@ class Exchange:
         with self._changed:
             if self._book.is_current(ask):
                 self.retries += 1
-                self._book.put_back(ask, error, time.monotonic())
+                self._book.put_back(ask, bare(error), time.monotonic())
                 self._go_on()
 
     def _lose(self, ask: Ask, error: Exception) -> None:
@@ -210,13 +213,13 @@ class Exchange:
         with self._changed:
             if ask.line.opened is ask.opened:
                 self.retries += self._book.put_back_all(ask.opened, time.monotonic())
-                self._lines.lose(ask.line, error)
+                self._lines.lose(ask.line, bare(error))
                 self._go_on()
 
     def _land(self, ask: Ask, frame: Frame | Exception) -> None:
         with self._changed:
             if self._book.is_current(ask):
-                self._book.land(ask, frame)
+                self._book.land(ask, bare(frame) if isinstance(frame, Exception) else frame)
                 self._changed.notify_all()
 
     def _go_on(self) -> None:

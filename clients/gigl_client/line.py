@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gigl_client.terms import Terms
     from gigl_loader.rpc.graph_store_pb2 import Channel
 
-__all__ = ["Line", "Opened", "close_channel", "may_pass", "open_channel"]
+__all__ = ["Line", "Opened", "bare", "close_channel", "may_pass", "open_channel"]
 
 _ATTEMPT_S = 10.0
 _CLOSE_S = 1.0
@@ -68,6 +68,12 @@ class Line:
 def may_pass(error: Exception) -> bool:
     """Return whether another attempt may mend it."""
     return isinstance(error, (StorageUnavailable, Busy, Unknown))
+
+
+def bare(error: Exception) -> Exception:
+    """Return the error without what it was raised from: an error that is kept must not keep memory."""
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def open_channel(server: Server, terms: Terms, *, num_servers: int, has_columns: bool) -> Opened:

@@ -59,7 +59,7 @@ class Lines:
 
     def lose(self, line: Line, error: Exception) -> None:
         """Give a channel up, and have another opened."""
-        _LOGGER.warning("%s: lost, opening another channel: %s", line, error)
+        _LOGGER.warning("%s: lost, opening another channel: %s", str(line), str(error))
         before, line.opened, line.failure = line.opened, None, error
         if not self.closed:
             self._open(line, before)
@@ -124,6 +124,6 @@ class Lines:
                 line.opened, line.failure = outcome, None
                 line.reconnects += 1
                 if line.reconnects:
-                    _LOGGER.warning("%s: back", line)
+                    _LOGGER.warning("%s: back", str(line))
             self.on_change()
             return line.opened is outcome

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from gigl_client.line import close_channel, may_pass, open_channel
+from gigl_client.line import bare, close_channel, may_pass, open_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Opening:
         tried: Callable[[Exception], None],
         done: Callable[[Opened | Exception], bool],
     ) -> None:
-        """``before`` is the channel that was lost: it is closed when there is another.
+        """``before`` is the channel that was lost: it is closed, in case that the server still has it.
 
         ``tried`` hears why an attempt failed. ``done`` hears the end: a channel, or what no other attempt
         can mend, or the last of those that failed in ``terms.timeout_s``; it returns whether it has use
@@ -56,12 +56,12 @@ class Opening:
         threading.Thread(target=self._run, name=f"open channel at {rank}", daemon=True).start()
 
     def _run(self) -> None:
+        if self._before is not None:  # First: a server that drains waits until what it had ready is gone.
+            close_channel(self._server, self._before.id)
         outcome = self._attempts()
         wanted = self._done(outcome)
         if not isinstance(outcome, Exception) and not wanted:
             close_channel(self._server, outcome.id)
-        if self._before is not None:
-            close_channel(self._server, self._before.id)
 
     def _attempts(self) -> Opened | Exception:
         give_up = time.monotonic() + self._terms.timeout_s
@@ -75,11 +75,12 @@ class Opening:
                     has_columns=self._has_columns,
                 )
             except Exception as error:
-                if not may_pass(error) or time.monotonic() > give_up:
-                    return error
-                self._tried(error)
+                failure = bare(error)
+                if not may_pass(failure) or time.monotonic() > give_up:
+                    return failure
+                self._tried(failure)
                 if self._closed.wait(pause_s):
-                    return error
+                    return failure
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

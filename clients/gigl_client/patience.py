@@ -56,21 +56,23 @@ class Patience:
 
     def _check_lines(self, now: float) -> None:
         """Raise what ended the attempts to open a channel. The next wait begins them again."""
-        for line in self._lines:
+        for line in self._down():
             error = line.failure
-            if line.opened is None and not line.opening and error is not None:
+            if error is not None and not line.opening:
                 line.failure = None
-                if may_pass(error):
-                    raise _not_reached(line, error, now)
-                raise error
+                raise _not_reached(line, error, now) if may_pass(error) else error
 
     def _timed_out(self, now: float, timeout: float, trouble: tuple[int, Trouble] | None) -> Exception:
-        for line in self._lines:
-            if line.opened is None and line.failure is not None:
+        for line in self._down():
+            if line.failure is not None:
                 return _not_reached(line, line.failure, now)
         if trouble is not None:
             return _unavailable(self._book.epoch, *trouble, now)
         return TimeoutError(waiting_text(self._lines, self._book, timeout, now))
+
+    def _down(self) -> list[Line]:
+        """Return the servers that are away, longest first: others may only be waiting for it."""
+        return sorted((line for line in self._lines if line.opened is None), key=lambda line: line.down_since)
 
 
 def _not_reached(line: Line, error: Exception, now: float) -> StorageUnavailable:
