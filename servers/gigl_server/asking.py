@@ -11,7 +11,7 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tls import tls_fault
-from gigl_server.joining import Answer
+from gigl_server.fitness import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,17 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.requests import WIRE_VERSION
+from gigl_server.fitness import Answer, JoinRefused, check_fit, listed
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Answer", "JoinRefused", "Joining"]
+__all__ = ["JoinRefused", "Joining"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -25,23 +25,6 @@ _AT_ONCE = 8
 _ATTEMPT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
-
-
-class JoinRefused(GiglError):
-    """This server and another cannot be in one cluster. The message names both sides of the reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a server says of itself and of others."""
-
-    version: str
-    wire_version: int
-    graph: str
-    """Digest."""
-    itself: Endpoint
-    others: tuple[str, ...]
-    """Control addresses of servers that it knows."""
 
 
 class Joining:
@@ -96,7 +79,7 @@ class Joining:
             return ""
         with self._lock:
             asked = "; ".join(list(self._errors.values())[:4])
-        return f"waits for partitions {_listed(self.missing)}" + (f" ({asked})" if asked else "")
+        return f"waits for partitions {listed(self.missing)}" + (f" ({asked})" if asked else "")
 
     def tell(self, address: str) -> None:
         """Hear of a server. It is asked soon; what is no address is passed over."""
@@ -166,7 +149,9 @@ class Joining:
         if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
             self._forget_error(address)
             return
-        self._check_fit(address, answer)
+        with self._lock:
+            members = list(self._members.values())
+        check_fit(address, answer, graph=self._graph, own=self._own, members=members)
         for other in answer.others:
             self.tell(other)
         with self._lock:
@@ -177,32 +162,8 @@ class Joining:
             self._check(itself, seconds)
             with self._lock:
                 self._members[itself.control_address] = itself
-            _LOGGER.info("found the server of partitions %s at %s", _listed(itself.partitions), address)
+            _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
         self._forget_error(address)
-
-    def _check_fit(self, address: str, answer: Answer) -> None:
-        if answer.wire_version != WIRE_VERSION:
-            raise JoinRefused(
-                f"storage server at {address} runs gigl-loader {answer.version}, whose wire version is "
-                f"{answer.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
-            )
-        if answer.graph != self._graph:
-            raise JoinRefused(
-                f"storage server at {address} has another graph: digest {answer.graph[:12]} vs "
-                f"{self._graph[:12]} here: give all servers parts of one and the same partitioned graph"
-            )
-        with self._lock:
-            members = list(self._members.values())
-        for member in members:
-            twice = sorted(set(member.partitions) & set(answer.itself.partitions))
-            if twice and member.control_address != answer.itself.control_address:
-                raise JoinRefused(
-                    f"storage server at {address} serves partitions {_listed(twice)}, and so does "
-                    f"{self._named(member)}: give each partition to one server"
-                )
-
-    def _named(self, member: Endpoint) -> str:
-        return "this one" if member is self._own else f"that at {member.control_address}"
 
     def _refuse(self, address: str, error: Exception) -> None:
         """Give up on a server. One that came to us and does not fit shall not stop us: it stops itself."""
@@ -218,7 +179,7 @@ class Joining:
             self._errors.pop(address, None)
 
     def _tell_log(self) -> None:
-        missing = f"waiting for partitions {_listed(self.missing)}"
+        missing = f"waiting for partitions {listed(self.missing)}"
         if missing != self._told:
             _LOGGER.info("%s", missing)
             self._told = missing
@@ -232,10 +193,3 @@ class Joining:
 
 def _normal(address: str) -> str:
     return str(Address.parse(address.strip()))
-
-
-def _listed(partitions: Sequence[int]) -> str:
-    """Return ``[0, 1, 2, ... 61 more]``: a message stays one line."""
-    shown = list(map(str, partitions[:10]))
-    more = len(partitions) - len(shown)
-    return f"[{', '.join(shown)}{f', ... {more} more' if more else ''}]"

@@ -1,21 +1,11 @@
-"""What a storage server does, for Prometheus, and whether it is ready, for whoever asks by HTTP."""
+"""What a storage server does, as metrics for Prometheus."""
 
 from __future__ import annotations
 
-import logging
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
-from gigl_loader.rpc.address import Address
-from gigl_server.binding import check_free
 
 if TYPE_CHECKING:
     from gigl_server.ledger import Ledger
@@ -23,103 +13,12 @@ if TYPE_CHECKING:
     from gigl_server.service import SamplingService
     from gigl_server.view import View
 
-__all__ = ["MetricsPort"]
+__all__ = ["LoadCollector"]
 
-_LOGGER = logging.getLogger(__name__)
-_THREADS = 8
-_MOST_CALLS = 32
-_CALL_S = 2.0
 _Family = CounterMetricFamily | GaugeMetricFamily
 
 
-class MetricsPort:
-    """Answers ``GET /metrics`` and ``GET /healthz`` from its construction to ``close``."""
-
-    def __init__(
-        self, where: str, *, service: SamplingService, ledger: Ledger, view: Callable[[], View]
-    ) -> None:
-        """Listen at ``HOST:PORT``; port 0 takes a free one. ``OSError`` where that cannot be."""
-        address = Address.parse(where)
-        check_free(address)
-        registry = CollectorRegistry()
-        registry.register(_Collector(service, ledger, view))
-        ProcessCollector(registry=registry)
-        self._server = _Server((address.host, address.port), registry, view)
-        self.address = str(Address(address.host, self._server.server_port))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening. Closing twice is fine."""
-        self._server.shutdown()
-        self._thread.join(_CALL_S)
-        self._server.server_close()
-
-
-class _Server(HTTPServer):
-    """A few threads answer, each caller has a few seconds: nobody can take what sampling needs."""
-
-    def __init__(self, place: tuple[str, int], registry: CollectorRegistry, view: Callable[[], View]) -> None:
-        self.registry, self.view = registry, view
-        self.address_family = _family(place[0])
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="metrics")
-        self._turns = threading.BoundedSemaphore(_MOST_CALLS)
-        super().__init__(place, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._turns.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        self._pool.submit(self._answer, request, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        _LOGGER.debug("a request for metrics failed", exc_info=True)
-
-    def server_close(self) -> None:
-        super().server_close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _answer(self, request: Any, client_address: Any) -> None:
-        try:
-            self.finish_request(request, client_address)
-        except Exception:
-            self.handle_error(request, client_address)
-        finally:
-            self.shutdown_request(request)
-            self._turns.release()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = _CALL_S
-    server_version = "gigl-loader"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            self._reply(200, CONTENT_TYPE_LATEST, generate_latest(self.server.registry))
-        elif path == "/healthz":
-            view = self.server.view()
-            text = "ready" if view.ready else view.reason
-            self._reply(200 if view.ready else 503, "text/plain; charset=utf-8", f"{text}\n".encode())
-        else:
-            self._reply(404, "text/plain; charset=utf-8", b"/metrics or /healthz\n")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: Prometheus asks every few seconds."""
-
-    def _reply(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class _Collector:
+class LoadCollector:
     """Reads the state once per scrape: nothing is counted twice, and closed channels vanish."""
 
     def __init__(self, service: SamplingService, ledger: Ledger, view: Callable[[], View]) -> None:
@@ -213,7 +112,3 @@ def _gauge(name: str, text: str, value: float) -> _Family:
 
 def _counter(name: str, text: str, value: float) -> _Family:
     return CounterMetricFamily(f"gigl_{name}", text, value=value)
-
-
-def _family(host: str) -> Any:
-    return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]

@@ -15,7 +15,7 @@ from gigl_server.data import open_data_service, shut_down
 from gigl_server.joining import Joining
 from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
-from gigl_server.metrics import MetricsPort
+from gigl_server.metrics_port import MetricsPort
 from gigl_server.ring_door import RingDoor
 from gigl_server.service import SamplingService
 from gigl_server.standing import Standing

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gigl_server.config import ServeOptions
     from gigl_server.control import ControlService
     from gigl_server.joining import Joining
-    from gigl_server.metrics import MetricsPort
+    from gigl_server.metrics_port import MetricsPort
     from gigl_server.standing import Standing
 
 __all__ = ["Parts", "StorageServer"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_server.joining import Answer
+    from gigl_server.fitness import Answer
 
 __all__ = ["Watch"]
 

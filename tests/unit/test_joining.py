@@ -11,7 +11,8 @@ import pytest
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import WIRE_VERSION
-from gigl_server.joining import Answer, Joining, JoinRefused
+from gigl_server.fitness import Answer, JoinRefused
+from gigl_server.joining import Joining
 
 GRAPH = "a" * 64
 

@@ -18,7 +18,7 @@ from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.config import ServeOptions
-from gigl_server.joining import JoinRefused
+from gigl_server.fitness import JoinRefused
 from gigl_server.storage import StorageServer, build_storage_server
 from tests.support.leftovers import wait_until
 from tests.support.store_graph import write_graph

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import WIRE_VERSION
-from gigl_server.joining import Answer
+from gigl_server.fitness import Answer
 from gigl_server.watch import Watch
 
 if TYPE_CHECKING:
