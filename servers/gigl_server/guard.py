@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc.control import SERVICE, STORE_SERVICE
+from gigl_server.public_calls import PublicCalls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +26,13 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, credentials: Credentials, ledger: Ledger) -> None:
         self._credentials = credentials
         self._ledger = ledger
+        self._public = PublicCalls()
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         """Return who answers a call: decided by its headers, before a byte of its message is read."""
         if not details.method.startswith(_GUARDED):
-            return await continuation(details)
+            handler = await continuation(details)
+            return None if handler is None else self._public.limited(handler)
         if self._credentials.accepts(header_values(details.invocation_metadata, "authorization")):
             return await continuation(details)
         self._ledger.add(refused=1)

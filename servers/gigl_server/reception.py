@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gigl_server.ledger import Ledger
 
-__all__ = ["Reception"]
+__all__ = ["Reception", "read_message"]
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 30
@@ -55,21 +55,29 @@ class Reception:
 
     async def _message(self, context: Any, request: Any) -> Any:
         async with self._turns:
-            reading = asyncio.ensure_future(context.read())
-            try:
-                # Not wait_for: it forgets that the call was cancelled, if its message came just then.
-                await asyncio.wait({reading}, timeout=_READ_S)
-            finally:
-                came = reading.done()
-                reading.cancel()
-        if not came:
+            data = await read_message(context, _READ_S)
+        if data is None:
             return await self._refuse(context, f"the message did not come within {_READ_S:g} s")
-        data = reading.result()
         try:
-            return request.FromString(b"" if data is grpc.aio.EOF else data)
+            return request.FromString(data)
         except DecodeError:
             return await self._refuse(context, f"the message is no {request.DESCRIPTOR.name}")
 
     async def _refuse(self, context: Any, why: str) -> None:
         self._ledger.add(refused=1)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+
+async def read_message(context: Any, timeout_s: float) -> bytes | None:
+    """Return the first message of a call, empty where none follows. ``None`` if it does not come in time."""
+    reading = asyncio.ensure_future(context.read())
+    try:
+        # Not wait_for: it forgets that the call was cancelled, if its message came just then.
+        await asyncio.wait({reading}, timeout=timeout_s)
+    finally:
+        came = reading.done()
+        reading.cancel()
+    if not came:
+        return None
+    message = reading.result()
+    return b"" if message is grpc.aio.EOF else bytes(message)

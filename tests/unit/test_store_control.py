@@ -415,6 +415,50 @@ def test_services_are_listed_to_anyone(served: Served) -> None:
     assert described.file_descriptor_response.file_descriptor_proto
 
 
+def test_health_is_told_as_it_changes() -> None:
+    yes, no = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    with controlled() as served, grpc.insecure_channel(served.endpoint.control_address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        seen = [next(watch).status]
+        for serving in (True, False):
+            served.control.set_serving(serving)
+            seen.append(next(watch).status)
+        assert seen == [no, yes, no]
+
+
+def test_strangers_who_hold_on_take_nothing_from_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_server.public_calls._MOST", 3)
+    silent = threading.Event()
+    with (
+        controlled(calls=8) as served,
+        grpc.insecure_channel(served.endpoint.control_address) as channel,
+        client_of(served.endpoint) as client,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=20) for _ in range(2)]
+        for watch in watches:
+            next(watch)
+        check = channel.stream_unary("/grpc.health.v1.Health/Check")
+        stalled = check.future((b"" for _ in iter(silent.wait, True)), timeout=20)
+
+        def refused() -> bool:
+            try:
+                stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            except grpc.RpcError as error:
+                return bool(error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED)
+            return False
+
+        assert wait_until(refused, seconds=10)
+        opened(client)
+        watches[0].cancel()
+        assert wait_until(lambda: not refused(), seconds=10)
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff" * 99, timeout=10)
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        stalled.cancel()
+        silent.set()
+
+
 # --- what a new user meets
 
 
