@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,10 +52,11 @@ def local_cluster(
     ):
         if command:
             raise typer.Exit(_run(command, cluster.addresses))
-        for address, pid in zip(cluster.addresses, cluster.pids, strict=True):
-            print(f"storage server at {address}, pid {pid}")
-        print(f'connect: RemoteDistDataset.connect("{cluster.addresses[0]}")', flush=True)
-        _watch(cluster)
+        try:
+            _introduce(cluster)
+            _watch(cluster)
+        except KeyboardInterrupt:
+            print()
 
 
 @contextmanager
@@ -100,16 +102,17 @@ def _waited(process: subprocess.Popen[Any]) -> int:
         signal.signal(signal.SIGINT, before)
 
 
-def _watch(cluster: LocalCluster) -> None:
-    """Wait until Ctrl-C, or until a server ends by itself."""
-    import time
+def _introduce(cluster: LocalCluster) -> None:
+    for address, pid in zip(cluster.addresses, cluster.pids, strict=True):
+        print(f"storage server at {address}, pid {pid}")
+    print(f'connect: RemoteDistDataset.connect("{cluster.addresses[0]}")', flush=True)
 
-    try:
-        while True:
-            for index, address in enumerate(cluster.addresses):
-                if not cluster.running(index):
-                    print(f"storage server at {address} {cluster.describe(index)}", file=sys.stderr)
-                    raise typer.Exit(1)
-            time.sleep(_LOOK_EVERY_S)
-    except KeyboardInterrupt:
-        print()
+
+def _watch(cluster: LocalCluster) -> None:
+    """Wait until a server ends by itself."""
+    while True:
+        for index, address in enumerate(cluster.addresses):
+            if not cluster.running(index):
+                print(f"storage server at {address} {cluster.describe(index)}", file=sys.stderr)
+                raise typer.Exit(1)
+        time.sleep(_LOOK_EVERY_S)
