@@ -124,22 +124,16 @@ def _mapped(server: Server, terms: Terms, channel: Channel, *, without_rows: boo
 
 
 def _open(server: Server, terms: Terms, *, without_rows: bool, ring: bool = False) -> Channel:
+    """Open a channel of the producer of this plan: one of the same key and another plan is refused."""
     attempt_s = min(_ATTEMPT_S, terms.timeout_s)
-
-    def ask() -> Channel:
-        return server.client.open_channel(
-            terms.key,
-            name=terms.name,
-            credit=terms.credit,
-            share=terms.share,
-            without_rows=without_rows,
-            ring_slots=terms.slots if ring else 0,
-            ring_slot_bytes=terms.slot_bytes if ring else 0,
-            timeout_s=attempt_s,
-        )
-
-    try:
-        return ask()
-    except Unknown:
-        server.client.create_producer(terms.key, terms.plan, terms.graph, attempt_s)
-        return ask()
+    server.client.create_producer(terms.key, terms.plan, terms.graph, attempt_s)
+    return server.client.open_channel(
+        terms.key,
+        name=terms.name,
+        credit=terms.credit,
+        share=terms.share,
+        without_rows=without_rows,
+        ring_slots=terms.slots if ring else 0,
+        ring_slot_bytes=terms.slot_bytes if ring else 0,
+        timeout_s=attempt_s,
+    )
