@@ -29,6 +29,8 @@ class Pass:
     seeds: int = 0
     nodes: int = 0
     edges: int = 0
+    targets: int = 0
+    """Nodes whose neighbours were drawn."""
     batches: int = 0
     first_batch_s: float = 0.0
 
@@ -41,6 +43,7 @@ class Pass:
             seen.seeds += batch.batch_size
             seen.nodes += batch.x.shape[0]
             seen.edges += batch.edge_index.shape[1]
+            seen.targets += sum(batch.num_sampled_nodes[:-1])
             seen.batches += 1
         return seen
 

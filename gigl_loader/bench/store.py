@@ -33,7 +33,7 @@ __all__ = [
 FRAMES = "bare Flight transfer of frames"
 FRAMES_WARM = "bare Flight transfer of frames, memory kept"
 
-_ID_BYTES = 4
+_NUMBER_BYTES = 4
 _LIMIT_S = 60.0
 
 
@@ -123,7 +123,7 @@ def _costs(dataset: RemoteDistDataset, loader: DistNeighborLoader) -> dict[str, 
 
 
 def _total(passes: list[Pass]) -> Pass:
-    names = ("seeds", "nodes", "edges", "batches")
+    names = ("seeds", "nodes", "edges", "targets", "batches")
     return Pass(**{name: sum(getattr(each, name) for each in passes) for name in names})
 
 
@@ -142,13 +142,14 @@ def _wire(spent: Mapping[str, float], total: Pass, servers: int) -> dict[str, fl
     """Return what crossed, beside the least that must.
 
     Whichever server samples a batch, the lists of all others' nodes are remote: for nodes dealt out by hash,
-    that is all edges but one in as many as there are servers. A list is a position and an edge id, 4 bytes
-    each, for every neighbour: requests, counts and headers are not in it.
+    that is all but one in as many as there are servers. A list is a count, and for every neighbour a
+    position and an edge id, 4 bytes each: requests and headers are not in it.
     """
     frame, received, between = (
         spent[name] / total.batches / 1e6 for name in ("bytes", "wire_bytes_in", "between_in")
     )
-    lists = total.edges / total.batches * (servers - 1) / servers * 2 * _ID_BYTES / 1e6
+    numbers = (total.targets + 2 * total.edges) * (servers - 1) / servers
+    lists = numbers * _NUMBER_BYTES / total.batches / 1e6
     return {
         "frame_mb": frame,
         "received_mb": received,

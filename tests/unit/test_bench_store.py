@@ -42,10 +42,10 @@ def test_all_cpu_seconds_are_told_apart() -> None:
 
 
 def test_what_crosses_is_compared_with_what_must() -> None:
-    total = Pass(seeds=1000, nodes=1, edges=2_000_000, batches=2)
+    total = Pass(seeds=1000, nodes=1, edges=1_900_000, targets=200_000, batches=2)
     wire = store._wire(SPENT, total, servers=2)
     assert wire["received_over_frame"] == pytest.approx(1.1)
-    # A million edges a batch, half of them with targets elsewhere: 4 MB of lists of 8 bytes.
+    # 100,000 lists with 950,000 edges a batch, half of them elsewhere: a million numbers of 4 bytes.
     assert wire["between_mb"] == pytest.approx(4.0)
     assert wire["between_over_lists"] == pytest.approx(1.0)
     assert "between_over_lists" not in store._wire(SPENT, total, servers=1)
