@@ -7,6 +7,7 @@ import itertools
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -72,9 +73,7 @@ def clusters() -> Iterator[dict[int, SmallCluster]]:
 @pytest.fixture(params=KINDS, ids=str)
 def kind(request: pytest.FixtureRequest, clusters: dict[int, SmallCluster]) -> Kind:
     found: Kind = request.param
-    if isinstance(found, RemoteKind):
-        found.clusters.update(clusters)
-    return found
+    return replace(found, clusters=clusters) if isinstance(found, RemoteKind) else found
 
 
 def test_batches_come_in_order_and_are_the_samplers_own(kind: Kind, expected: dict[int, list[bytes]]) -> None:
