@@ -17,7 +17,7 @@ from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import SamplingError
 from gigl_loader.sampling.sampler import Sampler
 from tests.support.faults import FaultPlan
-from tests.support.remote_sources import REMOTE_KINDS, RemoteKind, SmallCluster, served
+from tests.support.remote_sources import REMOTE_KINDS, RemoteKind, served
 from tests.support.sources import (
     NUM_BATCHES,
     PLAN,
@@ -63,17 +63,15 @@ def _small_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[dict[int, SmallCluster]]:
-    """Clusters by number of servers."""
-    with pytest.MonkeyPatch.context() as patches, served(1, patches) as one, served(2, patches) as two:
-        yield {1: one, 2: two}
-
-
-@pytest.fixture(params=KINDS, ids=str)
-def kind(request: pytest.FixtureRequest, clusters: dict[int, SmallCluster]) -> Kind:
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
+    """Kind after kind, so that no server is in this process when it is forked."""
     found: Kind = request.param
-    return replace(found, clusters=clusters) if isinstance(found, RemoteKind) else found
+    if not isinstance(found, RemoteKind):
+        yield found
+        return
+    with pytest.MonkeyPatch.context() as patches, served(found.servers, patches) as small:
+        yield replace(found, small=small)
 
 
 def test_batches_come_in_order_and_are_the_samplers_own(kind: Kind, expected: dict[int, list[bytes]]) -> None:

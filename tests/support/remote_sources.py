@@ -156,7 +156,7 @@ class RemoteKind:
     servers: int
     transport: str
     rows: str
-    clusters: dict[int, SmallCluster] = field(default_factory=dict, compare=False)
+    small: SmallCluster | None = None
 
     workers = 0
     """In this process."""
@@ -166,10 +166,10 @@ class RemoteKind:
 
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
-        small = self.clusters[self.servers]
-        small.faults = faults
+        assert self.small is not None
+        self.small.faults = faults
         concurrency = options.pop("worker_concurrency", 4)
-        return small.open(transport=self.transport, rows=self.rows, prefetch=concurrency, **options)
+        return self.small.open(transport=self.transport, rows=self.rows, prefetch=concurrency, **options)
 
 
 REMOTE_KINDS = [
