@@ -47,7 +47,6 @@ class GraphKind:
 
 KINDS = (
     GraphKind(name="homogeneous", make=homogeneous, assigner="hash", edge_dir="in", input_nodes="train"),
-    GraphKind(name="homogeneous", make=homogeneous, assigner="range", edge_dir="out", input_nodes=None),
     GraphKind(
         name="heterogeneous", make=heterogeneous, assigner="hash", edge_dir="in", input_nodes=("user", None)
     ),

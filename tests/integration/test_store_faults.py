@@ -24,7 +24,7 @@ from tests.support.clusters import addresses_of, servers_of
 from tests.support.leftovers import wait_until
 from tests.support.proxy import Proxy
 from tests.support.ranks import Ranks, free_port, places
-from tests.support.training import FANOUT, OPTIONS, PROGRAM, digest
+from tests.support.training import FANOUT, OPTIONS, PROGRAM, digest, open_gate, seen_by, shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,11 +146,12 @@ def test_all_servers_are_replaced_one_by_one_under_load(cluster: LocalCluster, g
     assert codes == [0, 0]
 
 
-def test_what_a_killed_trainer_left_is_reclaimed(graph: Path, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
+    graph: Path, expected: list[int], nursery: Nursery, tmp_path: Path
+) -> None:
     arguments = {
         "graph": str(graph),
         "folder": str(tmp_path),
-        "join": False,
         "collectives": False,
         "gates": ["batch 1"],
         "loader": {},
@@ -162,14 +163,17 @@ def test_what_a_killed_trainer_left_is_reclaimed(graph: Path, nursery: Nursery, 
             (load,) = dataset.server_stats().values()
             return load["producers"], len(load["channels"])
 
-        addresses = {"addresses": cluster.addresses}
-        with Ranks(nursery, PROGRAM, places(1), tmp_path, arguments=arguments | addresses) as ranks:
-            ranks.wait_for(0, "batch 1", seconds=DEADLINE)
-            assert held() == (1, 1)
+        arguments["addresses"] = cluster.addresses
+        with Ranks(nursery, PROGRAM, places(2), tmp_path, arguments=arguments) as ranks:
+            for rank in (0, 1):
+                ranks.wait_for(rank, "batch 1", seconds=DEADLINE)
+            assert held() == (1, 2)
             time.sleep(2.5)  # Longer than the lease: a trainer that thinks for long keeps what it has.
-            assert held() == (1, 1)
-            ranks.send(0, signal.SIGKILL)
-            ranks.finish(seconds=DEADLINE)
+            assert held() == (1, 2)
+            ranks.send(1, signal.SIGKILL)
+            open_gate(tmp_path, "batch 1", rank=0)
+            other, _ = ranks.finish(seconds=DEADLINE)
+            assert seen_by(other) == shares(expected, 2)[0], other.errors
         assert wait_until(lambda: held() == (0, 0), seconds=10)
 
 
