@@ -286,10 +286,10 @@ def test_an_ask_that_breaks_a_rule(stranger: Stranger, fields: dict[str, Any], s
 
 
 def test_the_largest_numbers(stranger: Stranger) -> None:
-    fields = {"channel": stranger.open_channel(), "seeds": SEEDS, "input_ids": SEEDS}
+    fields: dict[str, Any] = {"channel": stranger.open_channel(), "seeds": SEEDS, "input_ids": SEEDS}
     for name in ("epoch", "batch", "fence"):
-        assert stranger.status("Sample", **fields, **{name: 2**64 - 1}) == "INVALID_ARGUMENT"
-        assert stranger.status("Sample", **fields, **{name: 2**63 - 1}) == "OK"
+        assert stranger.status("Sample", **fields | {name: 2**64 - 1}) == "INVALID_ARGUMENT"
+        assert stranger.status("Sample", **fields | {name: 2**63 - 1}) == "OK"
 
 
 def test_a_slot_that_is_not_in_the_ring(stranger: Stranger) -> None:

@@ -52,7 +52,7 @@ ROWS = RowAsk(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = RowAsk(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
 
 
-def read(request: bytes) -> tuple[int, Any]:
+def read(request: bytes) -> tuple[int | None, Any]:
     return parse(request, SCHEMA, "abc", {1: lambda _: 30})
 
 
