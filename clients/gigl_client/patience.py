@@ -43,7 +43,7 @@ class Patience:
         now = time.monotonic()
         if self._book.taken != self._received:  # Something came: patience begins anew.
             self._received, self._calm = self._book.taken, now
-        self._check_lines(now)
+        self._check_lines(now, began=deadline - timeout)
         trouble = self._book.trouble()
         give_up = float("inf") if trouble is None else max(trouble[1].since, self._calm) + self._timeout_s
         if trouble is not None and now >= give_up:
@@ -54,11 +54,17 @@ class Patience:
         until = min(deadline, give_up, self._book.next_retry())
         self._changed.wait(min(max(until - now, 0.001), _LONGEST_WAIT_S))
 
-    def _check_lines(self, now: float) -> None:
-        """Raise what ended the attempts to open a channel. The next wait begins them again."""
+    def _check_lines(self, now: float, *, began: float) -> None:
+        """Raise what ended the attempts to open a channel. The next wait begins them again.
+
+        So does this one where they began before it: that they failed was told already, or concerned nobody.
+        """
         for line in self._down():
             error = line.failure
             if error is not None and not line.opening:
+                if may_pass(error) and line.down_since < began:
+                    self._lines.open_all()
+                    return
                 line.failure = None
                 raise _not_reached(line, error, now) if may_pass(error) else error
 
