@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
@@ -38,6 +38,7 @@ __all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
 _SAME_S = 0.5
+_WAKE_S = 1.0
 _MOST_FILES = 1 << 16
 _CANNOT = "cannot become ready"
 LET_GO = "the parent let go"
@@ -73,7 +74,7 @@ def serve_until_told(server: StorageServer, told: SimpleQueue[str], drain_s: flo
     After ``LET_GO`` nobody is there to fetch anything, and it does not drain.
     """
     threading.Thread(target=_tell_failure, args=(server, told), name="readiness", daemon=True).start()
-    word = told.get()
+    word = _heard(told)
     if word == _CANNOT:
         return _FAILED
     _LOGGER.info("%s: ending", word)
@@ -81,6 +82,14 @@ def serve_until_told(server: StorageServer, told: SimpleQueue[str], drain_s: flo
         return 0
     server.drain(drain_s)
     return 0
+
+
+def _heard(told: SimpleQueue[str]) -> str:
+    """Wait for a word. A signal that comes in the moment before a wait begins does not interrupt it, nor does
+    one that another thread is given: the handler runs when the main thread wakes."""
+    while True:
+        with suppress(Empty):
+            return told.get(timeout=_WAKE_S)
 
 
 def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
