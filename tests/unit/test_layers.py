@@ -23,7 +23,7 @@ VALUES = frozenset(
 EVERYTHING = frozenset({""})
 
 MAY_IMPORT = {
-    **dict.fromkeys(VALUES, VALUES),
+    **dict.fromkeys(sorted(VALUES), VALUES),
     "native": frozenset(),
     "graph": VALUES | {"native"},
     "partition": VALUES | {"native", "graph"},
