@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.processes import keep_freed_memory
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import WireCounts
@@ -172,6 +173,7 @@ class Connection:
             if self._closed.is_set():
                 raise SamplingError(f"the connection to {self._endpoint} was closed")
             if self._client is None:
+                keep_freed_memory()
                 self._client = self._new_client()
             return self._client
 

@@ -11,7 +11,6 @@ code  meaning
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -24,6 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
+from gigl_loader.processes import keep_freed_memory
 from gigl_server.logs import configure_logging
 from gigl_server.storage import build_storage_server
 
@@ -42,8 +42,6 @@ _WAKE_S = 1.0
 _MOST_FILES = 1 << 16
 _CANNOT = "cannot become ready"
 LET_GO = "the parent let go"
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def run(options: ServeOptions) -> int:
@@ -128,19 +126,7 @@ def _signals(told: SimpleQueue[str]) -> Iterator[None]:
 
 def prepare_process() -> None:
     """Make this process fit to serve: many channels, large replies."""
-    _keep_memory_warm()
+    keep_freed_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # Each ring and each connection is a file, and 1024 is a usual limit.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
-
-
-def _keep_memory_warm() -> None:
-    """Have the allocator keep memory of a few megabytes instead of returning it after every reply.
-
-    Replies land in memory of 1 to 2 MB that is freed at once; taking it again from the system costs as
-    much as receiving it: 40 % of the CPU seconds of a reply. At most 64 MB are kept.
-    """
-    with suppress(OSError, AttributeError):  # No glibc.
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-        libc.mallopt(_M_MMAP_THRESHOLD, 8 << 20)

@@ -105,3 +105,27 @@ def test_a_child_outlives_a_thread_that_started_it() -> None:
         assert started[0].wait(0.05) is None
         started[0].send_signal(signal.SIGKILL)
         assert started[0].wait(10) == -signal.SIGKILL
+
+
+def test_freed_memory_is_kept_but_where_the_environment_tunes_glibc() -> None:
+    """Memory that came and went is there still: the next pieces cost no page faults."""
+    script = (
+        "import resource, sys\n"
+        "from gigl_loader.processes import keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "def churn():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(50):\n"
+        "        pieces = [bytearray(2 << 20) for _ in range(4)]\n"
+        "        del pieces\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "churn()\n"
+        "print(churn())\n"
+    )
+
+    def faults(**environment: str) -> int:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        run = [sys.executable, "-c", script]
+        return int(subprocess.run(run, env=plain | environment, capture_output=True, check=True).stdout)
+
+    assert faults() < 2_000 < faults(MALLOC_MMAP_THRESHOLD_=str(1 << 20))
