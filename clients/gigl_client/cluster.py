@@ -69,9 +69,10 @@ class Cluster:
         self.job = job
         self.caller = caller
         self.timeout_s = timeout_s
-        self._heartbeats = Heartbeats([server.client.heartbeat for server in self.servers])
+        self.heartbeats = Heartbeats([server.client.heartbeat for server in self.servers])
+        """For channels that shall stay open. They keep no cluster."""
         self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end, self.servers, self._heartbeats, self._owner)
+        self._end = weakref.finalize(self, _end, self.servers, self.heartbeats, self._owner)
 
     def owner(self, partition: int) -> Server:
         """Return the server of a partition."""
@@ -95,11 +96,6 @@ class Cluster:
             for part in server.endpoint.partitions
         }
         return PartitionedStore(self.schema, local={}, remote=remote, concurrency=concurrency)
-
-    def keep_alive(self, lease_s: float) -> None:
-        """Let no server reclaim what this job has there, which it would after so long without a call."""
-        if self._end.alive:
-            self._heartbeats.keep(lease_s)
 
     def check_usable(self) -> None:
         """``RuntimeError`` in a forked child, ``ValueError`` after ``close``."""

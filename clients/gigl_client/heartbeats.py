@@ -1,4 +1,4 @@
-"""Heartbeats: what a job has on storage servers stays there for as long as its processes live."""
+"""Heartbeats: the channels of this process stay open at storage servers for as long as it lives."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import logging
 import math
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    Beat = Callable[[list[bytes], float], object]
 
 __all__ = ["Heartbeats"]
 
@@ -23,37 +26,31 @@ _LONGEST_BEAT_S = 5.0
 
 
 class Heartbeats:
-    """Calls every server again and again, from a few threads, once a lease is known.
+    """Names the channels that are kept to their servers, again and again, from a few threads."""
 
-    A server that does not answer keeps only those waiting that share its thread.
-    """
-
-    def __init__(self, beats: Sequence[Callable[[float], object]]) -> None:
-        """``beats`` has one function per server, which is given the seconds that it may take."""
+    def __init__(self, beats: Sequence[Beat]) -> None:
+        """``beats`` has one function per server, given the channels and the seconds that it may take."""
         self._beats = beats
+        self._kept: list[set[bytes]] = [set() for _ in beats]
         self._lock = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._interval_s = math.inf
         self._stopped = False
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two beats; infinite before the first lease."""
-        return self._interval_s
-
-    def keep(self, lease_s: float) -> None:
-        """Beat often enough for this lease, and for all before it."""
+    def keep(self, server: int, channel: bytes, lease_s: float) -> None:
+        """Let a server keep a channel, until ``drop`` or ``stop``."""
         with self._lock:
+            self._kept[server].add(channel)
             self._interval_s = min(self._interval_s, lease_s / _BEATS_PER_LEASE)
             self._lock.notify_all()
             if not self._threads and not self._stopped:
-                count = min(len(self._beats), _MOST_THREADS)
-                self._threads = [
-                    threading.Thread(target=self._run, args=(share,), daemon=True, name="gigl-heartbeat")
-                    for share in (self._beats[first::count] for first in range(count))
-                ]
-                for thread in self._threads:
-                    thread.start()
+                with suppress(RuntimeError):  # The interpreter ends, and takes no more threads.
+                    self._start()
+
+    def drop(self, server: int, channel: bytes) -> None:
+        """Leave a channel to its server, which closes it in a while. Fine for one that is not kept."""
+        with self._lock:
+            self._kept[server].discard(channel)
 
     def stop(self) -> None:
         """Begin no further beat, and do not wait for those under way. Calling it twice is fine."""
@@ -61,17 +58,32 @@ class Heartbeats:
             self._stopped = True
             self._lock.notify_all()
 
-    def _run(self, beats: Sequence[Callable[[float], object]]) -> None:
+    def _start(self) -> None:
+        count = min(len(self._beats), _MOST_THREADS)
+        for first in range(count):
+            servers = range(first, len(self._beats), count)
+            thread = threading.Thread(target=self._run, args=(servers,), daemon=True, name="gigl-heartbeat")
+            thread.start()
+            self._threads.append(thread)
+
+    def _run(self, servers: Sequence[int]) -> None:
         began = time.monotonic()
         while self._pause_until(began):
             began = time.monotonic()
-            for beat in beats:
-                try:
-                    beat(min(self._interval_s, _LONGEST_BEAT_S))
-                except (GiglError, ValueError) as error:  # Whoever asks for batches will meet it, too.
-                    _LOGGER.debug("no heartbeat: %s", error)
+            for server in servers:
                 if self._stopped:
                     return
+                # Servers that hang must not make the next round late for those that share their thread.
+                self._beat(server, min(self._interval_s / len(servers), _LONGEST_BEAT_S))
+
+    def _beat(self, server: int, seconds: float) -> None:
+        with self._lock:
+            channels = list(self._kept[server])
+        if channels:
+            try:
+                self._beats[server](channels, seconds)
+            except (GiglError, ValueError) as error:  # Whoever asks for batches will meet it, too.
+                _LOGGER.debug("no heartbeat: %s", error)
 
     def _pause_until(self, last: float) -> bool:
         """Wait until the next beat is due. Return whether there shall be one."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gigl_client.landing import RingLanding
-from gigl_loader.errors import GiglError, SamplingError, StorageUnavailable
+from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.control_errors import Busy, Unknown
-from gigl_loader.rpc.ring_door import receive_ring
+from gigl_loader.rpc.ring_door import RingRefused, receive_ring
 
 if TYPE_CHECKING:
     from gigl_client.cluster import Server
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_store_pb2 import Channel
 
 __all__ = ["Line", "Opened", "bare", "close_channel", "may_pass", "open_channel"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _ATTEMPT_S = 10.0
 _CLOSE_S = 1.0
@@ -98,28 +101,27 @@ def close_channel(server: Server, channel: bytes) -> None:
 
 
 def _open_ring(server: Server, terms: Terms, *, without_rows: bool) -> Opened | None:
-    """Return a channel with a ring, or ``None`` where the server is elsewhere after all."""
+    """Return a channel with a ring, or ``None`` where there is none for us and none is insisted on."""
     try:
-        channel = _open(server, terms, without_rows=without_rows, ring=True)
-    except Busy:
+        return _mapped(server, terms, without_rows=without_rows)
+    except (Busy, RingRefused, OSError) as error:
         if terms.transport == "ring":
             raise
-        return None  # It has no address space left for rings.
-    try:
-        return _mapped(server, terms, channel, without_rows=without_rows)
-    except BaseException as error:
-        close_channel(server, channel.id)
-        if terms.transport == "ring" or not isinstance(error, (SamplingError, OSError)):
-            raise
+        _LOGGER.warning("%s: batches come over the network, not by a ring: %s", server.endpoint, error)
         return None
 
 
-def _mapped(server: Server, terms: Terms, channel: Channel, *, without_rows: bool) -> Opened:
-    if not channel.ring_door:
-        raise SamplingError(f'{server.endpoint} hands out no rings: set transport="flight"')
-    nbytes = terms.slots * terms.slot_bytes
-    fd = receive_ring(channel.ring_door, channel.id, nbytes, min(_ATTEMPT_S, terms.timeout_s))
-    ring = RingLanding(fd, slots=terms.slots, slot_bytes=terms.slot_bytes)
+def _mapped(server: Server, terms: Terms, *, without_rows: bool) -> Opened:
+    channel = _open(server, terms, without_rows=without_rows, ring=True)
+    try:
+        if not channel.ring_door:
+            raise RingRefused(f'{server.endpoint} hands out no rings: set transport="flight"')
+        nbytes = terms.slots * terms.slot_bytes
+        fd = receive_ring(channel.ring_door, channel.id, nbytes, min(_ATTEMPT_S, terms.timeout_s))
+        ring = RingLanding(fd, slots=terms.slots, slot_bytes=terms.slot_bytes)
+    except BaseException:
+        close_channel(server, channel.id)
+        raise
     return Opened(id=channel.id, lease_s=channel.lease_s, ring=ring, without_rows=without_rows)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gigl_client.cluster import Server
+    from gigl_client.heartbeats import Heartbeats
     from gigl_client.terms import Terms
 
 __all__ = ["Lines"]
@@ -32,14 +33,14 @@ class Lines:
         lock: threading.Condition,
         *,
         has_columns: bool,
-        on_open: Callable[[float], None],
+        heartbeats: Heartbeats,
     ) -> None:
-        """``on_open`` hears the lease of every channel that is opened."""
+        """``heartbeats`` keep the channels that are open."""
         self._lines = [Line(server) for server in servers]
         self._terms = terms
         self._lock = lock
         self._has_columns = has_columns
-        self._on_open = on_open
+        self._heartbeats = heartbeats
         self._closed = threading.Event()
         self.on_change: Callable[[], None] = lock.notify_all
         """Called, under the lock, when a channel was opened or cannot be."""
@@ -60,7 +61,7 @@ class Lines:
     def lose(self, line: Line, error: Exception) -> None:
         """Give a channel up, and have another opened."""
         _LOGGER.warning("%s: lost, opening another channel: %s", str(line), str(error))
-        before, line.opened, line.failure = line.opened, None, error
+        before, line.failure = self._leave(line), error
         if not self.closed:
             self._open(line, before)
 
@@ -90,10 +91,15 @@ class Lines:
     def close(self) -> list[Callable[[], None]]:
         """Open no more channels. Return what closes those that are open."""
         self._closed.set()
-        opened = [(line.server, line.opened.id) for line in self._lines if line.opened is not None]
-        for line in self._lines:
-            line.opened = None
-        return [partial(close_channel, *each) for each in opened]
+        left = [(line.server, self._leave(line)) for line in self._lines]
+        return [partial(close_channel, server, opened.id) for server, opened in left if opened is not None]
+
+    def _leave(self, line: Line) -> Opened | None:
+        """Use a channel no more. Return it."""
+        opened, line.opened = line.opened, None
+        if opened is not None:
+            self._heartbeats.drop(line.server.rank, opened.id)
+        return opened
 
     def _open(self, line: Line, before: Opened | None) -> None:
         line.opening, line.down_since = True, time.monotonic()
@@ -114,14 +120,13 @@ class Lines:
             line.failure = error
 
     def _opened(self, line: Line, outcome: Opened | Exception) -> bool:
-        if not isinstance(outcome, Exception):
-            self._on_open(outcome.lease_s)
         with self._lock:
             line.opening = False
             if isinstance(outcome, Exception):
                 line.failure = outcome
             elif not self.closed:
                 line.opened, line.failure = outcome, None
+                self._heartbeats.keep(line.server.rank, outcome.id, outcome.lease_s)
                 line.reconnects += 1
                 if line.reconnects:
                     _LOGGER.warning("%s: back", str(line))

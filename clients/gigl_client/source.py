@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,7 +102,7 @@ class RemoteSource:
             terms,
             self._changed,
             has_columns=has_columns,
-            on_open=_keeper(weakref.ref(cluster)),
+            heartbeats=cluster.heartbeats,
         )
         self._exchange = Exchange(
             self._lines,
@@ -210,18 +209,6 @@ def _requests(schedule: Schedule) -> Callable[[int, int], Request]:
         return schedule.request
     weights, sums = np.empty(len(draw)), np.empty(len(draw))
     return lambda epoch, batch: draw.request(schedule.request(epoch, batch), weights, sums)
-
-
-def _keeper(found: weakref.ref[Cluster]) -> Callable[[float], None]:
-    """Return what has the leases renewed, as long as there is a cluster. Threads must not keep it."""
-
-    def keep(lease_s: float) -> None:
-        cluster = found()
-        if cluster is not None:
-            with suppress(ValueError, RuntimeError):  # It was closed a moment ago.
-                cluster.keep_alive(lease_s)
-
-    return keep
 
 
 def _end(exchange: Exchange, store: PartitionedStore | None, pid: int, *, wait: bool = False) -> None:

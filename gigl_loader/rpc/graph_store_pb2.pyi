@@ -160,8 +160,10 @@ class SampleReply(_message.Message):
     def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("channels",)
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    channels: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, channels: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("channels",)

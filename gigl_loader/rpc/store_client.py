@@ -18,6 +18,8 @@ from gigl_loader.rpc.knock import knock
 from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gigl_loader.rpc.credentials import Caller
 
 __all__ = ["ClusterView", "StoreClient"]
@@ -175,9 +177,10 @@ class StoreClient:
         """Return the exception for a failed call."""
         return control_error(self.endpoint, error)
 
-    def heartbeat(self, timeout_s: float) -> list[bytes]:
-        """Renew the lease of all that the job has there. Return its channels that the server knows."""
-        return list(self._call("Heartbeat", messages.HeartbeatRequest(), timeout_s).channels)
+    def heartbeat(self, channels: Iterable[bytes], timeout_s: float) -> list[bytes]:
+        """Renew the leases of these channels. Return those of them that the server knows."""
+        request = messages.HeartbeatRequest(channels=channels)
+        return list(self._call("Heartbeat", request, timeout_s).channels)
 
     def close_channel(self, channel: bytes, timeout_s: float) -> None:
         """Close a channel; fine for one that is not there. Its producer goes with the last one."""

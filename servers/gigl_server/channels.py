@@ -115,6 +115,8 @@ class Producer:
     plan: SamplingPlan
     plan_text: str
     """Equal plans have equal texts, and may share samplers."""
+    seen: float
+    """When it was last asked for. Counts where no channel is open."""
     channels: set[bytes] = field(default_factory=set)
 
 
@@ -131,6 +133,8 @@ class Channel:
     without_rows: bool
     ring: FrameRing | None
     last_ask: float
+    seen: float
+    """When a call last named it."""
     fence: int = 0
     closed: bool = False
     in_round: bool = False

@@ -11,25 +11,33 @@ from gigl_server.plans import differences
 from gigl_server.refusal import Refusal, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from gigl_loader.options import SamplingPlan
     from gigl_server.frame_ring import FrameRing
     from gigl_server.limits import Limits
 
-__all__ = ["Job", "Jobs"]
+__all__ = ["Job", "Jobs", "Lapse"]
 
 _CHANNEL_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Producers and channels of a job, and when it was last heard of."""
+    """Producers and channels of a job. It is there for as long as it has any."""
 
     key: bytes
-    seen: float
     producers: dict[str, Producer] = field(default_factory=dict)
     channels: dict[bytes, Channel] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """What was taken from a job, as nobody named it for too long."""
+
+    job: bytes
+    channels: list[Channel]
+    producers: int
 
 
 class Jobs:
@@ -53,18 +61,20 @@ class Jobs:
         """Of all jobs, by id."""
         return self._channels
 
-    def renew(self, key: bytes) -> Job | None:
-        """Note that a job is alive. ``None`` if it holds nothing."""
+    def renew(self, key: bytes, channels: Iterable[bytes]) -> list[bytes]:
+        """Note that these channels are in use. Return those that the job has."""
         job = self._jobs.get(key)
-        if job is not None:
-            job.seen = self._clock()
-        return job
+        known = [each for each in channels if job is not None and each in job.channels]
+        for each in known:
+            self._channels[each].seen = self._clock()
+        return known
 
     def create_producer(self, key: bytes, name: str, plan: SamplingPlan) -> bool:
         """Make a producer, or find that the same is there: then return False. Else ``Refusal``."""
-        job = self.renew(key)
+        job = self._jobs.get(key)
         there = job.producers.get(name) if job else None
         if there is not None:
+            there.seen = self._clock()
             if there.plan != plan:
                 raise Refusal(
                     Status.CONFLICT,
@@ -77,13 +87,13 @@ class Jobs:
         else:
             _check(len(job.producers), self._limits.producers_per_job, "producers of one job")
         _check(self.num_producers, self._limits.producers, "producers on this server")
-        job = job or self._jobs.setdefault(key, Job(key, self._clock()))
-        job.producers[name] = Producer(key=name, plan=plan, plan_text=plan.to_json())
+        job = job or self._jobs.setdefault(key, Job(key))
+        job.producers[name] = Producer(key=name, plan=plan, plan_text=plan.to_json(), seen=self._clock())
         return True
 
     def check_room(self, key: bytes, producer: str) -> None:
         """``Refusal`` unless the job may open one more channel of the producer."""
-        job = self.renew(key)
+        job = self._jobs.get(key)
         if job is None or producer not in job.producers:
             raise Refusal(Status.NOT_FOUND, f"this job has no producer {producer!r} here: create it again")
         _check(len(job.channels), self._limits.channels_per_job, "channels of one job")
@@ -103,6 +113,7 @@ class Jobs:
             without_rows=order.without_rows,
             ring=ring,
             last_ask=self._clock(),
+            seen=self._clock(),
         )
         job.channels[channel.id] = self._channels[channel.id] = channel
         channel.producer.channels.add(channel.id)
@@ -110,15 +121,13 @@ class Jobs:
 
     def channel(self, key: bytes, channel: bytes) -> Channel:
         """Return a channel of a job, or raise ``Refusal``: also for one that is another job's."""
-        job = self.renew(key)
-        found = job.channels.get(channel) if job else None
-        if found is None:
+        if not self.renew(key, [channel]):
             raise Refusal(Status.NOT_FOUND, "this job has no such channel here: open it again")
-        return found
+        return self._channels[channel]
 
     def close_channel(self, key: bytes, channel: bytes) -> list[Channel]:
         """Take a channel out, and its producer with the last one. Return what is to be ended."""
-        job = self.renew(key)
+        job = self._jobs.get(key)
         found = job.channels.get(channel) if job else None
         if job is None or found is None:
             return []
@@ -130,7 +139,7 @@ class Jobs:
 
     def destroy_producer(self, key: bytes, name: str) -> list[Channel]:
         """Take a producer out, and its channels. Return what is to be ended."""
-        job = self.renew(key)
+        job = self._jobs.get(key)
         producer = job.producers.pop(name, None) if job else None
         if job is None or producer is None:
             return []
@@ -140,11 +149,21 @@ class Jobs:
         self._forget_if_empty(job)
         return ended
 
-    def take_expired(self) -> Iterator[tuple[Job, list[Channel]]]:
-        """Take out the jobs whose lease is over, with their channels."""
-        now = self._clock()
-        for job in [each for each in self._jobs.values() if now - each.seen > self._limits.lease_s]:
-            yield job, self._take_out(job)
+    def take_expired(self) -> list[Lapse]:
+        """Take out channels whose lease is over, and producers that are left without any."""
+        since = self._clock() - self._limits.lease_s
+        lapses = [self._expire(job, since) for job in list(self._jobs.values())]
+        return [lapse for lapse in lapses if lapse.channels or lapse.producers]
+
+    def _expire(self, job: Job, since: float) -> Lapse:
+        ended = [channel for channel in job.channels.values() if channel.seen < since]
+        for channel in ended:
+            self._remove(job, channel)
+        idle = [each for each in job.producers.values() if not each.channels and each.seen < since]
+        for producer in idle:
+            del job.producers[producer.key]
+        self._forget_if_empty(job)
+        return Lapse(job.key, ended, len(idle))
 
     def take_all(self) -> list[Channel]:
         """Take out every job. Return what is to be ended."""

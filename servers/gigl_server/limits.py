@@ -12,7 +12,9 @@ class Limits:
     """Beyond each of them a call is refused. The server stays as it was and goes on with others."""
 
     lease_s: float = 60.0
-    """Seconds without any call of a job after which what it holds is reclaimed."""
+    """Seconds without a call that names a channel after which it is reclaimed.
+
+    So is a producer without channels."""
     jobs: int = 1024
     producers: int = 4096
     producers_per_job: int = 256
@@ -26,8 +28,9 @@ class Limits:
     batch_seeds: int = 1 << 20
     ask_bytes: int = 1 << 30
     """Memory for the seeds of all asks that wait or are worked on."""
-    ring_bytes: int = 64 << 30
-    """Address space of all rings. Memory is committed when a slot is written for the first time."""
+    ring_bytes: int = 16 << 40
+    """Address space of all rings, of 128 TiB that a process has; a loader takes 4 GB. Memory is committed
+    when a slot is written for the first time."""
     frame_bytes: int = 4 << 30
     """Memory for frames that go over the network: written, ready and being sent. A batch that was begun
     is finished, so that each sampling thread may exceed it by one frame."""

@@ -33,7 +33,7 @@ from gigl_server.refusal import Refusal, Status
 from gigl_server.samplers import SamplerShelf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -177,11 +177,10 @@ class SamplingService:
         """The caller is gone: nobody needs the outcome."""
         self._asks.abandon(errand)
 
-    def heartbeat(self, job: bytes) -> list[bytes]:
-        """Renew the lease of all that a job holds. Return its channels."""
+    def heartbeat(self, job: bytes, channels: Iterable[bytes]) -> list[bytes]:
+        """Renew the leases of these channels of a job. Return those that there are."""
         with self._lock:
-            found = self._jobs.renew(job)
-            return list(found.channels) if found else []
+            return self._jobs.renew(job, channels)
 
     def close_channel(self, job: bytes, channel: bytes) -> None:
         """Close a channel, and its producer with the last one. Fine for one that is not there."""
@@ -229,17 +228,17 @@ class SamplingService:
     def sweep(self) -> None:
         """Reclaim what jobs left behind. Called every second."""
         with self._lock:
-            expired = list(self._jobs.take_expired())
-        for job, channels in expired:
+            expired = self._jobs.take_expired()
+        for lapse in expired:
             _LOGGER.warning(
-                "job %s was not heard of for %g s: its %d producers and %d channels are reclaimed",
-                job.key.hex()[:8],
+                "job %s: not heard of for %g s: %d channels and %d producers are reclaimed",
+                lapse.job.hex()[:8],
                 self.limits.lease_s,
-                len(job.producers),
-                len(channels),
+                len(lapse.channels),
+                lapse.producers,
             )
             self._asks.end(
-                channels, Refusal(Status.NOT_FOUND, "the lease of the job is over: register again")
+                lapse.channels, Refusal(Status.NOT_FOUND, "the lease of the channel is over: open it again")
             )
         self._sweep_memory()
 

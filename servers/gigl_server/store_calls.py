@@ -83,9 +83,10 @@ class StoreCalls:
         return await self._answered(context, lambda job: self._open(job, request))
 
     async def _heartbeat(self, request: Any, context: Any) -> Any:
-        return await self._answered(
-            context, lambda job: messages.HeartbeatReply(channels=self._service.heartbeat(job))
-        )
+        def renew(job: bytes) -> Any:
+            return messages.HeartbeatReply(channels=self._service.heartbeat(job, request.channels))
+
+        return await self._answered(context, renew)
 
     async def _close_channel(self, request: Any, context: Any) -> Any:
         def close(job: bytes) -> Any:

@@ -156,7 +156,7 @@ def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
         "gates": ["batch 1"],
         "loader": {},
     }
-    with LocalCluster(graph, servers=1, options={"lease": "1"}) as cluster, ExitStack() as stack:
+    with LocalCluster(graph, servers=1, options={"lease": "2"}) as cluster, ExitStack() as stack:
         dataset = stack.enter_context(RemoteDistDataset.connect(cluster.addresses, timeout=DEADLINE))
 
         def held() -> tuple[int, int]:
@@ -168,9 +168,11 @@ def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
             for rank in (0, 1):
                 ranks.wait_for(rank, "batch 1", seconds=DEADLINE)
             assert held() == (1, 2)
-            time.sleep(2.5)  # Longer than the lease: a trainer that thinks for long keeps what it has.
+            time.sleep(3)  # Longer than the lease: a trainer that thinks for long keeps what it has.
             assert held() == (1, 2)
             ranks.send(1, signal.SIGKILL)
+            # What it had goes while the other rank lives, held at its gate.
+            assert wait_until(lambda: held() == (1, 1), seconds=10)
             open_gate(tmp_path, "batch 1", rank=0)
             other, _ = ranks.finish(seconds=DEADLINE)
             assert seen_by(other) == shares(expected, 2)[0], other.errors

@@ -380,8 +380,8 @@ def test_what_a_job_has_is_nobody_elses(wanted: list[bytes]) -> None:
         refused(Status.NOT_FOUND, "no producer 'train' here", service.open_channel, OTHER_JOB, order)
         service.close_channel(OTHER_JOB, mine.channel.id)
         service.destroy_producer(OTHER_JOB, "train")
-        assert service.heartbeat(OTHER_JOB) == []
-        assert service.heartbeat(JOB) == [mine.channel.id]
+        assert service.heartbeat(OTHER_JOB, [mine.channel.id]) == []
+        assert service.heartbeat(JOB, [b"none", mine.channel.id]) == [mine.channel.id]
         assert service.frames.take(outcome.handle, OTHER_JOB) is None
         assert mine.fetch(outcome) == wanted[0]
 
@@ -518,31 +518,59 @@ def test_a_job_that_is_silent_loses_what_it_holds(
         silent.ask(0)
         outcome = silent.answers.next()[1]
         clock.now += 29
-        service.heartbeat(OTHER_JOB)
+        service.heartbeat(OTHER_JOB, [alive.channel.id])
         service.sweep()
         clock.now += 2
         service.sweep()
-        assert service.heartbeat(JOB) == []
-        assert service.heartbeat(OTHER_JOB) == [alive.channel.id]
+        load = service.load()
+        assert (load.jobs, load.producers) == (1, 1)
+        assert service.heartbeat(OTHER_JOB, [alive.channel.id]) == [alive.channel.id]
         assert silent.fetch(outcome) is None
         refused(Status.NOT_FOUND, "no such channel", silent.ask, 0)
         assert service.ring_of(silent.channel.id) is None
         [record] = [each for each in caplog.records if "reclaimed" in each.message]
-        assert "its 1 producers and 1 channels are reclaimed" in record.message
+        assert "1 channels and 1 producers are reclaimed" in record.message
         alive.ask(1)
         assert alive.fetch(alive.answers.next()[1]) == wanted[1]
 
 
-def test_every_call_of_a_job_renews_all_that_is_its() -> None:
+def test_leases_are_of_channels_each_renewed_by_what_names_it() -> None:
+    """Ranks share a job: what one of them left behind goes, whatever others do."""
     clock = Clock()
     with service_of(clock=clock, lease_s=30.0) as service:
-        trainer, other = Trainer(service), Trainer(service, key="other")
+        asking, beating, dead = (Trainer(service) for _ in range(3))
+        other = Trainer(service, key="other")
+        assert service.load().producers == 2
         for _ in range(4):
             clock.now += 20
-            trainer.ask(0)
-            trainer.fetch(trainer.answers.next()[1])
+            asking.ask(0)
+            asking.fetch(asking.answers.next()[1])
+            service.heartbeat(JOB, [beating.channel.id])
+            service.create_producer(JOB, key="train", plan=PLAN.to_json(), graph=DIGEST)
             service.sweep()
-        assert service.heartbeat(JOB) == [trainer.channel.id, other.channel.id]
+        assert {each.id for each in service._jobs.channels.values()} == {
+            asking.channel.id,
+            beating.channel.id,
+        }
+        assert service.load().producers == 1
+        for trainer in (dead, other):
+            refused(Status.NOT_FOUND, "no such channel", trainer.ask, 0)
+
+
+def test_a_producer_that_nobody_opens_a_channel_of_goes_too() -> None:
+    clock = Clock()
+    with service_of(clock=clock, lease_s=30.0) as service:
+        for key in ("left", "joined"):
+            service.create_producer(JOB, key=key, plan=PLAN.to_json(), graph=DIGEST)
+        clock.now += 20
+        service.create_producer(JOB, key="joined", plan=PLAN.to_json(), graph=DIGEST)
+        clock.now += 20
+        service.sweep()
+        assert service.load().producers == 1
+        service.open_channel(JOB, ChannelOrder(key="joined", name="", credit=1))
+        clock.now += 31
+        service.sweep()
+        assert (service.load().jobs, service.load().producers) == (0, 0)
 
 
 def test_a_frame_that_nobody_fetches_is_dropped_in_time() -> None:
@@ -565,7 +593,7 @@ def test_idle_servers_give_memory_back() -> None:
         trainer.fetch(trainer.answers.next()[1])
         assert wait_until(lambda: service._samplers.idle == 1, seconds=5)
         clock.now += 61
-        service.heartbeat(JOB)
+        service.heartbeat(JOB, [trainer.channel.id])
         service.sweep()
         assert service._samplers.idle == 0
         assert service._memory.held == 0

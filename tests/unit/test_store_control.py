@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -70,10 +71,10 @@ def test_batches_come_by_handle_and_are_those_of_any_other_mode(served: Served) 
         assert [fetch(served, reply) for reply in replies] == wanted
         assert [reply.nbytes for reply in replies] == [len(each) for each in wanted]
         assert all(reply.sampling_s > 0 for reply in replies)
-        assert client.heartbeat(10) == [channel.id]
+        assert client.heartbeat([channel.id, bytes(16)], 10) == [channel.id]
         client.close_channel(channel.id, 10)
         client.close_channel(channel.id, 10)
-        assert client.heartbeat(10) == []
+        assert client.heartbeat([channel.id], 10) == []
         client.destroy_producer("train", 10)
 
 
@@ -258,7 +259,7 @@ def test_closing_ends_calls_that_wait_and_leaves_nothing() -> None:
         served.control.close()
         assert all(isinstance(client.error(call.exception(20)), StorageUnavailable) for call in calls)
         with pytest.raises(StorageUnavailable):
-            client.heartbeat(5)
+            client.heartbeat([], 5)
     assert wait_until(lambda: threading.active_count() == before, seconds=5)
 
 
@@ -289,7 +290,7 @@ def controlled_at(port: int) -> Any:
 
 def answers(client: Any) -> bool:
     try:
-        client.heartbeat(2)
+        client.heartbeat([], 2)
     except StorageUnavailable:
         return False
     return True
@@ -298,7 +299,7 @@ def answers(client: Any) -> bool:
 def test_a_closed_client_says_so(served: Served) -> None:
     with client_of(served.endpoint) as client:
         client.close()
-        for call in (client.heartbeat, client.load, client.cluster):
+        for call in (partial(client.heartbeat, []), client.load, client.cluster):
             with pytest.raises(SamplingError, match=rf"^the connection to {served.endpoint} was closed$"):
                 call(5)
         with pytest.raises(SamplingError, match="was closed"):
@@ -493,7 +494,7 @@ def test_tls_works_and_its_absence_is_told(served: Served) -> None:
 def test_a_mistake_of_ours_is_told_without_its_innards(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(served.service, "heartbeat", lambda _: 1 / 0)
+    monkeypatch.setattr(served.service, "heartbeat", lambda *_: 1 / 0)
     with client_of(served.endpoint) as client, pytest.raises(SamplingError, match=r"its log says why$"):
-        client.heartbeat(10)
+        client.heartbeat([], 10)
     assert "ZeroDivisionError" in caplog.text
