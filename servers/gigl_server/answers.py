@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from gigl_loader.rpc.requests import SplitAsk, parse
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
 from gigl_server.budget import Budget
-from gigl_server.buffers import BufferPool
+from gigl_server.frame_memory import FrameMemory
 from gigl_server.nodes import about_graph
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ __all__ = ["Answers", "Chunk"]
 _KEPT_BUFFERS = 32
 _SMALL_BYTES = 32 << 20  # The lists of a hop take a few MiB.
 _LARGE_BYTES = 512 << 20
-_COPIES = 3  # Of a request: as received, its positions as int64, and half of their reply or more.
+_COPIES = 3  # Of a request while it is read: as received, its positions as int64, and what checks them.
 _EDGE_BYTES = 24  # Position, edge id and slot.
 
 
@@ -60,12 +61,12 @@ class Answers:
         self._graph = graph
         self._ledger = ledger
         self._stores = {partition: LocalStore(graph, partition) for partition in partitions}
-        self._edges = {partition: self._edge_counter(partition) for partition in partitions}
+        self._edges = {partition: partial(_num_edges, graph, partition) for partition in partitions}
         self._digest = graph.manifest.digest
-        self._pool = BufferPool(CHUNK_BYTES, keep=_KEPT_BUFFERS)
-        # Two: if who waits for edges had what others wait for, too, all might wait for each other.
-        self._asked = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
-        self._drawn = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
+        self._memory = FrameMemory(_KEPT_BUFFERS * CHUNK_BYTES)
+        # Two, and nobody has of both: what a reply needs is kept for as long as its reader likes.
+        self._reading = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
+        self._replying = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
 
     def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
         """Check a request: its partition, if it is about one, and what is asked. Raises ``Refused``."""
@@ -73,8 +74,9 @@ class Answers:
 
     def reply(self, ticket: bytes) -> Iterator[Chunk]:
         """Yield the reply to a request. Raises ``Refused``."""
-        with self._asked.lend(_COPIES * len(ticket)):
+        with self._reading.lend(_COPIES * len(ticket)):
             asked = self.parse(ticket)
+        with self._replying.lend(len(ticket) + self._drawn_bytes(*asked)):
             if asked[0] is None:
                 yield from self._cut(about_graph(self._graph, asked[1]))
             else:
@@ -96,10 +98,15 @@ class Answers:
             store.close()
 
     def _neighbors(self, partition: int, ask: NeighborAsk) -> Iterator[Chunk]:
-        with self._drawn.lend(_EDGE_BYTES * self._most_edges(partition, ask)):
-            with self._ledger.timed("sampling_s"):
-                pieces = neighbors_document(self._stores[partition].sample(ask))
-            yield from self._cut(pieces)
+        with self._ledger.timed("sampling_s"):
+            pieces = neighbors_document(self._stores[partition].sample(ask))
+        yield from self._cut(pieces)
+
+    def _drawn_bytes(self, partition: int | None, asked: Request | Inquiry) -> int:
+        """Return what the edges of a reply take, at most."""
+        if partition is None or not isinstance(asked, NeighborAsk):
+            return 0
+        return _EDGE_BYTES * self._most_edges(partition, asked)
 
     def _most_edges(self, partition: int, ask: NeighborAsk) -> int:
         """Return how many edges may be drawn. Refuse more than a reply may have, before they are drawn."""
@@ -145,8 +152,8 @@ class Answers:
         Another message costs more than copying: 5.2 ms of CPU for the lists of a batch became 4.5.
         """
         total = sum(len(piece) for piece in pieces)
-        if total <= self._pool.buffer_bytes:
-            memory = self._pool.take()
+        if total <= CHUNK_BYTES:
+            memory = self._memory.take(CHUNK_BYTES)
             np.concatenate(pieces, out=memory[:total])
             yield Chunk(memory, total, total)
             return
@@ -156,7 +163,7 @@ class Answers:
                 yield Chunk(part, len(part), total)
 
     def _buffer(self, least: int) -> Bytes:
-        return self._pool.take() if least <= self._pool.buffer_bytes else np.empty(least, np.uint8)
+        return self._memory.take(max(least, CHUNK_BYTES))
 
     def _widths(self, ask: RowAsk) -> dict[str, int]:
         schema = self._graph.schema
@@ -164,9 +171,6 @@ class Answers:
             schema.nodes[ask.kind].columns if isinstance(ask.kind, str) else schema.edges[ask.kind].columns
         )
         return {name: columns[name].row_bytes for name in ask.columns}
-
-    def _edge_counter(self, partition: int) -> _EdgeCounter:
-        return _EdgeCounter(self._graph, partition)
 
 
 def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: bool) -> int:
@@ -179,12 +183,5 @@ def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: 
     return int(np.minimum(degrees, fanout).sum())
 
 
-class _EdgeCounter:
-    """Tells how many edges of a type a partition has."""
-
-    def __init__(self, graph: Graph, partition: int) -> None:
-        self._graph = graph
-        self._partition = partition
-
-    def __call__(self, edge_type: EdgeType) -> int:
-        return len(self._graph.topology(edge_type, self._partition)["indices"])
+def _num_edges(graph: Graph, partition: int, edge_type: EdgeType) -> int:
+    return len(graph.topology(edge_type, partition)["indices"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Asks"]
 
 _LOOK_AGAIN_S = 0.02  # Memory comes back without a word: its finalizers must not take locks.
+_MUCH = 2  # Times what another has: between jobs that have about as much, nothing is dropped to and fro.
 
 
 class Asks:
@@ -52,24 +53,27 @@ class Asks:
         self._clock = clock
         self._turns = Turns()
         self._nbytes = 0
+        self._refusal: Refusal | None = None
         self._closed = False
 
     def submit(self, errand: Errand) -> None:
         """Queue an ask; a newer fence ends older ones. ``Refusal`` beyond a limit or after the end."""
-        channel = errand.channel
-        with self._lock:
-            if channel.closed:
-                raise Refusal(Status.NOT_FOUND, "the channel was closed: open it again")
-            channel.last_ask = self._clock()
-            left = self._move_fence(channel, errand.fence)
-            wanted = errand.fence == channel.fence
-            if wanted:
-                self._check_room(errand)
-                self._nbytes += errand.nbytes
-                channel.queue.append(errand)
-                self._turns.enter(channel)
-                self._work.notify()
-        _settle([*left, *([] if wanted else [errand])], SKIPPED)
+        ended: list[Errand] = []
+        try:
+            with self._lock:
+                self._check_open(errand.channel)
+                errand.channel.last_ask = self._clock()
+                ended += self._move_fence(errand.channel, errand.fence)
+                if errand.fence == errand.channel.fence:
+                    self._check_room(errand)
+                    self._nbytes += errand.nbytes
+                    errand.channel.queue.append(errand)
+                    self._turns.enter(errand.channel)
+                    self._work.notify()
+                else:
+                    ended.append(errand)
+        finally:  # That the new ask is refused must not lose the outcomes of those before it.
+            _settle(ended, SKIPPED)
 
     def abandon(self, errand: Errand) -> None:
         """Nobody waits for the outcome any more: do no work for it that was not begun."""
@@ -85,23 +89,26 @@ class Asks:
         """Wait for the next ask to work on. ``None`` after ``close``."""
         with self._work:
             while not self._closed:
-                full = bool(self._turns) and self._memory.full
-                errand = self._turns.next(lambda each: not (full and each.needs_frame_memory))  # noqa: B023
+                errand = self._turns.next(self._admission())
                 if errand is not None:
                     errand.channel.running.add(errand)
                     self.busy += 1
                     self.last_turn = self._clock()
                     return errand
-                self._work.wait(_LOOK_AGAIN_S if full else None)
+                self._work.wait(_LOOK_AGAIN_S if self._turns else None)
         return None
 
     def finish(self, errand: Errand, made: Made | Refusal) -> None:
-        """Tell the trainer what was made, or why nothing was."""
+        """Tell the trainer what was made, or why nothing was; or queue it again, to wait for memory."""
         channel = errand.channel
         with self._lock:
             channel.running.discard(errand)
-            self._nbytes -= errand.nbytes
             self.busy -= 1
+            if self._is_to_wait(errand, made):
+                channel.queue.appendleft(errand)
+                self._turns.enter(channel)
+                return
+            self._nbytes -= errand.nbytes
             outcome = self._outcome(errand, made)
             if outcome.in_slot or outcome.handle:
                 channel.tally.add(outcome)
@@ -120,12 +127,28 @@ class Asks:
                 channel.ring.close()
             _settle(waiting, Outcome(refusal=refusal))
 
-    def refuse_waiting(self, channels: Iterable[Channel], refusal: Refusal) -> None:
-        """Refuse every ask that nobody began."""
-        for channel in list(channels):
+    def refuse(self, channels: Iterable[Channel], refusal: Refusal) -> None:
+        """Refuse every ask that nobody began, and all that come from now on."""
+        with self._lock:
+            self._refusal = refusal
+            waiting = [errand for channel in channels for errand in self._take_waiting(channel)]
+        _settle(waiting, Outcome(refusal=refusal))
+
+    def relieve(self, than: float) -> None:
+        """Where memory is full and a job waits that has little of it, drop frames of one that has much.
+
+        Those that it did not fetch since ``than``, oldest first. A job is not admitted beyond its share while
+        others wait (``_admission``), so that what is dropped does not come back at once.
+        """
+        dropped = True
+        while dropped and self._memory.full:
             with self._lock:
-                waiting = self._take_waiting(channel)
-            _settle(waiting, Outcome(refusal=refusal))
+                waiting = self._turns.jobs_in_need
+            held = self._frames.held_bytes()
+            much = _MUCH * min((held[job] for job in waiting), default=self._memory.nbytes)
+            dropped = any(
+                self._frames.drop_one(job, than) for job, nbytes in held.most_common() if nbytes > much
+            )
 
     def close(self) -> None:
         """Let the sampling threads leave."""
@@ -141,6 +164,33 @@ class Asks:
                 return False
             time.sleep(_LOOK_AGAIN_S)
         return True
+
+    def _admission(self) -> Callable[[Errand], bool]:
+        """Return which asks may be worked on: as many as there is frame memory for, shared out among jobs.
+
+        While more than half of it is lent, a job has no more than its part of all that want some.
+        """
+        lent = self._memory.lent if self._turns else 0
+        if lent < self._memory.nbytes // 2:
+            return lambda _: True
+        held = self._frames.held_bytes()
+        part = self._memory.nbytes / max(len(held.keys() | self._turns.jobs_in_need), 1)
+        full = lent >= self._memory.nbytes
+        return lambda each: not each.needs_frame_memory or not (full or held[each.channel.job] >= part)
+
+    def _is_to_wait(self, errand: Errand, made: Made | Refusal) -> bool:
+        """Whether a frame did not fit its slot, and there was no memory. Under the lock."""
+        if isinstance(made, Refusal):
+            return False
+        if made.in_slot or made.overflows:
+            errand.channel.overflows = made.overflows
+        return made.overflows and not made.nbytes and not errand.is_stale() and self._refusal is None
+
+    def _check_open(self, channel: Channel) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if channel.closed:
+            raise Refusal(Status.NOT_FOUND, "the channel was closed: open it again")
 
     def _move_fence(self, channel: Channel, fence: int) -> list[Errand]:
         if fence <= channel.fence:
@@ -171,16 +221,13 @@ class Asks:
             return Outcome(refusal=Refusal(Status.NOT_FOUND, "the channel was closed: open it again"))
         if isinstance(made, Refusal):
             return Outcome(refusal=made)
-        if errand.is_stale() or not made.nbytes:
+        if errand.is_stale():
             return SKIPPED
+        if not made.nbytes:
+            return SKIPPED if self._refusal is None else Outcome(refusal=self._refusal)
         if made.memory is not None:
             errand.handle = self._frames.put(
-                made.memory,
-                made.nbytes,
-                job=errand.channel.job,
-                channel=errand.channel.id,
-                fence=errand.fence,
-                now=self._clock(),
+                made.memory, job=errand.channel.job, channel=errand.channel.id, fence=errand.fence
             )
         return Outcome(
             in_slot=made.in_slot,

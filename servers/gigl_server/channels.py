@@ -88,7 +88,7 @@ class Errand:
 
     @property
     def needs_frame_memory(self) -> bool:
-        return self.channel.ring is None or not self.slot
+        return self.channel.ring is None or not self.slot or self.channel.overflows
 
 
 @dataclass(slots=True)
@@ -137,6 +137,8 @@ class Channel:
     """When a call last named it."""
     fence: int = 0
     closed: bool = False
+    overflows: bool = False
+    """The last frame did not fit the slot that was named."""
     in_round: bool = False
     queue: deque[Errand] = field(default_factory=deque)
     running: set[Errand] = field(default_factory=set)

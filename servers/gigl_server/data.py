@@ -14,7 +14,6 @@ from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES
-from gigl_server.fetches import Fetches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,11 +40,11 @@ _SHUTDOWN_S = 5.0
 class FrameSource(Protocol):
     """Where frames lie until they are fetched."""
 
-    def take(self, handle: bytes, job: bytes) -> tuple[Bytes, int] | None:
-        """Return the frame behind a handle: memory and how many bytes of it, for one caller only.
+    def take(self, handle: bytes, job: bytes) -> Bytes | None:
+        """Return the frame behind a handle, for one caller only.
 
-        ``None`` if there is none, or if it is not that of this job (``rpc.job.job_key``). The array is kept
-        until the frame was sent, or cannot be any more.
+        ``None`` if there is none, or if it is not that of this job (``rpc.job.job_key``); ``Refused`` where
+        enough is on its way. The array is kept until the frame was sent, or cannot be any more.
         """
 
 
@@ -65,7 +64,6 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self._answers = answers
         self._ledger = ledger
         self._frames = frames
-        self._fetches = Fetches()
         self._turns = threading.BoundedSemaphore(_MOST_CALLS)
         super().__init__(location, middleware={"guard": _Guard(credentials, ledger)}, **options)
 
@@ -93,14 +91,11 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         """Return a frame as a stream that runs without Python: nothing here waits for who reads it."""
         if visit is None or visit.job is None:
             raise Refused(Kind.INVALID, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
-        fetch = self._fetches.begin(visit.job)
-        found = None if self._frames is None else self._frames.take(handle, visit.job)
-        if found is None:
+        frame = None if self._frames is None else self._frames.take(handle, visit.job)
+        if frame is None:
             raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
-        fetch.memory, nbytes = found
-        self._ledger.add(bytes_out=nbytes)
-        buffer = pa.foreign_buffer(fetch.memory.ctypes.data, nbytes, base=fetch)
-        column = pa.Array.from_buffers(pa.uint8(), nbytes, [None, buffer], null_count=0)
+        self._ledger.add(bytes_out=len(frame))
+        column = pa.Array.from_buffers(pa.uint8(), len(frame), [None, pa.py_buffer(frame)], null_count=0)
         table = pa.Table.from_arrays([column], schema=_SCHEMA)
         return flight.RecordBatchStream(table.to_reader(max_chunksize=CHUNK_BYTES))
 

@@ -1,4 +1,4 @@
-"""Memory for frames that go over the network, used again so that its pages stay warm."""
+"""Memory for what goes over the network, used again so that its pages stay warm."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class FrameMemory:
     def held(self) -> int:
         """Bytes of all buffers, idle ones included."""
         with self._lock:
+            self._take_back()
             return self._held
 
     @property
@@ -80,6 +81,7 @@ class FrameMemory:
             memory = self._returned.popleft()
             self._lent -= len(memory)
             self._idle.append(memory)
+        self._make_room(0)
 
     def _fitting(self, nbytes: int) -> Bytes | None:
         """Take the smallest idle buffer that is large enough, and not by far too large."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from gigl_loader.sampling.store import WireCounts
 
 if TYPE_CHECKING:
     from gigl_server.channels import Channel
@@ -27,6 +24,7 @@ class ChannelLoad:
     batches: int
     nbytes: int
     queued: int
+    """Asks that nobody began."""
     ready: int
     sampling_s: float
     waiting_s: float
@@ -43,7 +41,7 @@ class ChannelLoad:
             transport="flight" if channel.ring is None else "ring",
             batches=channel.tally.batches,
             nbytes=channel.tally.nbytes,
-            queued=channel.open_asks,
+            queued=len(channel.queue),
             ready=ready,
             sampling_s=channel.tally.sampling_s,
             waiting_s=channel.tally.waiting_s,
@@ -74,5 +72,3 @@ class ServiceLoad:
     sampling_s: float
     waiting_s: float
     channels: tuple[ChannelLoad, ...]
-    peers: Mapping[int, WireCounts] = field(default_factory=dict)
-    """By partition that lies elsewhere."""

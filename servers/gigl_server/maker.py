@@ -27,6 +27,8 @@ class Made:
 
     memory: Bytes | None = None
     """Of a frame that goes over the network."""
+    overflows: bool = False
+    """The frame does not fit the slot that was named. With no bytes: nor was there memory for it."""
     in_slot: bool = False
     failure: bytes = b""
     unavailable: bool = False
@@ -61,22 +63,24 @@ class Maker:
             nbytes = sampled.layout.nbytes
             if errand.is_stale():
                 return Made()
-            memory, in_slot = self._place(errand, nbytes)
+            ring = errand.channel.ring if errand.slot else None
+            in_slot = ring is not None and nbytes <= ring.slot_bytes
+            if ring is not None and not in_slot and not errand.needs_frame_memory and self._memory.full:
+                return Made(overflows=True)
+            memory = ring.slot(errand.slot)[:nbytes] if ring is not None and in_slot else self._lent(nbytes)
             with self._ledger.timed("gathering_s"):
                 sampled.write(memory)
-        return Made(memory=None if in_slot else memory, in_slot=in_slot, nbytes=nbytes)
+        if in_slot:
+            return Made(in_slot=True, nbytes=nbytes)
+        return Made(memory=memory, overflows=ring is not None, nbytes=nbytes)
 
-    def _place(self, errand: Errand, nbytes: int) -> tuple[Bytes, bool]:
-        """Return memory for a frame, and whether it is the slot that was named."""
-        ring = errand.channel.ring
-        if ring is not None and errand.slot and nbytes <= ring.slot_bytes:
-            return ring.slot(errand.slot)[:nbytes], True
+    def _lent(self, nbytes: int) -> Bytes:
         if nbytes > self._memory.nbytes:
             raise SamplingError(
                 f"a frame of {nbytes / 1e6:.1f} MB, and this server has {self._memory.nbytes / 1e6:.1f} MB "
                 "for all that go over the network: ask for fewer seeds a batch, or raise its limit"
             )
-        return self._memory.take(nbytes), False
+        return self._memory.take(nbytes)
 
 
 def _failed(errand: Errand, error: Exception, thread: int) -> Made:

@@ -7,9 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
-from gigl_loader.sampling.ledger import Ledger as SamplingLedger
-from gigl_loader.sampling.sampler import Sampler
-from gigl_loader.sampling.stepped import SteppedSampler
 from gigl_server.asks import Asks
 from gigl_server.channels import Errand
 from gigl_server.frame_memory import FrameMemory
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.source import BatchSampler
     from gigl_server.channels import Ask, Channel, ChannelOrder, Outcome
     from gigl_server.frame_ring import FrameRing
     from gigl_server.ledger import Ledger
@@ -52,6 +48,8 @@ THREADS_PER_WORKER = 4
 
 _JOIN_S = 5.0
 _IDLE_S = 60.0
+_UNFETCHED_S = 5.0
+"""A frame that lies there for so long gives way to a job that waits: trainers have places, and fetch at once."""
 
 
 class SamplingService:
@@ -75,7 +73,7 @@ class SamplingService:
         self.ring_door = ""
         """Name of the socket that hands out rings. While it is empty, no channel gets one."""
         self.limits = limits or Limits()
-        self.frames = FrameShelf()
+        self.frames = FrameShelf(self.limits.frame_bytes, clock)
         self._graph = graph
         self._workers = workers
         self._clock = clock
@@ -83,13 +81,11 @@ class SamplingService:
         self._jobs = Jobs(self.limits, clock)
         self._memory = FrameMemory(self.limits.frame_bytes)
         self._asks = Asks(self._lock, self.frames, self._memory, self.limits, clock)
-        self._samplers = SamplerShelf(self._new_sampler, keep=self.limits.samplers)
+        self._samplers = SamplerShelf(graph, keep=self.limits.samplers)
         self._maker = Maker(self._samplers, self._memory, ledger)
         self._store: PartitionedStore | None = None
-        self._sampling_ledger = SamplingLedger()
         self._pool: WorkerPool | None = None
         self._housekeeper = Housekeeper(self.sweep)
-        self._was_full = False
 
     def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
         """Begin to sample: through a store, which is closed with the service, or from the whole graph."""
@@ -100,8 +96,7 @@ class SamplingService:
         with self._lock:
             if self.state == "starting":
                 self._store = store
-                if store is not None:
-                    self._sampling_ledger = SamplingLedger(store.wire)
+                self._samplers.sample_from(store)
                 self._pool = WorkerPool(threads, self._asks.next, self._work)
                 self._housekeeper.start()
                 self.state = "ready"
@@ -116,7 +111,7 @@ class SamplingService:
             if self.state != "closed":
                 self.state = "draining"
             channels = list(self._jobs.channels.values())
-        self._asks.refuse_waiting(channels, self._not_ready())
+        self._asks.refuse(channels, self._not_ready())
         return self._asks.wait_until_delivered(timeout_s)
 
     def close(self) -> None:
@@ -209,7 +204,6 @@ class SamplingService:
                 for each in self._jobs.channels.values()
             )
             jobs, producers, totals = len(self._jobs), self._jobs.num_producers, self._asks.totals
-        stores = {} if self._store is None else self._store.remote
         return ServiceLoad(
             workers=0 if self._pool is None else len(self._pool),
             busy=self._asks.busy,
@@ -222,7 +216,6 @@ class SamplingService:
             sampling_s=totals.sampling_s,
             waiting_s=totals.waiting_s,
             channels=channels,
-            peers={part: store.wire() for part, store in stores.items() if hasattr(store, "wire")},
         )
 
     def sweep(self) -> None:
@@ -244,11 +237,8 @@ class SamplingService:
 
     def _sweep_memory(self) -> None:
         now = self._clock()
-        self.frames.drop_older(now - self.limits.frame_s)
-        full = self._memory.full
-        while full and self._was_full and self.frames.drop_one() is not None:
-            full = self._memory.full
-        self._was_full = full
+        self.frames.drop_forgotten(now - self.limits.frame_s)
+        self._asks.relieve(now - _UNFETCHED_S)
         if now - self._asks.last_turn > _IDLE_S:
             self._samplers.clear()
             self._memory.trim()
@@ -259,14 +249,6 @@ class SamplingService:
             made = self._maker.make(errand, thread)
         finally:  # Whatever happened, nobody waits for an outcome that never comes.
             self._asks.finish(errand, made)
-
-    def _new_sampler(self, channel: Channel) -> BatchSampler:
-        plan, without_rows = channel.producer.plan, channel.without_rows
-        if self._store is None:
-            return Sampler(self._graph, plan, self._sampling_ledger, without_rows=without_rows)
-        return SteppedSampler(
-            self._graph, plan, self._store, self._sampling_ledger, without_rows=without_rows
-        )
 
     def _new_ring(self, order: ChannelOrder) -> FrameRing | None:
         if not order.ring_slots or not self.ring_door:

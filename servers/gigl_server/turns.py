@@ -16,7 +16,8 @@ __all__ = ["Turns"]
 class Turns:
     """Rounds over the channels that have asks: ``share`` turns for each, one batch a turn.
 
-    So a channel waits for the others' shares at most, however many asks they have. Not thread-safe.
+    So a channel waits for the others' shares at most, however many asks they have: a job with more channels
+    has more turns. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,11 @@ class Turns:
 
     def __len__(self) -> int:
         return len(self._round)
+
+    @property
+    def jobs_in_need(self) -> set[bytes]:
+        """Jobs whose next ask needs frame memory."""
+        return {each.job for each in self._round if each.queue and each.queue[0].needs_frame_memory}
 
     def enter(self, channel: Channel) -> None:
         """Let a channel with asks take part: after those that do already."""

@@ -90,7 +90,7 @@ class Trainer:
     def fetch(self, outcome: Outcome) -> bytes | None:
         """Return the frame of a handle, as the data port would."""
         found = self.service.frames.take(outcome.handle, self.job)
-        return None if found is None else found[0][: found[1]].tobytes()
+        return None if found is None else found.tobytes()
 
 
 class Gate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +21,9 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.frames import Gone, fetch_frame
 from gigl_loader.rpc.inquiries import encode_frame_ask
 from gigl_loader.rpc.job import job_key, new_job
-from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_server.answers import Answers
-from gigl_server.buffers import BufferPool
 from gigl_server.data import open_data_service, shut_down
-from gigl_server.fetches import Fetches
+from gigl_server.frames import FrameShelf
 from gigl_server.ledger import Ledger
 from tests.support.leftovers import wait_until
 from tests.support.proxy import Proxy
@@ -45,29 +42,23 @@ NBYTES = (5 << 20) + 77
 JOB, THIEF = new_job(), new_job()
 
 
-class Shelf:
-    """Frames by handle, each in memory of a pool."""
+class Shelf(FrameShelf):
+    """Notes who comes."""
 
-    def __init__(self) -> None:
-        self.pool = BufferPool(8 << 20, keep=16)
+    def __init__(self, nbytes: int = 1 << 30) -> None:
+        super().__init__(nbytes)
         self.taken: list[bytes] = []
         self.lent: list[weakref.ref[Bytes]] = []
-        self._frames: dict[tuple[bytes, bytes | None], tuple[Bytes, int]] = {}
 
-    def put(self, frame: Bytes, job: str = JOB) -> bytes:
-        memory = self.pool.take()
-        memory[: len(frame)] = frame
-        return self.lay(memory, len(frame), job)
+    def lay(self, frame: Bytes, job: str = JOB) -> bytes:
+        key = job_key([job])
+        assert key is not None
+        self.lent.append(weakref.ref(frame))
+        return self.put(frame, job=key, channel=bytes(16), fence=0)
 
-    def lay(self, memory: Bytes, nbytes: int, job: str = JOB) -> bytes:
-        handle = secrets.token_bytes(16)
-        self.lent.append(weakref.ref(memory))
-        self._frames[handle, job_key([job])] = memory, nbytes
-        return handle
-
-    def take(self, handle: bytes, job: bytes) -> tuple[Bytes, int] | None:
+    def take(self, handle: bytes, job: bytes) -> Bytes | None:
         self.taken.append(handle)
-        return self._frames.pop((handle, job), None)
+        return super().take(handle, job)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +110,7 @@ def refusal(port: int, ticket: bytes, *jobs: str) -> str:
 def test_a_frame_arrives_as_it_is(service: DataService, shelf: Shelf, nbytes: int) -> None:
     sent, out = frame(nbytes, nbytes), np.zeros(NBYTES + 1, np.uint8)
     with connected(service.port) as connection:
-        fetch_frame(connection, shelf.put(sent), nbytes, out)
+        fetch_frame(connection, shelf.lay(sent), nbytes, out)
         counts = connection.counts()
     assert (out[:nbytes] == sent).all()
     assert not out[nbytes:].any()
@@ -127,7 +118,7 @@ def test_a_frame_arrives_as_it_is(service: DataService, shelf: Shelf, nbytes: in
 
 
 def test_a_frame_is_fetched_once_and_by_its_job(service: DataService, shelf: Shelf) -> None:
-    handle, out = shelf.put(frame(1)), np.zeros(NBYTES, np.uint8)
+    handle, out = shelf.lay(frame(1)), np.zeros(NBYTES, np.uint8)
     with connected(service.port) as own, connected(service.port, job=THIEF) as thief:
         for _ in range(2):
             with pytest.raises(Gone, match="no such frame: it was fetched before, dropped, or is another"):
@@ -140,7 +131,7 @@ def test_a_frame_is_fetched_once_and_by_its_job(service: DataService, shelf: She
 
 
 def test_the_secret_of_a_job_is_asked_for(service: DataService, shelf: Shelf) -> None:
-    handle, taken = shelf.put(frame(2)), len(shelf.taken)
+    handle, taken = shelf.lay(frame(2)), len(shelf.taken)
     ask = encode_frame_ask(handle)
     for jobs in ([], [""], [JOB[:-1]], [JOB.upper()], [JOB, JOB], [JOB, THIEF]):
         assert refusal(service.port, ask, *jobs) == "invalid"
@@ -171,15 +162,15 @@ def test_a_frame_of_another_size_is_not_believed(service: DataService, shelf: Sh
     with connected(service.port) as connection:
         for said in (NBYTES - 1, 1):
             with pytest.raises(FormatError, match=f"of a frame that was said to have {said}$"):
-                fetch_frame(connection, shelf.put(frame(3)), said, out)
+                fetch_frame(connection, shelf.lay(frame(3)), said, out)
         with pytest.raises(FormatError, match=f"100 bytes .* said to have {NBYTES}$"):
-            fetch_frame(connection, shelf.put(frame(3, 100)), NBYTES, out)
+            fetch_frame(connection, shelf.lay(frame(3, 100)), NBYTES, out)
         with pytest.raises(ValueError, match="does not fit in 10"):
             fetch_frame(connection, bytes(16), 11, out[:10])
 
 
 def test_memory_comes_back_when_a_frame_was_sent_or_cannot_be(service: DataService, shelf: Shelf) -> None:
-    handles = [shelf.put(frame(4)) for _ in range(3)]
+    handles = [shelf.lay(frame(4)) for _ in range(3)]
     out = np.zeros(NBYTES, np.uint8)
     with connected(service.port) as connection:
         fetch_frame(connection, handles[0], NBYTES, out)
@@ -192,11 +183,11 @@ def test_memory_comes_back_when_a_frame_was_sent_or_cannot_be(service: DataServi
         del reader
     client.close()
     assert wait_until(lambda: not any(memory() is not None for memory in shelf.lent[-3:]), seconds=5)
-    assert service._fetches.under_way == 0
+    assert wait_until(lambda: shelf.sent == 0, seconds=5)
 
 
 def test_any_number_of_threads_share_a_connection(service: DataService, shelf: Shelf) -> None:
-    handles = [shelf.put(frame(seed, 3 << 20)) for seed in range(12)]
+    handles = [shelf.lay(frame(seed, 3 << 20)) for seed in range(12)]
 
     def fetched(seed: int) -> bool:
         out = np.zeros(3 << 20, np.uint8)
@@ -207,18 +198,17 @@ def test_any_number_of_threads_share_a_connection(service: DataService, shelf: S
         assert all(threads.map(fetched, range(12)))
 
 
-def test_who_asks_and_does_not_read_is_bounded(
-    service: DataService, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_fetches", Fetches(most=3, most_of_a_job=2))
+def test_who_asks_and_does_not_read_is_bounded(service: DataService, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(512 << 20)  # One job's part while they are sent: 128 MiB.
+    monkeypatch.setattr(service, "_frames", shelf)
     options = flight.FlightCallOptions(timeout=20, headers=[(b"gigl-job", JOB.encode())])
     client = flight.FlightClient(f"grpc+tcp://127.0.0.1:{service.port}")
     large = np.zeros(64 << 20, np.uint8)  # More than the connection takes before it is read.
-    handles = [shelf.lay(large, len(large)) for _ in range(2)]
+    handles = [shelf.lay(large) for _ in range(2)]
     readers = [client.do_get(flight.Ticket(encode_frame_ask(handle)), options) for handle in handles]
-    last = shelf.put(frame(5))
+    last = shelf.lay(frame(5))
     assert refusal(service.port, encode_frame_ask(last), JOB) == "busy"
-    others = shelf.put(frame(6), THIEF)
+    others = shelf.lay(frame(6), THIEF)
     out, landed = np.zeros(NBYTES, np.uint8), np.zeros(NBYTES, np.uint8)
     with connected(service.port, job=THIEF) as thief, connected(service.port) as own:
         fetch_frame(thief, others, NBYTES, out)  # Another job is served meanwhile.
@@ -233,20 +223,6 @@ def test_who_asks_and_does_not_read_is_bounded(
     assert (landed == frame(5)).all()
 
 
-def test_fetches_are_counted_by_job() -> None:
-    fetches = Fetches(most=3, most_of_a_job=2)
-    own = [fetches.begin(b"own") for _ in range(2)]
-    with pytest.raises(Refused) as raised:
-        fetches.begin(b"own")
-    assert raised.value.kind is Kind.BUSY
-    other = fetches.begin(b"other")
-    with pytest.raises(Refused):
-        fetches.begin(b"third")
-    own.pop()
-    assert fetches.under_way == 2
-    assert [fetches.begin(b"third"), other]
-
-
 def test_a_server_that_is_not_there(service: DataService, shelf: Shelf) -> None:
     out = np.zeros(NBYTES, np.uint8)
     with (
@@ -258,7 +234,7 @@ def test_a_server_that_is_not_there(service: DataService, shelf: Shelf) -> None:
 
 
 def test_a_frame_whose_connection_broke_is_gone(service: DataService, shelf: Shelf) -> None:
-    handle, out = shelf.put(frame(7)), np.zeros(NBYTES, np.uint8)
+    handle, out = shelf.lay(frame(7)), np.zeros(NBYTES, np.uint8)
     with (
         Proxy(("127.0.0.1", service.port)) as proxy,
         connected(proxy.address[1]) as connection,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections import deque
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,3 +78,34 @@ def test_any_size_can_be_had() -> None:
         assert len(array) == nbytes
         assert nbytes <= memory.lent <= max(nbytes * 9 // 8 + 1, 65_536)
         del array
+
+
+def test_idle_buffers_beyond_the_bound_are_freed() -> None:
+    memory = FrameMemory(2 * MB)
+    lent = [memory.take(MB) for _ in range(5)]
+    lent.clear()
+    assert (memory.held, memory.lent) == (2 * MB, 0)
+
+
+class _Collecting(deque[Any]):
+    """What came back; looking ends a lease, as a collection may at any time."""
+
+    def __init__(self, lent: list[Any]) -> None:
+        super().__init__()
+        self._lent = lent
+
+    def __len__(self) -> int:
+        self._lent.clear()
+        return super().__len__()
+
+
+def test_a_buffer_that_comes_back_while_its_thread_takes_one_blocks_nobody() -> None:
+    memory = FrameMemory(4 * MB)
+    lent: list[Any] = []
+    memory._returned = _Collecting(lent)
+    lent.append(memory.take(MB))
+    taker = threading.Thread(target=memory.take, args=(MB,), daemon=True)
+    taker.start()
+    taker.join(5)
+    assert not taker.is_alive()
+    assert not lent

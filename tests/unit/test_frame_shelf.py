@@ -8,40 +8,40 @@ import numpy as np
 import pytest
 
 from gigl_loader.memfile import map_memory
+from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_server.frame_ring import FrameRing
 from gigl_server.frames import FrameShelf
+from tests.support.store_service import Clock
 
 ME, YOU = b"m" * 32, b"y" * 32
 A, B = b"a" * 16, b"b" * 16
 
 
-def put(
-    shelf: FrameShelf, channel: bytes = A, nbytes: int = 10, *, fence: int = 0, now: float = 0.0
-) -> bytes:
-    return shelf.put(np.zeros(nbytes, np.uint8), nbytes, job=ME, channel=channel, fence=fence, now=now)
+def put(shelf: FrameShelf, channel: bytes = A, nbytes: int = 10, *, fence: int = 0, job: bytes = ME) -> bytes:
+    return shelf.put(np.zeros(nbytes, np.uint8), job=job, channel=channel, fence=fence)
 
 
 def test_a_frame_is_handed_out_once_and_only_to_its_job() -> None:
-    shelf = FrameShelf()
+    shelf = FrameShelf(1 << 20)
     handle = put(shelf)
     assert len(handle) == 16
     assert shelf.take(handle, YOU) is None
     found = shelf.take(handle, ME)
     assert found is not None
-    assert found[1] == 10
+    assert len(found) == 10
     assert shelf.take(handle, ME) is None
     assert shelf.take(b"x" * 16, ME) is None
     assert (len(shelf), shelf.nbytes, shelf.held_by(A)) == (0, 0, 0)
 
 
 def test_handles_differ() -> None:
-    shelf = FrameShelf()
+    shelf = FrameShelf(1 << 20)
     assert len({put(shelf) for _ in range(100)}) == 100
     assert (shelf.held_by(A), shelf.held_by(B), shelf.nbytes) == (100, 0, 1000)
 
 
 def test_frames_of_a_channel_go_all_or_those_of_older_epochs() -> None:
-    shelf = FrameShelf()
+    shelf = FrameShelf(1 << 20)
     old, new, other = put(shelf, fence=1), put(shelf, fence=2), put(shelf, B, fence=1)
     shelf.drop_channel(A, before_fence=2)
     assert shelf.take(old, ME) is None
@@ -53,19 +53,61 @@ def test_frames_of_a_channel_go_all_or_those_of_older_epochs() -> None:
     shelf.drop_channel(b"never there")
 
 
-def test_frames_that_nobody_fetches_are_dropped() -> None:
-    shelf = FrameShelf()
-    put(shelf, now=1.0)
-    late = put(shelf, now=5.0)
-    assert shelf.drop_older(5.0) == 1
+def test_frames_are_dropped_whose_channel_fetches_none() -> None:
+    clock = Clock()
+    shelf = FrameShelf(1 << 20, clock)
+    slow = [put(shelf, A) for _ in range(2)]
+    gone = put(shelf, B)
+    clock.now += 4
+    assert shelf.take(slow[0], ME) is not None
+    late = put(shelf, B)
+    clock.now += 1
+    assert shelf.drop_forgotten(clock.now - 2) == 1
+    assert shelf.take(gone, ME) is None
+    assert shelf.take(slow[1], ME) is not None
     assert shelf.take(late, ME) is not None
 
 
-def test_who_holds_most_loses_its_oldest() -> None:
-    shelf = FrameShelf()
-    handles = [put(shelf, B, 60), put(shelf, A, 50), put(shelf, A, 50)]
-    assert [shelf.drop_one(), shelf.drop_one(), shelf.drop_one(), shelf.drop_one()] == [A, B, A, None]
-    assert all(shelf.take(handle, ME) is None for handle in handles)
+def test_a_job_loses_its_oldest_frame_unless_that_is_new() -> None:
+    clock = Clock()
+    shelf = FrameShelf(1 << 20, clock)
+    handles = [put(shelf, B), put(shelf, A), put(shelf, job=YOU)]
+    clock.now += 1
+    assert not shelf.drop_one(ME, clock.now - 2)
+    assert shelf.drop_one(ME, clock.now)
+    assert shelf.take(handles[0], ME) is None
+    assert shelf.drop_one(ME, clock.now)
+    assert not shelf.drop_one(ME, clock.now)
+    assert shelf.take(handles[2], YOU) is not None
+
+
+def test_what_is_sent_counts_for_its_job_until_it_was() -> None:
+    shelf = FrameShelf(1000)
+    handles = [put(shelf, nbytes=200) for _ in range(2)]
+    sent = shelf.take(handles[0], ME)
+    assert sent is not None
+    assert (shelf.sent, shelf.nbytes, dict(shelf.held_bytes())) == (1, 200, {ME: 400})
+    with pytest.raises(Refused) as raised:
+        shelf.take(handles[1], ME)
+    assert raised.value.kind is Kind.BUSY
+    assert shelf.take(put(shelf, nbytes=900, job=YOU), YOU) is not None  # One, however large.
+    part = sent[10:20]
+    del sent
+    assert shelf.sent == 1
+    del part
+    assert (shelf.sent, dict(shelf.held_bytes())) == (0, {ME: 200})
+    assert shelf.take(handles[1], ME) is not None
+
+
+def test_frames_on_their_way_are_counted() -> None:
+    shelf = FrameShelf(1 << 30)
+    sent = [shelf.take(put(shelf), ME) for _ in range(64)]
+    with pytest.raises(Refused, match=r"^64 frames of this job are on their way$"):
+        shelf.take(put(shelf), ME)
+    sent += [shelf.take(put(shelf, job=bytes([job])), bytes([job])) for job in range(192)]
+    with pytest.raises(Refused, match=r"^256 frames are on their way$"):
+        shelf.take(put(shelf, job=YOU), YOU)
+    assert all(each is not None for each in sent)
 
 
 # --- rings

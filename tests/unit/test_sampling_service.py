@@ -14,6 +14,7 @@ import pytest
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.memfile import map_memory
+from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_server.channels import ChannelOrder
@@ -129,7 +130,7 @@ def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.M
     with service_of() as service:
         trainer = Trainer(service)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.service.Sampler.sample", lambda *_: 1 / 0)
+            patch.setattr("gigl_server.samplers.Sampler.sample", lambda *_: 1 / 0)
             trainer.ask(2)
             outcome = trainer.answers.next()[1]
         assert not outcome.unavailable
@@ -164,7 +165,7 @@ def test_an_owner_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyP
 
     with service_of() as service:
         trainer = Trainer(service)
-        monkeypatch.setattr("gigl_server.service.Sampler.sample", silent)
+        monkeypatch.setattr("gigl_server.samplers.Sampler.sample", silent)
         trainer.ask(2)
         outcome = trainer.answers.next()[1]
         assert outcome.unavailable
@@ -271,6 +272,21 @@ def test_leaving_an_epoch_ends_what_was_asked_for_it(wanted: list[bytes]) -> Non
         assert trainer.fetch(came[7]) == wanted[7]
 
 
+def test_a_refused_ask_of_a_new_epoch_ends_the_older_ones_all_the_same() -> None:
+    gate = Gate()
+    with service_of(gate=gate, ask_bytes=2000) as service:  # An ask has 800.
+        trainer = Trainer(service)
+        trainer.ask(0)
+        assert gate.entered.acquire(timeout=20)
+        trainer.ask(1)
+        seeds = np.arange(100).tobytes()
+        refused(Status.BEYOND_LIMIT, "seeds", trainer.ask, 0, fence=1, seeds=seeds, input_ids=seeds)
+        name, outcome = trainer.answers.next()
+        assert (name, outcome.skipped) == (1, True)
+        gate.opened.set()
+        assert trainer.answers.next()[1].skipped
+
+
 def test_ready_frames_of_an_epoch_that_was_left_are_dropped() -> None:
     with service_of() as service:
         trainer = Trainer(service, credit=2)
@@ -315,7 +331,8 @@ def test_one_slot_is_not_written_twice_at_once() -> None:
 
 
 def test_who_does_not_fetch_parks_network_channels_until_its_frames_are_dropped() -> None:
-    with service_of(frame_bytes=100_000) as service:  # A frame has 60 kB, in a buffer of 65.
+    clock = Clock()
+    with service_of(clock=clock, frame_bytes=100_000) as service:  # A frame has 60 kB, in a buffer of 65.
         service.ring_door = "somewhere"
         sloth, other = Trainer(service), Trainer(service, job=OTHER_JOB)
         local = Trainer(service, job=OTHER_JOB, ring_slots=1, ring_slot_bytes=1 << 20)
@@ -326,15 +343,98 @@ def test_who_does_not_fetch_parks_network_channels_until_its_frames_are_dropped(
         other.ask(0)
         local.ask(0, slot=1)
         assert local.answers.next()[1].in_slot  # A ring needs no such memory.
-        assert len(sloth.answers) == len(other.answers) == 0
-        for _ in range(2):
-            service.sweep()
-        assert wait_until(lambda: len(sloth.answers) + len(other.answers) == 1, seconds=10)
-        for _ in range(2):
-            service.sweep()
-        assert other.answers.next()[1].handle
+        service.sweep()
+        assert len(sloth.answers) == len(other.answers) == 0  # It may still fetch.
+        clock.now += 6
+        service.sweep()
+        assert other.answers.next()[1].handle  # And not the sloth's next, which came before.
+        assert len(sloth.answers) == 0
         assert sloth.fetch(held[0]) is None  # Its oldest.
+        assert sloth.fetch(held[1]) is not None
         assert service.load().frame_bytes < 3 * 70_000
+
+
+def test_a_job_that_waits_for_nobody_but_itself_loses_nothing() -> None:
+    clock = Clock()
+    with service_of(clock=clock, frame_bytes=100_000) as service:
+        trainers = [Trainer(service, key=str(number)) for number in range(2)]
+        for trainer in trainers:
+            for batch in range(3):
+                trainer.ask(batch)
+        for turn in range(6):  # Slower than any deadline, but for one fetch after the other.
+            clock.now += 20
+            name, outcome = trainers[turn % 2].answers.next()
+            service.heartbeat(JOB, [each.channel.id for each in trainers])
+            service.sweep()
+            assert trainers[turn % 2].fetch(outcome) is not None, name
+
+
+def test_frames_that_are_sent_to_who_does_not_read_take_a_part_of_the_memory_only() -> None:
+    with service_of(frame_bytes=400_000) as service:  # One job's part while they are sent: 100 kB.
+        stalled, other = Trainer(service, credit=8), Trainer(service, job=OTHER_JOB)
+        for batch in range(4):
+            stalled.ask(batch)
+        handles = [stalled.answers.next()[1].handle for _ in range(4)]
+        sent = service.frames.take(handles[0], JOB)
+        assert sent is not None
+        with pytest.raises(Refused, match=r"^0.1 MB of this job are on their way$") as raised:
+            service.frames.take(handles[1], JOB)
+        assert raised.value.kind is Kind.BUSY
+        for batch in range(6):
+            other.ask(batch % 4)
+            assert other.fetch(other.answers.next()[1]) is not None
+        del sent
+        assert service.frames.take(handles[1], JOB) is not None
+
+
+def test_jobs_share_frame_memory_however_many_channels_they_have() -> None:
+    with service_of(workers=2, frame_bytes=600_000) as service:
+        greedy = [Trainer(service, key=str(number), credit=8) for number in range(12)]
+        other = Trainer(service, job=OTHER_JOB, credit=8)
+        for batch in range(8):
+            for trainer in (*greedy, other):
+                trainer.ask(batch % 4)
+        frames = [other.answers.next()[1] for _ in range(3)]
+        held = service.frames.held_bytes()
+        assert held[JOB] < 300_000 + 2 * 65_536  # Half, and what was begun.
+        for frame in frames:
+            assert other.fetch(frame) is not None
+        for _ in range(5):
+            assert other.fetch(other.answers.next()[1]) is not None
+
+
+def test_frames_that_do_not_fit_their_slots_are_bounded_as_all_others() -> None:
+    with service_of(frame_bytes=200_000) as service:
+        service.ring_door = "somewhere"
+        trainer = Trainer(service, credit=64, ring_slots=64, ring_slot_bytes=4096)
+        for slot in range(1, 21):
+            trainer.ask(slot % 4, slot=slot)
+        assert wait_until(lambda: len(trainer.answers) == 4 and service.load().busy == 0, seconds=10)
+        assert service.load().frame_bytes <= 200_000 + 65_536
+        for _ in range(20):
+            assert trainer.fetch(trainer.answers.next()[1]) is not None
+
+
+def test_an_ask_that_waits_for_memory_is_refused_when_the_server_drains() -> None:
+    gate = Gate()
+    with service_of(frame_bytes=100_000, gate=gate) as service:
+        service.ring_door = "somewhere"
+        other = Trainer(service, job=OTHER_JOB)
+        trainer = Trainer(service, ring_slots=4, ring_slot_bytes=4096)
+        gate.opened.set()
+        for batch in range(2):
+            other.ask(batch)
+            other.answers.next()
+        gate.opened.clear()
+        for _ in range(2):
+            assert gate.entered.acquire(timeout=20)
+        trainer.ask(0, slot=1)
+        assert gate.entered.acquire(timeout=20)
+        assert not service.drain(0)
+        gate.opened.set()
+        refusal = trainer.answers.next()[1].refusal
+        assert refusal is not None
+        assert refusal.status is Status.UNAVAILABLE
 
 
 # --- who may have what

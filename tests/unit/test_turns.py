@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def channel(name: str, asks: int, share: int = 1) -> Channel:
-    queue = deque(SimpleNamespace(name=name, number=number) for number in range(asks))
-    return cast("Channel", SimpleNamespace(name=name, share=share, queue=queue, in_round=False))
+    queue = deque(
+        SimpleNamespace(name=name, number=number, needs_frame_memory=name != "r") for number in range(asks)
+    )
+    job = name.encode()
+    return cast("Channel", SimpleNamespace(name=name, job=job, share=share, queue=queue, in_round=False))
 
 
 def order(turns: Turns, count: int, *, passed_over: str = "") -> str:
@@ -64,3 +67,10 @@ def test_a_channel_whose_asks_were_taken_away_leaves_the_round() -> None:
     first.queue.clear()
     assert order(turns, 2) == "b-"
     assert not first.in_round
+
+
+def test_jobs_in_need_are_those_whose_next_ask_needs_memory() -> None:
+    turns = entered(channel("a", 1), channel("r", 1), channel("b", 2), channel("e", 0))
+    assert turns.jobs_in_need == {b"a", b"b"}
+    order(turns, 1)
+    assert turns.jobs_in_need == {b"b"}
