@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -11,11 +10,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
 from gigl_server.event_loop import LoopThread
-from gigl_server.guard import TokenGuard
-from gigl_server.peer_calls import PeerCalls
-from gigl_server.reception import Reception
+from gigl_server.public_calls import PublicCalls
+from gigl_server.reception import Reception, TokenGuard
+from gigl_server.reports import PeerCalls
 from gigl_server.store_calls import StoreCalls
-from gigl_server.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.ledger import Ledger
     from gigl_server.service import SamplingService
+    from gigl_server.standing import View
 
 __all__ = ["ControlService"]
 
@@ -69,17 +68,16 @@ class ControlService:
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
-        ``service`` samples for trainers, ``view`` is what is known of the cluster, and ``announced`` is
-        told where servers are that ask about it.
+        ``service`` samples for trainers, ``view`` is what is known of its cluster (both or neither), and
+        ``announced`` is told where servers are that ask about it.
         """
         peer = PeerCalls(ledger, graph=graph, partitions=partitions, data_port=data_port)
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
-        reception = Reception(ledger, message_bytes=message_bytes)
-        handlers = {SERVICE: reception.handlers(peer.answers, METHODS)}
-        if service is not None:
-            view = view or partial(_alone, service)
+        self._reception = Reception(ledger, message_bytes=message_bytes)
+        handlers = {SERVICE: self._reception.handlers(peer.answers, METHODS)}
+        if service is not None and view is not None:
             calls = StoreCalls(service, peer, ledger, view=view, announced=announced)
-            handlers[STORE_SERVICE] = reception.handlers(calls.answers, STORE_METHODS)
+            handlers[STORE_SERVICE] = self._reception.handlers(calls.answers, STORE_METHODS)
         self._lasting_names = (SERVICE,) if service is not None else (SERVICE, "")
         self._ready_names = ("", STORE_SERVICE) if service is not None else ()
         self._options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes)]
@@ -94,8 +92,12 @@ class ControlService:
 
     def set_serving(self, serving: bool) -> None:
         """Tell whoever watches the health whether trainers may come. Does nothing once it is closed."""
-        if self._server is not None:
+        if self._server is None:
+            return
+        try:
             self._loop.run(self._set(self._ready_names, serving), _STOP_S)
+        except TimeoutError:  # Calls learn it anyway. A server that ends has more important things to do.
+            _LOGGER.warning("the control port is too busy to change its health to %s", serving)
 
     def close(self) -> None:
         """Stop answering; calls under way are cancelled. Closing twice is fine."""
@@ -116,7 +118,7 @@ class ControlService:
         handlers: Mapping[str, Mapping[str, Any]],
     ) -> int:
         server: Any = grpc.aio.server(
-            interceptors=[TokenGuard(credentials, ledger)],
+            interceptors=[TokenGuard(credentials, ledger, PublicCalls().limited)],
             options=self._options,
             maximum_concurrent_rpcs=self._most_calls,
         )
@@ -158,9 +160,3 @@ def _add_reflection(server: Any, names: Sequence[str]) -> None:
     from grpc_reflection.v1alpha import reflection
 
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
-
-
-def _alone(service: SamplingService) -> View:
-    """Return the view of a server that knows of no other."""
-    ready = service.state == "ready"
-    return View(members=(), ready=ready, reason="" if ready else service.state)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gigl_server.ledger import Ledger
     from gigl_server.loads import ServiceLoad
     from gigl_server.service import SamplingService
-    from gigl_server.view import View
+    from gigl_server.standing import View
 
 __all__ = ["LoadCollector"]
 

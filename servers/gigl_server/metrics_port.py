@@ -20,7 +20,7 @@ from gigl_server.metrics import LoadCollector
 if TYPE_CHECKING:
     from gigl_server.ledger import Ledger
     from gigl_server.service import SamplingService
-    from gigl_server.view import View
+    from gigl_server.standing import View
 
 __all__ = ["MetricsPort"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["PublicCalls"]
 
 _MOST = 128
-_READ_S = 20.0
+_READ_S = 2.0
 
 
 class PublicCalls:
     """Gives few places to calls of strangers, so that they cannot take those of trainers by holding on.
 
-    All are run as streams: of a call of one message, gRPC would wait for it before it asks us, for ever.
+    Nor those of probes: calls that last have places of their own, and of calls that ask for one reply the
+    oldest has to go whose message has not come. All are run as streams: of a call of one message, gRPC would
+    wait for it before it asks us, for ever.
     """
 
     def __init__(self) -> None:
-        self._open = 0
+        self._lasting = 0
+        self._unread: dict[asyncio.Future[Any], None] = {}  # Oldest first.
 
     def limited(self, handler: Any) -> Any:
         """Return a handler that does what ``handler`` does, while there is a place."""
@@ -34,48 +38,50 @@ class PublicCalls:
 
             async def stream(requests: Any, context: Any) -> None:
                 with self._place() as found:
-                    await self._check(found, context)
+                    await _check(found, context)
                     async for reply in handler.stream_stream(requests, context):
                         await context.write(reply)
 
             return grpc.stream_stream_rpc_method_handler(
                 stream, handler.request_deserializer, handler.response_serializer
             )
-        answer = handler.unary_stream or handler.unary_unary
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.stream_unary_rpc_method_handler
-        )
+        if handler.unary_unary is not None:
 
-        async def call(_: Any, context: Any) -> Any:
+            async def call(_: Any, context: Any) -> Any:
+                return await handler.unary_unary(await self._message(context, handler), context)
+
+            return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
+
+        async def watch(_: Any, context: Any) -> Any:
             with self._place() as found:
-                await self._check(found, context)
-                return await answer(await _message(context, handler.request_deserializer), context)
+                await _check(found, context)
+                return await handler.unary_stream(await self._message(context, handler), context)
 
-        return make(call, None, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(watch, None, handler.response_serializer)
 
     @contextmanager
     def _place(self) -> Iterator[bool]:
-        """Take a place and return whether there was one."""
-        self._open += 1
+        """Take a place for a call that lasts and return whether there was one."""
+        self._lasting += 1
         try:
-            yield self._open <= _MOST
+            yield self._lasting <= _MOST
         finally:
-            self._open -= 1
+            self._lasting -= 1
 
-    async def _check(self, found: bool, context: Any) -> None:
-        if not found:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST} calls without a token are open: close some"
-            )
+    async def _message(self, context: Any, handler: Any) -> Any:
+        if len(self._unread) >= _MOST:
+            next(iter(self._unread)).cancel()
+        data = await read_message(context, _READ_S, reading=self._unread)
+        try:
+            if data is not None:
+                return handler.request_deserializer(data)
+        except DecodeError:
+            pass
+        return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message of this call came")
 
 
-async def _message(context: Any, parse: Any) -> Any:
-    data = await read_message(context, _READ_S)
-    try:
-        if data is not None:
-            return parse(data)
-    except DecodeError:
-        pass
-    return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message of this call came")
+async def _check(found: bool, context: Any) -> None:
+    if not found:
+        await context.abort(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST} calls without a token are open: close some"
+        )

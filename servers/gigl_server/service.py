@@ -49,7 +49,7 @@ THREADS_PER_WORKER = 4
 _JOIN_S = 5.0
 _IDLE_S = 60.0
 _UNFETCHED_S = 5.0
-"""A frame that lies there for so long gives way to a job that waits: trainers have places, and fetch at once."""
+"""A frame that lies there for so long gives way to a job that waits: trainers fetch theirs at once."""
 
 
 class SamplingService:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from gigl_server.view import PeerTraffic, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import WireCounts
     from gigl_server.joining import Joining
 
-__all__ = ["Standing"]
+__all__ = ["PeerTraffic", "Standing", "View"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTraffic:
+    """What was exchanged with one other server since this one started."""
+
+    server: int
+    """Its rank."""
+    counts: WireCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Who serves what."""
+
+    members: tuple[Endpoint, ...]
+    """Servers known so far by ascending smallest partition, this one included: the place is the rank."""
+    ready: bool
+    reason: str
+    """Why it is not ready, in words. Empty when it is."""
+    peers: tuple[PeerTraffic, ...] = ()
 
 
 class Standing:
@@ -63,7 +84,9 @@ class Standing:
             if not self._ends:
                 self._reason, self._traffic = "", traffic
 
-    def ends(self, reason: str) -> None:
-        """From now on it does not serve, for this reason, and will not again."""
+    def ends(self, reason: str) -> bool:
+        """From now on it does not serve, for this reason, and will not again. Return whether it did."""
         with self._lock:
+            served = not self._reason
             self._reason, self._ends = reason, True
+        return served

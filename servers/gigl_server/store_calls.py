@@ -12,18 +12,18 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_server.channels import Ask, ChannelOrder
-from gigl_server.guard import header_values
-from gigl_server.load_reply import cluster_view, server_load
+from gigl_server.reception import header_values
 from gigl_server.refusal import Refusal, Status
+from gigl_server.reports import cluster_view, server_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_server.channels import Outcome
     from gigl_server.ledger import Ledger
-    from gigl_server.peer_calls import PeerCalls
+    from gigl_server.reports import PeerCalls
     from gigl_server.service import SamplingService
-    from gigl_server.view import View
+    from gigl_server.standing import View
 
 __all__ = ["StoreCalls"]
 
@@ -109,8 +109,11 @@ class StoreCalls:
         def done(outcome: Outcome) -> None:
             _post(loop, settled, outcome)
 
+        channel, asks = request.channel, [_ask(request)]
+        del request  # It holds the seeds once more, and the call may wait for minutes.
+
         def submit(job: bytes) -> Any:
-            return self._service.submit(job, request.channel, _ask(request), done)
+            return self._service.submit(job, channel, asks.pop(), done)
 
         errand = await self._answered(context, submit)
         try:

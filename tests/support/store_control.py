@@ -13,6 +13,7 @@ from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.control import ControlService
 from gigl_server.ledger import Ledger
+from gigl_server.standing import View
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, small_graph
 from tests.support.store_service import ask_of, service_of
@@ -49,7 +50,7 @@ def controlled(
             partitions=[0],
             data_port=4711,
             service=found,
-            **(options or {}),
+            **{"view": lambda: _alone(found), **(options or {})},
         )
         endpoint = Endpoint(
             what="storage server",
@@ -64,6 +65,11 @@ def controlled(
             yield Served(control, found, endpoint)
         finally:
             control.close()
+
+
+def _alone(service: SamplingService) -> View:
+    ready = service.state == "ready"
+    return View(members=(), ready=ready, reason="" if ready else service.state)
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
+import weakref
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -22,9 +25,11 @@ from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
+from gigl_server.channels import SKIPPED
 from gigl_server.control import ControlService
 from gigl_server.ledger import Ledger
-from gigl_server.view import PeerTraffic, View
+from gigl_server.standing import PeerTraffic, View
+from gigl_server.store_calls import StoreCalls
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, SourceKind, drain, small_graph
@@ -307,7 +312,8 @@ def test_a_closed_client_says_so(served: Served) -> None:
 
 
 def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.reception._READ_S", 0.1)
+    monkeypatch.setattr("gigl_server.reception._READ_S", 0.5)
+    monkeypatch.setattr("gigl_server.reception._READ_WHILE_OTHERS_WAIT_S", 0.1)
     metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
     silent = threading.Event()
     with (
@@ -317,9 +323,66 @@ def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatc
     ):
         call = channel.stream_unary(f"/{STORE_SERVICE}/Sample")
         stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
+        assert "did not come within 0.5 s" in stalled.exception(20).details()
+        stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
+        assert wait_until(lambda: not served.control._reception.idle, seconds=10)
         opened(client)
-        assert "did not come within 0.1 s" in stalled.exception(20).details()
+        assert "others wait: send it again" in stalled.exception(20).details()
         silent.set()
+
+
+def test_a_job_that_sends_no_messages_holds_up_no_other(served: Served) -> None:
+    metadata = (TOKEN_HEADER, (JOB_HEADER, OTHER))
+    silent = threading.Event()
+    with (
+        grpc.insecure_channel(served.endpoint.control_address) as channel,
+        client_of(served.endpoint) as client,
+    ):
+        call = channel.stream_unary(f"/{STORE_SERVICE}/Heartbeat")
+        stalled = [
+            call.future((b"" for _ in iter(silent.wait, True)), timeout=60, metadata=metadata)
+            for _ in range(40)
+        ]
+        assert wait_until(lambda: not served.control._reception.idle, seconds=10)
+        began = time.monotonic()
+        client.heartbeat([], 20)
+        assert time.monotonic() - began < 10  # 40 calls of 20 s each are before it.
+        for each in stalled:
+            each.cancel()
+        silent.set()
+
+
+def test_seeds_are_kept_once_while_a_call_waits() -> None:
+    """The request holds them, too, and gives out copies."""
+
+    class Request:
+        channel, epoch, batch, fence, slot = b"", 0, 0, 0, 0
+        seeds = input_ids = bytes(8)
+
+    class Service:
+        done: Any = None
+
+        def submit(self, job: bytes, channel: bytes, ask: Any, done: Any) -> None:
+            self.done = done
+
+    context = SimpleNamespace(invocation_metadata=lambda: [(JOB_HEADER, JOB)])
+    service: Any = Service()
+    request: Any = Request()
+    gone = weakref.ref(request)
+
+    async def run() -> Any:
+        nonlocal request
+        nothing: Any = None
+        calls = StoreCalls(service, nothing, Ledger(), view=nothing, announced=None)
+        waiting = asyncio.ensure_future(calls.answers["Sample"](request, context))
+        request = None
+        while service.done is None:
+            await asyncio.sleep(0)
+        assert gone() is None
+        service.done(SKIPPED)
+        return await waiting
+
+    assert asyncio.run(run()).skipped
 
 
 def test_a_port_that_is_taken_is_refused_and_leaves_nothing(served: Served) -> None:
@@ -427,11 +490,13 @@ def test_health_is_told_as_it_changes() -> None:
         assert seen == [no, yes, no]
 
 
-def test_strangers_who_hold_on_take_nothing_from_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.public_calls._MOST", 3)
+def test_strangers_who_hold_on_take_nothing_from_trainers_and_probes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gigl_server.public_calls._MOST", 2)
     silent = threading.Event()
     with (
-        controlled(calls=8) as served,
+        controlled(calls=16) as served,
         grpc.insecure_channel(served.endpoint.control_address) as channel,
         client_of(served.endpoint) as client,
     ):
@@ -439,25 +504,43 @@ def test_strangers_who_hold_on_take_nothing_from_trainers(monkeypatch: pytest.Mo
         watches = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=20) for _ in range(2)]
         for watch in watches:
             next(watch)
+        with pytest.raises(grpc.RpcError) as raised:
+            next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         check = channel.stream_unary("/grpc.health.v1.Health/Check")
-        stalled = check.future((b"" for _ in iter(silent.wait, True)), timeout=20)
-
-        def refused() -> bool:
-            try:
-                stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
-            except grpc.RpcError as error:
-                return bool(error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED)
-            return False
-
-        assert wait_until(refused, seconds=10)
+        stalled = [check.future((b"" for _ in iter(silent.wait, True)), timeout=20) for _ in range(4)]
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
         opened(client)
+        assert all("no message of this call came" in each.exception(20).details() for each in stalled)
         watches[0].cancel()
-        assert wait_until(lambda: not refused(), seconds=10)
+        assert wait_until(lambda: watched(stub), seconds=10)
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff" * 99, timeout=10)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        stalled.cancel()
         silent.set()
+
+
+def watched(stub: Any) -> bool:
+    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    try:
+        next(watch)
+    except grpc.RpcError:
+        return False
+    watch.cancel()
+    return True
+
+
+def test_a_port_that_is_too_busy_to_tell_its_health_says_so_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gigl_server.control._STOP_S", 0.05)
+    busy = threading.Event()
+    with controlled() as served:
+        served.control._loop.post(lambda: busy.wait(20))
+        served.control.set_serving(False)
+        busy.set()
+        monkeypatch.setattr("gigl_server.control._STOP_S", 5.0)
+    assert "too busy" in caplog.text
 
 
 # --- what a new user meets
