@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.cli.store_caller import client_of
 from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.rpc.fields import WIRE_VERSION
+from gigl_loader.rpc.store_client import StoreClient
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.store_client import ClusterView
 
 __all__ = ["Loads", "Looker", "ServerLoad"]
@@ -28,6 +31,21 @@ class ServerLoad:
     partitions: tuple[int, ...]
     load: dict[str, Any]
     error: str
+    away: bool = False
+    """It does not answer, and may do so later."""
+
+    @property
+    def notice(self) -> str:
+        """What someone should look at, in words; empty where there is nothing."""
+        if self.error or not self.load:
+            return self.error
+        own = self.load["self"]
+        if own["wire_version"] == WIRE_VERSION:
+            return ""
+        return (
+            f"it runs gigl-loader {own['version']}, whose wire version is {own['wire_version']}; here it is "
+            f"{WIRE_VERSION}: trainers with what is installed here cannot use it"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +61,8 @@ class Loads:
         """Return what ``--json`` prints."""
         servers = [
             {"rank": rank, "address": each.address, "partitions": list(each.partitions)}
-            | ({"error": each.error} if each.error else each.load)
+            | ({"error": each.notice} if each.notice else {})
+            | each.load
             for rank, each in enumerate(self.servers)
         ]
         return {"graph": self.graph, "servers": servers}
@@ -83,15 +102,16 @@ class Looker:
         with client_of(address, self._caller) as client:
             return client.cluster(self._timeout_s)
 
-    def _load(self, server: Any) -> ServerLoad:
-        load, error = {}, ""
+    def _load(self, server: Endpoint) -> ServerLoad:
+        load, error, away = {}, "", False
         try:
-            with client_of(server.control_address, self._caller) as client:
+            with closing(StoreClient(server, self._caller)) as client:
                 load = _plain(client.load(self._timeout_s))
         except (GiglError, ValueError) as failure:
-            error = " ".join(str(failure).split())
+            error = " ".join(str(failure).split()).removeprefix(f"{server}: ")
+            away = isinstance(failure, StorageUnavailable)
         return ServerLoad(
-            address=server.control_address, partitions=server.partitions, load=load, error=error
+            address=server.control_address, partitions=server.partitions, load=load, error=error, away=away
         )
 
     def __enter__(self) -> Looker:

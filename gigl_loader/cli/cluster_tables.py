@@ -19,14 +19,19 @@ _WIDE = 120
 _WIDE_NAMES = ("ready MB", "partitions", "jobs", "batches", "CPU s", "refused")
 
 
-def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table]:
-    """Yield servers, channels and peers for a screen of ``width``. Rates are those since ``before``.
+def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table | str]:
+    """Yield servers, what is wrong with them, channels and peers for a screen of ``width``.
+
+    Rates are those since ``before``.
 
     Channels are told by their job only: their names are for the job itself, and for ``/metrics``.
     """
     earlier = {each.address: each for each in before.servers} if before else {}
     seconds = loads.at - before.at if before else 0.0
     yield _servers(loads, earlier, seconds, wide=width >= _WIDE)
+    for rank, each in enumerate(loads.servers):
+        if each.notice:
+            yield f"[red]{rank} {each.address}: {_escaped(each.notice)}"
     if any(each.load.get("channels") for each in loads.servers):
         yield _channels(loads)
     if any(each.load.get("peers") for each in loads.servers):
@@ -48,11 +53,11 @@ def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wi
     for rank, each in enumerate(loads.servers):
         name = f"{rank} {each.address}"
         if each.error:
-            table.add_row(name, f"[red]{_escaped(each.error)}")
+            table.add_row(name, "[red]away" if each.away else "[red]error")
             continue
         load, before = each.load, earlier.get(each.address)
         narrow = (
-            "ready" if load["ready"] else f"[yellow]{_escaped(load['reason'] or 'not ready')}",
+            _state(each),
             f"{load['busy']}/{load['workers']}",
             str(len(load["channels"])),
             str(_sum(each, "queued")),
@@ -70,6 +75,14 @@ def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wi
         )
         table.add_row(name, *narrow, *(more if wide else ()))
     return table
+
+
+def _state(server: ServerLoad) -> str:
+    if server.notice:
+        return "[red]version"
+    if server.load["ready"]:
+        return "ready"
+    return f"[yellow]{_escaped(server.load['reason'] or 'not ready')}"
 
 
 def _channels(loads: Loads) -> Table:

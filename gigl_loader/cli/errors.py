@@ -6,7 +6,7 @@ code  meaning
 0     done
 1     a failure: the same command may work another time
 2     the user's mistake: the command, its arguments or its files are wrong
-130   interrupted by Ctrl-C
+130   interrupted by Ctrl-C; 0 for a command that runs until then
 ====  ==================================================================
 """
 
@@ -32,7 +32,15 @@ DEBUG_VARIABLE = "GIGL_DEBUG"
 # Click's UsageError: a wrong command or option. Newer versions of typer hold a click of their own.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 
-_MISTAKES = (ValueError, TypeError, FileNotFoundError, FileExistsError, NotADirectoryError, FormatError)
+_MISTAKES = (
+    ValueError,
+    TypeError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    FormatError,
+)
 _EXPECTED = (*_MISTAKES, GiglError, OSError, ImportError, MemoryError)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -48,6 +56,8 @@ def one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         text = f"no such file or directory: {error.filename}"
+    if isinstance(error, IsADirectoryError) and error.filename is not None:
+        text = f"a directory, not a file: {error.filename}"
     if isinstance(error, _EXPECTED) and text:
         return text
     return f"{type(error).__name__}: {text} (--debug shows where)"

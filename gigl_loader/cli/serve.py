@@ -71,9 +71,11 @@ def serve(
 ) -> None:
     """Serve partitions of a graph to trainers until SIGTERM or Ctrl-C.
 
-    Every option may also be a variable (--data-port: GIGL_DATA_PORT) or a key of the file (data_port). A flag
-    goes before a variable, a variable before the file. Exit codes: 0 ended in order, 1 a failure, 2 a mistake
-    in the options.
+    Every option may also be a variable (--data-port: GIGL_DATA_PORT) or a key of the file (data_port).
+
+    A flag goes before a variable, a variable before the file.
+
+    Exit codes: 0 ended in order, 1 a failure, 2 a mistake in the options.
     """
     flags: dict[str, Any] = {
         "graph_dir": graph_dir,

@@ -37,14 +37,6 @@ def client_of(address: str, caller: Caller) -> Iterator[StoreClient]:
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.store_client import StoreClient
 
-    where = Address.parse(address)
-    endpoint = Endpoint(
-        host_index=0,
-        host=where.host,
-        control_port=where.port,
-        data_port=where.port,  # Not asked.
-        partitions=(),
-        what="storage server",
-    )
+    endpoint = Endpoint.of_address(Address.parse(address), what="storage server")
     with closing(StoreClient(endpoint, caller)) as client:
         yield client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,7 +44,8 @@ def top(
         elif once:
             _print(looker.look())
         else:
-            _follow(looker, interval)
+            with suppress(KeyboardInterrupt):  # That is how one ends it.
+                _follow(looker, interval)
 
 
 def _print(loads: Loads) -> None:

@@ -27,6 +27,8 @@ class Endpoint:
     """PEM of the certificate, or of the authority, that callers must trust. Empty: no TLS."""
     what: str = "host"
     """What it is to whoever reads of it: messages begin with this and its number."""
+    numbered: bool = True
+    """Its number is known. Not where somebody gave an address and nobody has answered yet."""
 
     def __post_init__(self) -> None:
         for port in (self.control_port, self.data_port):
@@ -34,6 +36,20 @@ class Endpoint:
                 raise ValueError("port 0 cannot be asked")
         if self.host_index < 0 or any(part < 0 for part in self.partitions):
             raise ValueError(f"negative host {self.host_index} or partition {self.partitions}")
+
+    @classmethod
+    def of_address(cls, address: Address, *, what: str, certificate: str = "") -> Endpoint:
+        """Return what is asked at a control address that somebody gave. The rest is not known yet."""
+        return cls(
+            host_index=0,
+            host=address.host,
+            control_port=address.port,
+            data_port=address.port,  # Not known, and not asked.
+            partitions=(),
+            certificate=certificate,
+            what=what,
+            numbered=False,
+        )
 
     @property
     def control_address(self) -> str:
@@ -44,7 +60,8 @@ class Endpoint:
         return str(Address(self.host, self.data_port))
 
     def __str__(self) -> str:
-        return f"{self.what} {self.host_index} at {self.control_address}"
+        name = f"{self.what} {self.host_index}" if self.numbered else self.what
+        return f"{name} at {self.control_address}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -72,4 +89,5 @@ _KINDS = {
     "partitions": list,
     "certificate": str,
     "what": str,
+    "numbered": bool,
 }

@@ -11,7 +11,9 @@ from gigl_loader.errors import StorageUnavailable
 if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["knock"]
+__all__ = ["NOBODY", "knock"]
+
+NOBODY = "nothing listens there: did its service end?"
 
 
 def knock(endpoint: Endpoint, port: int, deadline: float) -> None:
@@ -19,14 +21,14 @@ def knock(endpoint: Endpoint, port: int, deadline: float) -> None:
 
     ``StorageUnavailable`` says in words why that cannot be.
     """
-    place = f"{endpoint} (port {port})"
+    place = f"{endpoint}" if port == endpoint.control_port else f"{endpoint} (port {port})"
     began = time.monotonic()
     try:
         _connect(endpoint.host, port, deadline)
     except socket.gaierror as error:
         raise StorageUnavailable(f"{place}: the name {endpoint.host!r} is not known here: {error}") from None
     except ConnectionRefusedError:
-        raise StorageUnavailable(f"{place}: nothing listens there: did its service end?") from None
+        raise StorageUnavailable(f"{place}: {NOBODY}") from None
     except TimeoutError:
         raise StorageUnavailable(
             f"{place}: no answer to a connection in {time.monotonic() - began:.1f} s: is there a firewall "

@@ -13,6 +13,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.certificates import check_dates
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
+from gigl_loader.rpc.control_errors import NO_TOKEN
 from gigl_loader.rpc.knock import knock
 from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
 from gigl_loader.rpc.tls import tls_fault
@@ -143,7 +144,7 @@ def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
         details = " ".join(str(error.details()).split())[:300]
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            raise ValueError(f"{endpoint}: {details}") from None
+            raise ValueError(f"{endpoint}: {details if caller.token else NO_TOKEN}") from None
         fault = tls_fault(endpoint, caller, endpoint.control_port, _LOOK_S)
         if fault is not None:
             raise ValueError(f"{endpoint}: {fault}") from None

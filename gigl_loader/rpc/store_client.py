@@ -11,7 +11,7 @@ import grpc
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
-from gigl_loader.rpc.control_errors import control_error
+from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.knock import knock
@@ -91,8 +91,8 @@ class StoreClient:
     """Calls of one storage server, for one job. Any number of threads may call; none is kept per call.
 
     Besides ``ValueError`` for what the server refuses: ``StorageUnavailable`` where it does not answer,
-    ``Unknown`` where it does not know what is named, ``Busy`` beyond its limits, ``SamplingError`` for a
-    wrong token and after ``close``.
+    ``Unknown`` where it does not know what is named, ``Busy`` beyond its limits, ``SamplingError`` for no
+    token or a wrong one, and after ``close``.
     """
 
     def __init__(self, endpoint: Endpoint, caller: Caller, job: str = "") -> None:
@@ -175,7 +175,7 @@ class StoreClient:
 
     def error(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
-        return control_error(self.endpoint, error)
+        return control_error(self.endpoint, self._caller, error)
 
     def heartbeat(self, channels: Iterable[bytes], timeout_s: float) -> list[bytes]:
         """Renew the leases of these channels. Return those of them that the server knows."""
@@ -205,7 +205,7 @@ class StoreClient:
         try:
             return self._calls[name](request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise control_error(self.endpoint, error) from None
+            raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:
             self._check_open()  # gRPC's word for a channel that was closed meanwhile.
             raise
@@ -216,7 +216,7 @@ class StoreClient:
 
     def _explained(self, error: grpc.RpcError) -> Exception:
         """Find out why a server does not answer, in words. Takes up to two knocks."""
-        found = control_error(self.endpoint, error)
+        found = control_error(self.endpoint, self._caller, error)
         if not isinstance(found, (StorageUnavailable, ValueError)):
             return found
         port = self.endpoint.control_port
@@ -225,4 +225,6 @@ class StoreClient:
         except StorageUnavailable as silence:
             return silence
         fault = tls_fault(self.endpoint, self._caller, port, _KNOCK_S)
-        return found if fault is None else ValueError(f"{self.endpoint}: {fault}")
+        if fault is not None:
+            return ValueError(f"{self.endpoint}: {fault}")
+        return ValueError(str(found)) if speaks_otherwise(error) else found

@@ -191,3 +191,10 @@ def test_the_doctor_fails_where_a_check_fails(monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 1
     assert json.loads(result.output) == [finding.to_json() for finding in found]
     assert CliRunner().invoke(build_app(), ["doctor"]).exit_code == 1
+
+
+def test_a_directory_in_the_place_of_a_file_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as raised:
+        tmp_path.read_bytes()
+    assert one_line(raised.value) == f"a directory, not a file: {tmp_path}"
+    assert exit_code(raised.value) == 2

@@ -9,17 +9,19 @@ import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.control_errors import Busy, Unknown, control_error
+from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 
+CALLER = Caller(token="0123456789abcdef")
 HERE = Endpoint(
     what="storage server", host_index=2, host="10.0.0.7", control_port=7000, data_port=7001, partitions=(2,)
 )
 
 
-def told(code: grpc.StatusCode, details: str | None = "some reason") -> Exception:
+def told(code: grpc.StatusCode, details: str | None = "some reason", caller: Caller = CALLER) -> Exception:
     error: Any = grpc.RpcError()
     error.code, error.details = lambda: code, lambda: details
-    return control_error(HERE, cast("grpc.RpcError", error))
+    return control_error(HERE, caller, cast("grpc.RpcError", error))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,37 @@ def test_some_statuses_say_more_in_our_words() -> None:
     late = told(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     assert str(late) == f"{HERE}: no answer in time"
     assert isinstance(late, StorageUnavailable)
-    assert "no storage server, or one of another version" in str(told(grpc.StatusCode.UNIMPLEMENTED))
+    wrong_port = told(grpc.StatusCode.UNIMPLEMENTED, "")
+    assert "if it is a data port, give the port of --listen" in str(wrong_port)
+    assert isinstance(wrong_port, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("UNKNOWN: ipv4:10.0.0.7:7000: Failed to connect: Connection refused", "nothing listens there"),
+        (
+            "ipv4:10.0.0.7:7000: connection attempt timed out before receiving SETTINGS frame",
+            "does not answer",
+        ),
+        ("Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got 79)", "--metrics"),
+    ],
+)
+def test_what_grpc_says_in_its_text_is_said_in_plain_words(text: str, words: str) -> None:
+    error = told(grpc.StatusCode.UNAVAILABLE, text)
+    assert isinstance(error, StorageUnavailable)  # In the midst of a run, it may pass.
+    assert words in str(error)
+    assert "ipv4" not in str(error)
+    assert "HTTP/2" not in str(error)
+
+
+def test_who_gave_no_token_is_told_how_to_give_one() -> None:
+    error = told(grpc.StatusCode.UNAUTHENTICATED, "wrong token", Caller())
+    assert str(error).startswith(
+        f"{HERE}: it wants a token, and none was given: Caller.from_files(token=PATH)"
+    )
+    assert isinstance(error, SamplingError)
+    assert "wrong token" in str(told(grpc.StatusCode.UNAUTHENTICATED, "wrong token"))
 
 
 def test_the_noise_of_grpc_is_left_out() -> None:

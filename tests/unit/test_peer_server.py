@@ -455,9 +455,12 @@ def test_check_peer_knocks_at_both_ports(graph: Graph, endpoint: Endpoint) -> No
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         closed = unheard.getsockname()[1]
-        for name in ("control_port", "data_port"):
+        for name, where in (
+            ("control_port", f"{endpoint.host}:{closed}"),
+            ("data_port", rf"\(port {closed}\)"),
+        ):
             wrong = replace(endpoint, **{name: closed})
-            with pytest.raises(StorageUnavailable, match=rf"\(port {closed}\): nothing listens there"):
+            with pytest.raises(StorageUnavailable, match=rf"{where}: nothing listens there"):
                 check_peer(wrong, CALLER, digest=graph.manifest.digest, timeout_s=5)
 
 

@@ -23,6 +23,12 @@ ENDPOINT = Endpoint(host_index=1, host="10.0.0.2", control_port=7000, data_port=
 TOKEN = "0123456789abcdef"
 
 
+def test_an_address_that_somebody_gave_has_no_number() -> None:
+    given = Endpoint.of_address(Address("store0", 7070), what="storage server")
+    assert str(given) == "storage server at store0:7070"
+    assert Endpoint.from_json(given.to_json()) == given
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [

@@ -1,0 +1,58 @@
+"""What ``gigl-loader top`` shows of servers that are away or of another version."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gigl_loader.cli import cluster_loads
+from gigl_loader.cli.cluster_loads import Loads, ServerLoad
+from gigl_loader.cli.cluster_tables import tables
+from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.fields import WIRE_VERSION
+
+
+def loads(*servers: ServerLoad) -> Loads:
+    return Loads(at=0.0, graph="0" * 64, servers=servers)
+
+
+def server(load: dict[str, Any], error: str = "", *, away: bool = False) -> ServerLoad:
+    return ServerLoad(address="10.0.0.7:7070", partitions=(0,), load=load, error=error, away=away)
+
+
+def load_of(wire_version: int = WIRE_VERSION, **fields: Any) -> dict[str, Any]:
+    own = messages.Description(version="9.9", wire_version=wire_version)
+    load: Any = messages.ServerLoad(ready=True, workers=2, **fields)
+    load.self.CopyFrom(own)
+    return cluster_loads._plain(load)
+
+
+def shown(*servers: ServerLoad) -> list[str]:
+    console = Console(width=160, file=io.StringIO(), record=True)
+    for each in tables(loads(*servers), None, width=console.width):
+        console.print(each)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_a_server_that_is_away_is_told_under_the_table() -> None:
+    lines = shown(server(load_of()), server({}, "nothing listens there: did its service end?", away=True))
+    assert "1 10.0.0.7:7070: nothing listens there: did its service end?" in lines
+    assert any("1 10.0.0.7:7070" in line and line.endswith("away") for line in lines)
+
+
+def test_a_server_of_another_version_is_told() -> None:
+    other = server(load_of(wire_version=WIRE_VERSION + 1))
+    [line] = [line for line in shown(other) if "wire version" in line]
+    assert f"gigl-loader 9.9, whose wire version is {WIRE_VERSION + 1}; here it is {WIRE_VERSION}" in line
+    assert not any("ready " in line and "10.0.0.7" in line for line in shown(other))
+    [told] = loads(other).to_json()["servers"]
+    assert "wire version" in told["error"]
+    assert told["workers"] == 2
+
+
+@pytest.mark.parametrize("error", ["", "wrong token"])
+def test_what_is_well_has_no_notice(error: str) -> None:
+    assert server({} if error else load_of(), error).notice == error
