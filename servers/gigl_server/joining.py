@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.address import Address
-from gigl_server.fitness import Answer, JoinRefused, check_fit, listed
+from gigl_server.neighbours import Answer, JoinRefused, check_fit, check_partitions, listed
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
@@ -23,6 +24,8 @@ _LOGGER = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 _ATTEMPT_S = 5.0
+_TOLD_ATTEMPT_S = 2.0
+_TOLD_AT_ONCE = 16  # Whoever has the token may tell us of servers: silent ones shall not delay those we need.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
 
@@ -55,6 +58,8 @@ class Joining:
         self._trusted = set(self._addresses)
         self._members: dict[str, Endpoint] = {own.control_address: own}
         self._asked: set[str] = set()
+        self._silent: Counter[str] = Counter()
+        """Of servers that we were told of: how often they did not answer in a row."""
         self._errors: dict[str, str] = {}
         self._told = ""
 
@@ -88,8 +93,9 @@ class Joining:
         except ValueError:
             return
         with self._lock:
-            known = address in self._addresses or address == self._own.control_address
-            if known or len(self._addresses) >= _MOST_ADDRESSES:
+            if address in self._addresses or address == self._own.control_address:
+                return
+            if len(self._addresses) >= _MOST_ADDRESSES and not self._forget_silent():
                 return
             self._addresses.append(address)
         self._news.set()
@@ -103,12 +109,12 @@ class Joining:
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
-            while self._goes_on():
+            while self.missing or self._to_ask():
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed:
                     raise self._given_up(timeout_s)
                 self._news.clear()
-                self._round(pool, min(_ATTEMPT_S, max(left, 0.1)))
+                self._round(pool, left)
                 if not self.missing:
                     continue
                 self._tell_log()
@@ -116,21 +122,28 @@ class Joining:
                 pause = _FIRST_PAUSE_S if woken else min(2 * pause, _LONGEST_PAUSE_S)
         return self.members
 
-    def _goes_on(self) -> bool:
-        """Whether something is missing, or someone was told of and not asked yet: it may be one too many."""
+    def _to_ask(self) -> bool:
+        """Whether a server that we rely on was not asked yet: it may be one too many."""
         with self._lock:
-            unasked = set(self._addresses) - self._asked
-        return bool(self.missing) or (bool(unasked) and len(self._members) > 1)
+            unasked = self._trusted.intersection(self._addresses) - self._asked
+            return bool(unasked) and len(self._members) > 1
 
     def close(self) -> None:
         """Let ``run`` end after the attempts under way."""
         self._closed = True
         self._news.set()
 
-    def _round(self, pool: ThreadPoolExecutor, seconds: float) -> None:
+    def _round(self, pool: ThreadPoolExecutor, left: float) -> None:
+        """Ask those that were named, then some that we were told of: those that answer, and the newest."""
         with self._lock:
-            addresses = list(self._addresses)
-            self._asked.update(addresses)
+            named = [address for address in self._addresses if address in self._trusted]
+            told = [address for address in reversed(self._addresses) if address not in self._trusted]
+            told = sorted(told, key=self._silent.__getitem__)[:_TOLD_AT_ONCE]
+            self._asked.update(named)
+        self._ask_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
+        self._ask_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
+
+    def _ask_all(self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float) -> None:
         # All are heard before the first refusal is raised: it names the same server every time.
         outcomes = [pool.submit(self._meet, address, seconds) for address in addresses]
         for address, outcome in zip(addresses, outcomes, strict=True):
@@ -138,6 +151,7 @@ class Joining:
             if isinstance(error, StorageUnavailable):
                 with self._lock:
                     self._errors[address] = str(error)
+                    self._silent[address] += 1
             elif isinstance(error, (GiglError, ValueError)):
                 self._refuse(address, error)
             elif error is not None:
@@ -149,9 +163,9 @@ class Joining:
         if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
             self._forget_error(address)
             return
+        check_fit(address, answer, graph=self._graph)
         with self._lock:
-            members = list(self._members.values())
-        check_fit(address, answer, graph=self._graph, own=self._own, members=members)
+            self._check_partitions(address, itself)
         for other in answer.others:
             self.tell(other)
         with self._lock:
@@ -160,10 +174,14 @@ class Joining:
             known = itself.control_address in self._members
         if not known:
             self._check(itself, seconds)
-            with self._lock:
+            with self._lock:  # Another that has the same may have been added meanwhile.
+                self._check_partitions(address, itself)
                 self._members[itself.control_address] = itself
             _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
         self._forget_error(address)
+
+    def _check_partitions(self, address: str, itself: Endpoint) -> None:
+        check_partitions(address, itself, own=self._own, members=self._members.values())
 
     def _refuse(self, address: str, error: Exception) -> None:
         """Give up on a server. One that came to us and does not fit shall not stop us: it stops itself."""
@@ -171,12 +189,26 @@ class Joining:
             raise error if isinstance(error, JoinRefused) else JoinRefused(str(error)) from None
         _LOGGER.warning("passing over %s, which asked to join: %s", address, str(error))
         with self._lock:
-            self._addresses.remove(address)
-            self._errors.pop(address, None)
+            self._forget(address)
+
+    def _forget_silent(self) -> bool:
+        """Make room for another address. Under the lock."""
+        told = [
+            address for address in self._addresses if self._silent[address] and address not in self._trusted
+        ]
+        if told:
+            self._forget(max(told, key=self._silent.__getitem__))
+        return bool(told)
+
+    def _forget(self, address: str) -> None:
+        self._addresses.remove(address)
+        self._errors.pop(address, None)
+        self._silent.pop(address, None)
 
     def _forget_error(self, address: str) -> None:
         with self._lock:
             self._errors.pop(address, None)
+            self._silent.pop(address, None)
 
     def _tell_log(self) -> None:
         missing = f"waiting for partitions {listed(self.missing)}"
@@ -187,6 +219,10 @@ class Joining:
     def _given_up(self, timeout_s: float) -> Exception:
         if self._closed:
             return StorageUnavailable("this server was closed while it waited for others")
+        if not self.missing:
+            return StorageUnavailable(
+                f"after {timeout_s:g} s, there are servers that this one has not asked yet"
+            )
         hint = "" if self._addresses else ": name another server by --peer, or serve all partitions here"
         return StorageUnavailable(f"after {timeout_s:g} s, this server still {self.waiting_for}{hint}")
 

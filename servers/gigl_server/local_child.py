@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import fields
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -80,14 +79,15 @@ def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: Sim
 
 
 def _options(document: Mapping[str, Any]) -> ServeOptions:
-    known = {each.name for each in fields(ServeOptions)}
+    """JSON has no tuples."""
     lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
-    return ServeOptions(**{name: value for name, value in {**document, **lists}.items() if name in known})
+    return ServeOptions(**{**document, **lists})
 
 
 def _told(error: Exception) -> list[str]:
-    kinds = (FileNotFoundError, OSError, ValueError, GiglError)
-    return [next(kind.__name__ for kind in kinds if isinstance(error, kind)), str(error)]
+    kinds = (FileNotFoundError, OSError, ValueError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), GiglError)
+    return [kind.__name__, str(error) or type(error).__name__]
 
 
 def _say(link: socket.socket, document: object) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalLife"]
 
 _ENTRY = "gigl_server.local_child:main"
-_LEAVE_S, _TERMINATE_S, _KILL_S = 5.0, 1.0, 5.0
+_SEND_S, _LEAVE_S, _TERMINATE_S, _KILL_S = 10.0, 5.0, 1.0, 5.0
 _ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, ValueError)}
 
 
@@ -82,6 +82,7 @@ class LocalLife:
         self._link.close()
 
     def _send(self, document: object) -> None:
+        self._link.settimeout(_SEND_S)  # It may have been left with nothing by a wait.
         with suppress(BrokenPipeError, ConnectionResetError):  # It ended: hearing from it says so.
             self._link.sendall(json.dumps(document).encode() + b"\n")
 

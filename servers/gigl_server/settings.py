@@ -107,10 +107,6 @@ def _flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} must be true or false, got {value!r}")
 
 
-def _size(name: str, value: Any) -> int:
-    return byte_count(name, value)
-
-
 SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "graph_dir": ("graph_dir", _text),
     "partition": ("partitions", _parts),
@@ -128,7 +124,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "metrics": ("metrics", _text),
     "lease": ("lease_s", _seconds),
     "drain": ("drain_s", _seconds),
-    "frame_memory": ("frame_memory", _size),
+    "frame_memory": ("frame_memory", byte_count),
     "log_file": ("log_file", _text),
     "join_timeout": ("join_timeout_s", _seconds),
 }

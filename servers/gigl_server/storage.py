@@ -1,31 +1,40 @@
-"""What a storage server is made of: everything is put together here, and nothing else happens here."""
+"""A storage server: what it is made of, and its life. It joins, serves, drains and ends."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_server.answers import Answers
-from gigl_server.asking import Asker
 from gigl_server.binding import check_free
+from gigl_server.cluster_stores import ClusterStores
 from gigl_server.control import ControlService
 from gigl_server.data import open_data_service, shut_down
 from gigl_server.joining import Joining
 from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.metrics_port import MetricsPort
+from gigl_server.neighbours import Asker
 from gigl_server.ring_door import RingDoor
-from gigl_server.service import SamplingService
+from gigl_server.service import THREADS_PER_WORKER, SamplingService
 from gigl_server.standing import Standing
-from gigl_server.storage_server import Parts, StorageServer
+from gigl_server.watch import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.config import ServeOptions
 
 __all__ = ["StorageServer", "build_storage_server"]
+
+_LOGGER = logging.getLogger(__name__)
+_LOOK_EVERY_S = 5.0
+_JOIN_END_S = 10.0
 
 
 def build_storage_server(
@@ -41,7 +50,204 @@ def build_storage_server(
     graph = _opened(options, graph)
     for address in (options.address, options.data_address):
         check_free(address)
-    return _compose(options, graph, credentials)
+    return StorageServer(options, graph, credentials)
+
+
+class StorageServer:
+    """Serves from the moment that it is ready until it is drained or closed."""
+
+    def __init__(self, options: ServeOptions, graph: Graph, credentials: Credentials) -> None:
+        """Use ``build_storage_server``. Begins to join."""
+        self.failure: Exception | None = None
+        """Why this server will not become ready."""
+        self.settled = threading.Event()
+        """Set once the server is ready, or cannot become so."""
+        self._options, self._graph, self._credentials = options, graph, credentials
+        self._ending = threading.Event()
+        self._lock, self._health_lock = threading.Lock(), threading.Lock()
+        self._closed = False
+        with ExitStack() as stack:
+            self._compose(stack)
+            self._parts = stack.pop_all()
+        _LOGGER.info(
+            "starting: control port at %s, data port %d, partitions %s of %d, graph %s",
+            self._own.control_address,
+            self._own.data_port,
+            list(graph.parts),
+            graph.schema.num_partitions,
+            graph.manifest.digest[:12],
+        )
+        self._thread = threading.Thread(target=self._live, name="cluster", daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it is reached. Its number is its rank once the server is ready."""
+        members = [each for each in self._joining.members if each.partitions == self._own.partitions]
+        return members[0] if self.ready and members else self._own
+
+    @property
+    def ready(self) -> bool:
+        return self._standing.ready
+
+    @property
+    def metrics_address(self) -> str:
+        """``HOST:PORT`` of the metrics; empty where there are none."""
+        return self._metrics.address if self._metrics else ""
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Tell of further servers while this one waits for them."""
+        for address in addresses:
+            self._standing.heard_of(address)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the server serves.
+
+        Raises what it failed of, ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
+        """
+        if not self.settled.wait(timeout_s):
+            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._standing.view().reason}")
+        if self.failure is not None:
+            raise self.failure
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new asks; finish those under way and let them be fetched. ``False``: time was over."""
+        self._ending.set()
+        if self._standing.ends("draining"):
+            _LOGGER.info("draining: %g s at most", timeout_s)
+        self._tell_health()
+        self._joining.close()
+        done = self._service.drain(timeout_s)
+        if not done:
+            _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
+        return done
+
+    def close(self) -> None:
+        """End calls under way, let go of ports, memory and threads. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._ending.set()
+        self._standing.ends("it is closed")
+        self._joining.close()
+        self._thread.join(_JOIN_END_S)
+        self._parts.close()
+        if self.failure is None:  # Else the reason is the last line: people and supervisors show that one.
+            _LOGGER.info("stopped")
+
+    def __enter__(self) -> StorageServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _compose(self, stack: ExitStack) -> None:
+        """Make all parts. What is pushed last is closed first: calls end before what answers them."""
+        options, graph, credentials = self._options, self._graph, self._credentials
+        ledger, self._standing = Ledger(), Standing()
+        answers = Answers(graph, graph.parts, ledger)
+        stack.callback(answers.close)
+        self._service = SamplingService(
+            graph,
+            graph.parts,
+            workers=options.num_workers,
+            limits=Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory),
+            ledger=ledger,
+        )
+        stack.callback(self._service.close)
+        door = RingDoor(self._service.ring_of)
+        stack.callback(door.close)
+        self._service.ring_door = door.name
+        data = open_data_service(
+            options.data_address, answers, ledger, credentials, frames=self._service.frames
+        )
+        stack.callback(shut_down, data)
+        self._metrics: MetricsPort | None = None
+        if options.metrics:
+            self._metrics = MetricsPort(
+                options.metrics, service=self._service, ledger=ledger, view=self._standing.view
+            )
+            stack.callback(self._metrics.close)
+        self._control = ControlService(
+            options.address,
+            credentials,
+            ledger,
+            graph=graph.manifest.digest,
+            partitions=graph.parts,
+            data_port=data.port,
+            service=self._service,
+            view=self._standing.view,
+            announced=self._standing.heard_of,
+        )
+        stack.callback(self._control.close)
+        self._meet_others(data.port)
+
+    def _meet_others(self, data_port: int) -> None:
+        self._own = Endpoint(
+            host_index=0,
+            host=self._options.reachable_host,
+            control_port=self._control.port,
+            data_port=data_port,
+            partitions=self._graph.parts,
+            certificate=self._credentials.trusted,
+            what="storage server",
+        )
+        digest = self._graph.manifest.digest
+        self._asker = Asker(self._own, self._credentials.caller(), graph=digest)
+        self._joining = Joining(
+            self._own,
+            graph=digest,
+            num_partitions=self._graph.schema.num_partitions,
+            peers=self._options.peers,
+            ask=self._asker.ask,
+            check=self._asker.check,
+        )
+        self._standing.joins(self._joining)
+
+    def _live(self) -> None:
+        """Join, then look after the others."""
+        try:
+            watch = self._become_ready()
+        except Exception as error:
+            self.failure = error
+            self._standing.ends(str(error))
+            if not self._ending.is_set():
+                _LOGGER.error("not ready: %s", str(error))  # Records must not hold its frames.
+            return
+        finally:
+            self.settled.set()
+        while not self._ending.wait(_LOOK_EVERY_S):
+            watch.look(self._ending)
+
+    def _become_ready(self) -> Watch:
+        fault = self._asker.own_fault() if self._credentials.certificate else None
+        if fault is not None:
+            _LOGGER.warning("others will refuse this server: %s", fault)
+        members = self._joining.run(self._options.join_timeout_s)
+        stores = ClusterStores(
+            self._graph,
+            members,
+            self._credentials.caller(),
+            concurrency=self._options.num_workers * THREADS_PER_WORKER,
+        )
+        self._service.make_ready(None if self._graph.is_whole else stores.open)
+        self._standing.is_ready(stores.traffic)
+        self._tell_health()
+        if self.ready:
+            _LOGGER.info(
+                "ready: %s serves partitions %s, %d workers",
+                self.endpoint,
+                list(self._own.partitions),
+                self._options.num_workers,
+            )
+        others = [each for each in members if each.control_address != self._own.control_address]
+        return Watch(others, self._graph.manifest.digest, self._asker.ask)
+
+    def _tell_health(self) -> None:
+        """Make the port's health that of the standing, also where it begins and ends at the same time."""
+        with self._health_lock:
+            self._control.set_serving(self.ready)
 
 
 def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
@@ -50,69 +256,3 @@ def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
     if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
         return graph
     return Graph.open(graph.folder, parts=options.partitions)
-
-
-def _compose(options: ServeOptions, graph: Graph, credentials: Credentials) -> StorageServer:
-    """What is pushed last is closed first: calls end before what answers them."""
-    ledger, standing = Ledger(), Standing()
-    digest = graph.manifest.digest
-    with ExitStack() as stack:
-        answers = Answers(graph, graph.parts, ledger)
-        stack.callback(answers.close)
-        limits = Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory)
-        service = SamplingService(
-            graph, graph.parts, workers=options.num_workers, limits=limits, ledger=ledger
-        )
-        stack.callback(service.close)
-        door = RingDoor(service.ring_of)
-        stack.callback(door.close)
-        service.ring_door = door.name
-        data = open_data_service(options.data_address, answers, ledger, credentials, frames=service.frames)
-        stack.callback(shut_down, data)
-        metrics = None
-        if options.metrics:
-            metrics = MetricsPort(options.metrics, service=service, ledger=ledger, view=standing.view)
-            stack.callback(metrics.close)
-        control = ControlService(
-            options.address,
-            credentials,
-            ledger,
-            graph=digest,
-            partitions=graph.parts,
-            data_port=data.port,
-            service=service,
-            view=standing.view,
-            announced=standing.heard_of,
-        )
-        stack.callback(control.close)
-        own = Endpoint(
-            host_index=0,
-            host=options.reachable_host,
-            control_port=control.port,
-            data_port=data.port,
-            partitions=graph.parts,
-            certificate=credentials.trusted,
-            what="storage server",
-        )
-        asker = Asker(own, credentials.caller(), graph=digest)
-        joining = Joining(
-            own,
-            graph=digest,
-            num_partitions=graph.schema.num_partitions,
-            peers=options.peers,
-            ask=asker.ask,
-            check=asker.check,
-        )
-        standing.joins(joining)
-        parts = Parts(
-            endpoint=own,
-            credentials=credentials,
-            asker=asker,
-            joining=joining,
-            standing=standing,
-            control=control,
-            service=service,
-            metrics=metrics,
-            stack=stack.pop_all(),
-        )
-        return StorageServer(options, graph, parts)

@@ -6,13 +6,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_server.neighbours import check_fit, listed
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_server.fitness import Answer
+    from gigl_server.neighbours import Answer
 
 __all__ = ["Watch"]
 
@@ -44,8 +45,9 @@ class Watch:
                 return
             try:
                 answer = self._ask(member.control_address, _TIMEOUT_S)
-                if answer.graph != self._graph:
-                    raise ValueError(f"it came back with another graph, {answer.graph[:12]}")
+                check_fit(member.control_address, answer, graph=self._graph)
+                if answer.itself.partitions != member.partitions:
+                    raise ValueError(f"it came back with partitions {listed(answer.itself.partitions)}")
             except (GiglError, ValueError) as error:
                 self._misses[member] += 1
                 if self._misses[member] == _MISSES:

@@ -54,7 +54,7 @@ class SmallCluster:
             self._sabotage(server)
 
     def service(self, server: int) -> SamplingService:
-        return self.servers[server]._parts.service
+        return self.servers[server]._service
 
     def stop(self, server: int) -> None:
         """End a server at once, and all that it has."""
@@ -75,7 +75,7 @@ class SmallCluster:
         self.servers[server].wait_ready(_READY_S)
 
     def _sabotage(self, server: StorageServer) -> None:
-        shelf = server._parts.service._samplers
+        shelf = server._service._samplers
         make = shelf._make
         self.monkeypatch.setattr(shelf, "_make", lambda channel: _Sabotaged(make(channel), self))
 

@@ -11,8 +11,9 @@ import pytest
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import WIRE_VERSION
-from gigl_server.fitness import Answer, JoinRefused
 from gigl_server.joining import Joining
+from gigl_server.neighbours import Answer, JoinRefused
+from tests.support.leftovers import wait_until
 
 GRAPH = "a" * 64
 
@@ -129,6 +130,42 @@ def test_two_others_with_the_same_partition_are_refused() -> None:
     others = Others({"host:20": [answer(server(20, 1))], "host:30": [answer(server(30, 1))]})
     with pytest.raises(JoinRefused, match=r"serves partitions \[1\], and so does that at host:[23]0"):
         others.joining(server(10, 0), "host:20", "host:30").run(5)
+
+
+def test_two_with_the_same_partition_that_answer_at_once_are_not_both_taken() -> None:
+    others = Others({"host:20": [answer(server(20, 1))], "host:30": [answer(server(30, 1))]})
+    both = threading.Barrier(2)
+
+    class Together(Others):
+        def check(self, endpoint: Endpoint, timeout_s: float) -> None:
+            both.wait(10)  # Both were found fit before either was added.
+
+    with pytest.raises(JoinRefused, match=r"serves partitions \[1\], and so does that at host:[23]0"):
+        Together(others.said).joining(server(10, 0), "host:20", "host:30", partitions=2).run(20)
+
+
+def test_silent_ones_that_we_were_told_of_do_not_delay_those_that_are_needed() -> None:
+    soon: list[Answer | Exception] = [*[StorageUnavailable("not yet")] * 3, answer(server(20, 1))]
+    others = Others({"host:20": soon})
+    joining = others.joining(server(10, 0), "host:20", partitions=2)
+    for port in range(1000, 6000):
+        joining.tell(f"silent:{port}")
+    assert len(joining.run(20)) == 2
+    assert others.asked.count("host:20") == 4
+    assert len(others.asked) <= 4 * 17
+
+
+def test_the_newest_that_came_to_us_is_asked_however_many_were_silent() -> None:
+    others = Others({"host:20": [answer(server(20, 1))]})
+    joining = others.joining(server(10, 0), partitions=2)
+    for port in range(1000, 1000 + 4096):
+        joining.tell(f"silent:{port}")
+    done = threading.Thread(target=lambda: joining.run(30))
+    done.start()
+    assert wait_until(lambda: len(others.asked) > 16, seconds=10)
+    joining.tell("host:20")
+    done.join(20)
+    assert joining.missing == []
 
 
 def test_one_that_only_came_to_us_and_does_not_fit_is_passed_over() -> None:

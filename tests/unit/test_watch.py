@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import WIRE_VERSION
-from gigl_server.fitness import Answer
+from gigl_server.neighbours import Answer
 from gigl_server.watch import Watch
-
-if TYPE_CHECKING:
-    import pytest
 
 OTHER = Endpoint(
     host_index=1, host="host", control_port=20, data_port=21, partitions=(1,), what="storage server"
@@ -42,9 +42,19 @@ def test_a_change_is_one_line_and_one_slow_answer_is_none(caplog: pytest.LogCapt
     assert caplog.messages == ["storage server 1 at host:20 is lost", "storage server 1 at host:20 is back"]
 
 
-def test_one_that_comes_back_with_another_graph_is_not_back(caplog: pytest.LogCaptureFixture) -> None:
-    other = Answer(version="1", wire_version=WIRE_VERSION, graph="b" * 64, itself=OTHER, others=())
-    watch = Watch([OTHER], "a", lambda *_: other)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"graph": "b" * 64}, "has another graph: digest bbbbbbbbbbbb"),
+        ({"wire_version": 99}, "whose wire version is 99"),
+        ({"itself": replace(OTHER, partitions=(2, 3))}, r"it came back with partitions [2, 3]"),
+    ],
+)
+def test_one_that_comes_back_as_another_is_not_back(
+    caplog: pytest.LogCaptureFixture, changes: dict[str, Any], said: str
+) -> None:
+    here = Answer(version="1", wire_version=WIRE_VERSION, graph="a", itself=OTHER, others=())
+    watch = Watch([OTHER], "a", lambda *_: replace(here, **changes))
     watch.look(threading.Event())
     watch.look(threading.Event())
-    assert "came back with another graph, bbbbbbbbbbbb" in caplog.text
+    assert said in caplog.text

@@ -1,27 +1,45 @@
-"""What a storage server asks another, while it joins and after."""
+"""Other storage servers: what they say of themselves, and whether they fit."""
 
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tls import tls_fault
-from gigl_server.fitness import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gigl_loader.rpc.credentials import Caller
 
-__all__ = ["Asker"]
+__all__ = ["Answer", "Asker", "JoinRefused", "check_fit", "check_partitions", "listed"]
 
 _WHAT = "storage server"
 _OWN_S = 2.0
+
+
+class JoinRefused(GiglError):
+    """This server and another cannot be in one cluster. The message names both sides of the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a server says of itself and of others."""
+
+    version: str
+    wire_version: int
+    graph: str
+    """Digest."""
+    itself: Endpoint
+    others: tuple[str, ...]
+    """Control addresses of servers that it knows."""
 
 
 class Asker:
@@ -74,6 +92,39 @@ class Asker:
             certificate=self._own.certificate,
             what=_WHAT,
         )
+
+
+def check_fit(address: str, answer: Answer, *, graph: str) -> None:
+    """Raise ``JoinRefused`` unless the server at ``address`` speaks our wire version and has our graph."""
+    if answer.wire_version != WIRE_VERSION:
+        raise JoinRefused(
+            f"storage server at {address} runs gigl-loader {answer.version}, whose wire version is "
+            f"{answer.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
+        )
+    if answer.graph != graph:
+        raise JoinRefused(
+            f"storage server at {address} has another graph: digest {answer.graph[:12]} vs {graph[:12]} "
+            "here: give all servers parts of one and the same partitioned graph"
+        )
+
+
+def check_partitions(address: str, itself: Endpoint, *, own: Endpoint, members: Iterable[Endpoint]) -> None:
+    """Raise ``JoinRefused`` if the server found at ``address`` serves what one of ``members`` does."""
+    for member in members:
+        twice = sorted(set(member.partitions) & set(itself.partitions))
+        if twice and member.control_address != itself.control_address:
+            other = "this one" if member is own else f"that at {member.control_address}"
+            raise JoinRefused(
+                f"storage server at {address} serves partitions {listed(twice)}, and so does {other}: "
+                "give each partition to one server"
+            )
+
+
+def listed(partitions: Sequence[int]) -> str:
+    """Return ``[0, 1, 2, ... 61 more]``: a message stays one line."""
+    shown = list(map(str, partitions[:10]))
+    more = len(partitions) - len(shown)
+    return f"[{', '.join(shown)}{f', ... {more} more' if more else ''}]"
 
 
 @contextmanager
