@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gigl_loader.rpc.certificates import check_authority, check_dates, check_pair, self_signed, system_roots
@@ -235,7 +236,8 @@ class Credentials:
             return False
         value = authorization_values[0]
         sent = value.encode("utf-8", "replace") if isinstance(value, str) else value
-        return hmac.compare_digest(sent, authorization(self.token).encode())
+        wanted = authorization(self.token).encode()
+        return hmac.compare_digest(sha256(sent).digest(), sha256(wanted).digest())
 
 
 _PEMS = ("certificate", "key", "authority", "client_authority")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import time
 import weakref
 from contextlib import ExitStack, suppress
@@ -12,18 +14,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import Manifest
-from gigl_loader.processes import describe_status
-from gigl_server.local_life import LocalLife
+from gigl_loader.processes import FreshProcess, describe_status
+from gigl_loader.rpc.endpoint import Endpoint
 from gigl_server.settings import read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gigl_loader.rpc.endpoint import Endpoint
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["LocalCluster"]
+
+_ENTRY = "gigl_server.local_child:main"
+_SEND_S, _LEAVE_S, _TERMINATE_S, _KILL_S = 10.0, 5.0, 1.0, 5.0
+_ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, ValueError)}
 
 
 class LocalCluster:
@@ -65,13 +70,13 @@ class LocalCluster:
             }
             for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers))
         ]
-        self._lives: list[LocalLife] = []
+        self._lives: list[_Life] = []
         self._finish = weakref.finalize(self, _end_all, self._lives, os.getpid())
         with ExitStack() as undo:
             undo.callback(self.close)
             deadline = time.monotonic() + timeout_s
             for order in self._orders:
-                self._lives.append(LocalLife(order))
+                self._lives.append(_Life(order))
             for index, life in enumerate(self._lives):
                 self._keep_ports(index, life.bound(deadline))
             for index, life in enumerate(self._lives):
@@ -117,7 +122,7 @@ class LocalCluster:
     def restart(self, index: int, *, wait: bool = True) -> None:
         """Start a server again on the same ports; one that runs is killed first."""
         self.kill(index)
-        life = self._lives[index] = LocalLife(self._orders[index])
+        life = self._lives[index] = _Life(self._orders[index])
         deadline = time.monotonic() + self._timeout_s
         life.bound(deadline)
         life.meet(self._others(index))
@@ -148,6 +153,92 @@ class LocalCluster:
         return [address for place, address in enumerate(self.addresses) if place != index]
 
 
+class _Life:
+    """A process, and the socket to it."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        """Start it and say what to serve. Returns at once."""
+        self._name = order["name"]
+        self._unread = b""
+        self._is_ready = False
+        self._link, far_end = socket.socketpair()
+        try:
+            self._process = FreshProcess(_ENTRY, far_end)
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            far_end.close()
+        self._send(order)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def bound(self, deadline: float) -> Endpoint:
+        """Return where it is reached, as soon as it listens."""
+        return Endpoint.from_json(self._hear(deadline, "listen")["endpoint"])
+
+    def meet(self, peers: Sequence[str]) -> None:
+        """Tell it of the other servers."""
+        self._send({"peers": list(peers)})
+
+    def ready(self, deadline: float) -> None:
+        """Return once it serves."""
+        if not self._is_ready:
+            self._is_ready = bool(self._hear(deadline, "become ready")["ready"])
+
+    def status(self, timeout_s: float) -> int | None:
+        """Return its exit status, or ``None`` if it still runs after ``timeout_s``."""
+        return self._process.wait(timeout_s)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def let_go(self) -> None:
+        """Have it end by itself."""
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Let it leave, then make it. Ending twice is fine."""
+        self.let_go()
+        for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
+            if self._process.wait(seconds) is not None:
+                break
+            self._process.send_signal(number)
+        self._process.wait(_KILL_S)
+        self._link.close()
+
+    def _send(self, document: object) -> None:
+        self._link.settimeout(_SEND_S)  # It may have been left with nothing by a wait.
+        with suppress(BrokenPipeError, ConnectionResetError):  # It ended: hearing from it says so.
+            self._link.sendall(json.dumps(document).encode() + b"\n")
+
+    def _hear(self, deadline: float, aim: str) -> Any:
+        try:
+            while b"\n" not in self._unread:
+                self._link.settimeout(max(deadline - time.monotonic(), 0.001))
+                data = self._link.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError
+                self._unread += data
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self._name} did not {aim} in time; its log says what it waits for"
+            ) from None
+        except ConnectionResetError:
+            status = self._process.wait(_KILL_S)
+            raise GiglError(f"{self._name} {describe_status(status)} before it could {aim}") from None
+        line, _, self._unread = self._unread.partition(b"\n")
+        document = json.loads(line)
+        if "error" in document:
+            kind, text = document["error"]
+            raise _ERRORS.get(kind, StorageUnavailable)(f"{self._name}: {text}")
+        return document
+
+
 def _num_partitions(graph_dir: str | os.PathLike[str]) -> int:
     if not Path(graph_dir).exists():
         raise FileNotFoundError(f"no graph at {graph_dir}")
@@ -163,7 +254,7 @@ def _dealt(partitions: int, servers: int) -> list[tuple[int, ...]]:
     return [tuple(range(low, high)) for low, high in pairwise(ends)]
 
 
-def _end_all(lives: list[LocalLife], owner: int) -> None:
+def _end_all(lives: list[_Life], owner: int) -> None:
     """End every server: all are told before the first is waited for."""
     if os.getpid() != owner:
         return

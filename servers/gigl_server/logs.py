@@ -1,4 +1,8 @@
-"""The server's log: one line per change of state. A full disk loses lines, never the service."""
+"""The server's log: one line per change of state. A full disk loses lines, never the service.
+
+A pipe that nobody reads is another matter: writing to it waits. Whoever starts the server reads its stderr,
+or gives it a file.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ class LineHandler(logging.Handler):
         super().__init__()
         self._fd = fd
         self._lost = 0
+        self._torn = False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -36,7 +41,10 @@ class LineHandler(logging.Handler):
             self._lost += 1
 
     def _write(self, data: bytes) -> None:
-        if os.write(self._fd, data) < len(data):
+        data = b"\n" + data if self._torn else data
+        written = os.write(self._fd, data)
+        self._torn = 0 < written < len(data) or (self._torn and not written)
+        if written < len(data):
             raise OSError("only a part of the line was written")
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class MetricsPort:
 
 
 class _Server(HTTPServer):
-    """A few threads answer, each caller has a few seconds: nobody can take what sampling needs."""
+    """A few threads answer, each caller has two seconds: nobody can take what sampling needs."""
 
     def __init__(self, place: tuple[str, int], registry: CollectorRegistry, view: Callable[[], View]) -> None:
         self.registry, self.view = registry, view
@@ -80,11 +81,16 @@ class _Server(HTTPServer):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, request: Any, client_address: Any) -> None:
+        # A timeout of the socket is one of each byte: who sends one now and then would keep the thread.
+        end = threading.Timer(_CALL_S, _cut, (request,))
+        end.daemon = True
+        end.start()
         try:
             self.finish_request(request, client_address)
         except Exception:
             self.handle_error(request, client_address)
         finally:
+            end.cancel()
             self.shutdown_request(request)
             self._turns.release()
 
@@ -115,6 +121,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _cut(request: socket.socket) -> None:
+    with suppress(OSError):  # It was closed meanwhile.
+        request.shutdown(socket.SHUT_RDWR)
 
 
 def _family(host: str) -> Any:

@@ -86,12 +86,16 @@ class RingDoor:
         except OSError:  # It left again, or the system has no descriptor to give.
             time.sleep(0.01)  # Else the second would keep a core busy.
             return
-        if len(self._visitors) >= _MOST_WAITING or peer_uid(visitor) != os.geteuid():
-            visitor.close()
-            return
-        visitor.setblocking(False)
-        self._visitors[visitor] = time.monotonic() + _PATIENCE_S
-        self._selector.register(visitor, selectors.EVENT_READ)
+        try:
+            if len(self._visitors) < _MOST_WAITING and peer_uid(visitor) == os.geteuid():
+                visitor.setblocking(False)
+                self._selector.register(visitor, selectors.EVENT_READ)
+                self._visitors[visitor] = time.monotonic() + _PATIENCE_S
+        except OSError:  # The system has no room to watch another file. The door stays open all the same.
+            _LOGGER.warning("a visitor could not be let in")
+        finally:
+            if visitor not in self._visitors:
+                visitor.close()
 
     def _answer(self, visitor: socket.socket) -> None:
         try:

@@ -11,7 +11,6 @@ from gigl_server.asks import Asks
 from gigl_server.channels import Errand
 from gigl_server.frame_memory import FrameMemory
 from gigl_server.frames import FrameShelf
-from gigl_server.housekeeper import Housekeeper
 from gigl_server.jobs import Jobs
 from gigl_server.limits import Limits
 from gigl_server.loads import ChannelLoad, ServiceLoad
@@ -25,9 +24,9 @@ from gigl_server.orders import (
     read_order_plan,
     read_request,
 )
-from gigl_server.pool import WorkerPool
 from gigl_server.refusal import Refusal, Status
 from gigl_server.samplers import SamplerShelf
+from gigl_server.threads import Housekeeper, WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

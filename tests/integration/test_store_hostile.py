@@ -36,6 +36,8 @@ TOKEN = "a-token-for-tests-never-a-secret"
 SEEDS = np.arange(10, dtype="<i8").tobytes()
 MOST_GROWTH_MB = 250
 """Of the server over all these tests."""
+BYSTANDERS_BYTES = 16 << 20
+"""More than all that the trainer may have ready."""
 
 
 class Store:
@@ -243,9 +245,9 @@ def test_another_plan_for_a_key(store: Store, stranger: Stranger) -> None:
         ({"ring_slots": 4}, "INVALID_ARGUMENT"),
         ({"ring_slot_bytes": 4096}, "INVALID_ARGUMENT"),
         ({"ring_slots": 4, "ring_slot_bytes": 4095}, "INVALID_ARGUMENT"),
-        ({"ring_slots": 2**32 - 1, "ring_slot_bytes": 4096}, "INVALID_ARGUMENT|RESOURCE_EXHAUSTED"),
+        ({"ring_slots": 2**32 - 1, "ring_slot_bytes": 8192}, "INVALID_ARGUMENT|RESOURCE_EXHAUSTED"),
         ({"ring_slots": 2, "ring_slot_bytes": 2**63}, "INVALID_ARGUMENT|RESOURCE_EXHAUSTED"),
-        ({"ring_slots": 16, "ring_slot_bytes": 2**36}, "INVALID_ARGUMENT|RESOURCE_EXHAUSTED"),
+        ({"ring_slots": 16, "ring_slot_bytes": 2**41}, "INVALID_ARGUMENT|RESOURCE_EXHAUSTED"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -467,10 +469,15 @@ def test_frames_that_nobody_fetches_are_bounded(store: Store) -> None:
     caller.make_producer(store.graph)
     seeds = np.arange(1000, dtype="<i8").tobytes()
     before = store.memory_mb
+    sizes = []
     for _ in range(20):
         channel = caller.open_channel(credit=8)
-        for number in range(9):
-            caller.status("Sample", channel=channel, batch=number, seeds=seeds, input_ids=seeds)
+        asked: dict[str, Any] = {"channel": channel, "seeds": seeds, "input_ids": seeds}
+        replies = [caller.say("Sample", batch=number, **asked) for number in range(8)]
+        sizes += [messages.SampleReply.FromString(reply).nbytes for reply in replies]
+        assert caller.status("Sample", batch=8, **asked) == "RESOURCE_EXHAUSTED"
+    (load,) = store.dataset.server_stats().values()
+    assert sum(sizes) <= load["ready_bytes"] < sum(sizes) + BYSTANDERS_BYTES
     assert store.memory_mb - before < MOST_GROWTH_MB / 2
     caller.say("DestroyProducer", key="key")
 

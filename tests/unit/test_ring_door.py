@@ -140,6 +140,20 @@ def test_so_many_may_wait(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None
             visitor.close()
 
 
+def test_a_visitor_that_cannot_be_let_in_ends_no_door(
+    door: RingDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(door._selector, "register", _no_room)
+        with knock(door) as visitor:
+            assert said(visitor) == (b"", 0)
+    assert works(door)
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_another_user_is_not_answered(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_door, "peer_uid", lambda _: os.geteuid() + 1)
     with opened(rings.of) as door, pytest.raises(RingRefused, match="for processes of its own user"):

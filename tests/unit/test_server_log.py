@@ -44,6 +44,19 @@ def test_a_full_disk_loses_lines_and_says_so_when_it_is_over(logger: logging.Log
     assert second == "and still"
 
 
+def test_a_line_that_was_torn_does_not_take_the_next_with_it(
+    logger: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, room = os.write, [4, 1 << 20, 1 << 20]
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: room.pop(0)]))
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        logger.addHandler(LineHandler(file.fileno()))
+        for line in ("torn", "whole", "and whole"):
+            logger.error(line)
+    assert path.read_text().splitlines() == ["torn", "whole (1 lines before this one were lost)", "and whole"]
+
+
 def test_a_descriptor_that_was_closed_stops_nobody(logger: logging.Logger) -> None:
     logger.addHandler(LineHandler(10_000))
     logger.error("into nothing")

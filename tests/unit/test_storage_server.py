@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,30 @@ def test_metrics_tell_of_the_server_its_channels_and_its_peers(servers: list[Sto
 
 def test_what_is_neither_metrics_nor_health_is_not_there(servers: list[StorageServer]) -> None:
     assert fetch(servers[0], "/etc/passwd")[0] == 404
+
+
+def test_who_sends_a_byte_now_and_then_keeps_no_probe_out(
+    servers: list[StorageServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gigl_server.metrics_port._CALL_S", 0.3)
+    host, _, port = servers[0].metrics_address.rpartition(":")
+    with ExitStack() as stack:
+        callers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
+        ended = threading.Event()
+
+        def drip() -> None:
+            while not ended.wait(0.05):
+                for caller in callers:
+                    with suppress(OSError):
+                        caller.sendall(b"a")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert fetch(servers[0], "/healthz")[0] == 200
+        finally:
+            ended.set()
+            dripping.join()
 
 
 def test_a_server_that_waits_is_not_ready_and_says_for_what(graph: Path) -> None:
