@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["HostService"]
 
 _LOGGER = logging.getLogger(__name__)
-_ENTRY = "gigl_server.child:main"
+_ENTRY = "gigl_server.peer_child:main"
 _MOST_RESTARTS = 2
 _EARNED_S = 600.0
 """A child that lived as long has earned its restarts anew: two deaths a week are no sign of a broken host."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.remote_store import RemoteStore
-from gigl_server.server import build_server
+from gigl_server.peer_server import build_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -157,7 +157,7 @@ HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "scipy", "type
         ("import gigl_loader.dataset", HEAVY),
         ("import gigl_loader.rpc.remote_store", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_loader.hosts.peers", ("torch", "torch_geometric", "grpc", "cryptography")),
-        ("import gigl_server.child", ("torch", "torch_geometric", "cryptography")),
+        ("import gigl_server.peer_child", ("torch", "torch_geometric", "cryptography")),
         ("from gigl_loader import DistNeighborLoader", ("grpc", "pyarrow", "typer")),
         ("import gigl_loader.cli", ("torch", "torch_geometric", "grpc", "pyarrow", "numpy")),
     ],

@@ -27,7 +27,7 @@ from gigl_loader.rpc.remote_store import fetch_split
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
 from gigl_server import data as data_port
-from gigl_server.server import build_server
+from gigl_server.peer_server import build_server
 from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER, TOKEN, remote_store, served

@@ -16,12 +16,12 @@ from gigl_loader.graph.folder import folder_from
 from gigl_loader.graph.graph import Graph
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
-from gigl_server.server import build_server
+from gigl_server.peer_server import build_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gigl_server.server import PeerServer
+    from gigl_server.peer_server import PeerServer
 
 __all__ = ["main"]
 
