@@ -6,6 +6,8 @@ collective of the training loop, and it can say who did not come. Values are tex
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
 import threading
 import time
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["RankGroup", "name_ranks", "wait_for"]
+__all__ = ["RankGroup", "RankLock", "name_ranks", "wait_for"]
 
 _PREFIX = "gigl"
+_FREE = "free"
 _MISSED_S = 1.0
 _PATIENCE_S = 60.0
 """For one answer of the store. It takes milliseconds, and longer than this only where its holder hangs."""
@@ -150,6 +153,49 @@ class RankGroup:
 
     def _of(self, key: str, rank: int) -> str:
         return f"{_PREFIX}/{key}/{rank}"
+
+
+class RankLock:
+    """A lock in a group's store, of the rank that wrote its name into it."""
+
+    def __init__(
+        self, group: RankGroup, key: str, *, abandoned: Callable[[int, int], bool] = lambda rank, pid: False
+    ) -> None:
+        """``abandoned`` says of a holder, by its rank and process id, whether it is dead."""
+        self._group = group
+        self._key = key
+        self._abandoned = abandoned
+        # The last part tells several of one rank apart, which threads want at once.
+        self._me = f"{group.rank} {os.getpid()} {secrets.token_hex(4)}"
+        self._there = ""
+        self.note = ""
+        """What the holder before left."""
+
+    @property
+    def holder(self) -> int:
+        """Rank of who has it. Known after ``take``."""
+        return int(self._there.split()[0])
+
+    @property
+    def holder_pid(self) -> int:
+        return int(self._there.split()[1])
+
+    def take(self) -> bool:
+        """Try to take it, from nobody or from a holder that is dead. Return whether it is ours."""
+        expected = self._there if self._is_vacant() else ""
+        self._there = self._group.replace(self._key, expected, self._me)
+        taken = self._there == self._me
+        if taken and expected.startswith(_FREE):
+            self.note = expected.partition(" ")[2]
+        return taken
+
+    def give_back(self, note: str = "") -> None:
+        """Let others take it, and tell the next of them something."""
+        self._group.replace(self._key, self._me, f"{_FREE} {note}")
+
+    def _is_vacant(self) -> bool:
+        there = self._there
+        return there.startswith(_FREE) or (there != "" and self._abandoned(self.holder, self.holder_pid))
 
 
 def wait_for(condition: Callable[[], bool], timeout: float) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gigl_loader.group import wait_for
+from gigl_loader.group import RankLock, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,60 +15,47 @@ if TYPE_CHECKING:
 
 __all__ = ["admitted"]
 
-_FREE = "free"
-
 
 @contextmanager
 def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s: float) -> Iterator[None]:
     """Be one of at most ``limit`` holders, over all ranks, of a place under ``key``.
 
     Who takes over a place begins ``gap_s`` seconds after the one before began, by the clocks of their
-    hosts. ``TimeoutError`` names a rank that keeps a place where none becomes free within ``timeout_s``.
+    hosts. ``TimeoutError`` where no place becomes free within ``timeout_s``, with a rank that keeps one,
+    and where it became free too late for the gap.
     """
-    places = [_Place(group, f"{key}/{number}") for number in range(limit)]
-    taken: list[_Place] = []
+    deadline = time.monotonic() + timeout_s
+    places = [RankLock(group, f"{key}/{number}") for number in range(limit)]
+    taken: list[RankLock] = []
 
     def take() -> bool:
-        taken.extend(place for place in places if not taken and place.take())
-        return bool(taken)
+        for place in places:
+            if place.take():
+                taken.append(place)
+                return True
+        return False
 
     if not wait_for(take, timeout_s):
         raise TimeoutError(
             f"no turn to create a producer within {timeout_s:g} s: rank {places[0].holder} is still creating "
             "its own; raise max_concurrent_producer_inits, or look at that rank"
         )
-    place = taken[0]
+    (place,) = taken
+    last_began = began = float(place.note or 0)
     try:
-        # Never longer than the gap, whatever the clock of another host says.
-        time.sleep(min(max(place.last_began + gap_s - time.time(), 0.0), gap_s))
-        place.began = time.time()
+        _wait_for_gap(last_began, gap_s, deadline, timeout_s)
+        began = time.time()
         yield
     finally:
-        place.give_back()
+        place.give_back(f"{began:.6f}")
 
 
-class _Place:
-    """What the group's store has under a key: "", "free SINCE" or "RANK TOKEN"."""
-
-    def __init__(self, group: RankGroup, key: str) -> None:
-        self._group = group
-        self._key = key
-        self._me = f"{group.rank} {secrets.token_hex(4)}"
-        self._there = ""
-        self.last_began = self.began = 0.0
-
-    @property
-    def holder(self) -> str:
-        return self._there.partition(" ")[0]
-
-    def take(self) -> bool:
-        """Try to take it. Return whether it is ours."""
-        expected = self._there if self._there.startswith(_FREE) else ""
-        there = self._group.replace(self._key, expected, self._me)
-        if there == self._me and expected:
-            self.last_began = float(expected.partition(" ")[2])
-        self._there = there
-        return there == self._me
-
-    def give_back(self) -> None:
-        self._group.replace(self._key, self._me, f"{_FREE} {self.began or self.last_began:.6f}")
+def _wait_for_gap(last_began: float, gap_s: float, deadline: float, timeout_s: float) -> None:
+    # Never longer than the gap, whatever the clock of another host says.
+    pause = min(max(last_began + gap_s - time.time(), 0.0), gap_s)
+    if pause >= max(deadline - time.monotonic(), 0.0) and pause:
+        raise TimeoutError(
+            f"no turn to create a producer within {timeout_s:g} s: the next is {pause:.1f} s from now; lower "
+            "process_start_gap_seconds, or raise timeout"
+        )
+    time.sleep(pause)

@@ -79,11 +79,19 @@ class Arrivals:
 
     def _in_slot(self, ask: Ask, ring: RingLanding, slot: int, nbytes: int) -> Frame:
         if not ask.opened.without_rows:
-            return self._parse(ask, ring.lend(slot, nbytes))
+            return self._parse(ask, self._lent(ring, slot, nbytes))
         try:
             return self._completed(self._parse(ask, ring.view(slot, nbytes)))
         finally:
             ring.give(slot)
+
+    @staticmethod
+    def _lent(ring: RingLanding, slot: int, nbytes: int) -> Bytes:
+        try:
+            return ring.lend(slot, nbytes)
+        except FormatError:
+            ring.give(slot)
+            raise
 
     def _fetched(self, ask: Ask, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
         if not 0 < nbytes <= MAX_REPLY_BYTES:

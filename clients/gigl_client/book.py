@@ -171,9 +171,12 @@ class Book:
             return None if found is None else (self.position, found)
         return min(self.troubles.items(), key=lambda item: item[1].since, default=None)
 
-    def next_retry(self) -> float:
-        """Return when a batch that waits may be asked for again. Infinity where none waits."""
-        waiting = [self.troubles[batch].not_before for batch in self._returned if batch in self.troubles]
+    def next_retry(self, now: float) -> float:
+        """Return when a batch that waits may be asked for again. Infinity where none waits.
+
+        Those that may be asked for already wait for a server, which is heard of when it is able.
+        """
+        waiting = [self.troubles[batch].not_before for batch in self._returned if self._waits(batch, now)]
         return min(waiting, default=float("inf"))
 
     def _waits(self, batch: int, now: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -15,6 +16,7 @@ from gigl_client.nodes import RemoteNodes
 from gigl_client.slices import read_share
 from gigl_client.source import RemoteSource
 from gigl_client.states import load_of
+from gigl_loader.errors import GiglError
 from gigl_loader.group import RankGroup
 from gigl_loader.rpc.credentials import Caller
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from gigl_client.cluster import Cluster
+    from gigl_client.cluster import Cluster, Server
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
@@ -37,6 +39,9 @@ _TRANSPORTS = ("auto", "ring", "flight")
 _ROWS = ("auto", "direct", "through")
 _PREFETCH_SIZE = 4
 _LONGEST_NAME = 200
+_MOST_SHARES = 64
+"""A server grants a channel no more."""
+_MOST_AT_ONCE = 32
 
 
 class RemoteDistDataset:
@@ -187,9 +192,21 @@ class RemoteDistDataset:
         return torch.from_numpy(self._nodes.owners(self._node_type(node_type), array.astype(np.int64)))
 
     def server_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
-        """Return how each server does, by its rank: threads, queues, bytes and, of this job, channels."""
+        """Return how each server does, by its rank: threads, queues, bytes and, of this job, channels.
+
+        Of one that does not answer within ``timeout`` seconds, ``{"error": why}``.
+        """
         self._cluster.check_usable()
-        return {server.rank: load_of(server.client.load(timeout)) for server in self._cluster.servers}
+
+        def load(server: Server) -> dict[str, Any]:
+            try:
+                return load_of(server.client.load(timeout))
+            except (GiglError, ValueError) as error:
+                return {"error": str(error)}
+
+        servers = self._cluster.servers
+        with ThreadPoolExecutor(min(len(servers), _MOST_AT_ONCE)) as threads:
+            return dict(enumerate(threads.map(load, servers)))
 
     def check_options(self, store: StoreOptions) -> None:
         """All options have a meaning here."""
@@ -205,6 +222,11 @@ class RemoteDistDataset:
             raise ValueError(
                 f"prefetch_size={prefetch} with num_workers=0, which asks for a batch when it is needed: "
                 "leave one of them out"
+            )
+        if request.num_workers > _MOST_SHARES:
+            raise ValueError(
+                f"num_workers={request.num_workers}: a loader's share of a server's threads is at most "
+                f"{_MOST_SHARES}"
             )
         source = RemoteSource(
             self._cluster,

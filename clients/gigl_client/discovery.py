@@ -47,6 +47,9 @@ class _NotReady(Exception):
     """A server says that it is not ready, and why."""
 
 
+_PASSING = (StorageUnavailable, Busy, _NotReady)
+
+
 def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
     """Read addresses, in a list or separated by commas. ``ValueError`` names what is none."""
     texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
@@ -73,7 +76,7 @@ def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: flo
     while True:
         try:
             return search.attempt()
-        except (StorageUnavailable, Busy, _NotReady) as error:
+        except _PASSING as error:
             reason = str(error)
         if search.left <= pause:
             raise StorageUnavailable(f"no storage cluster that is ready within {timeout_s:g} s: {reason}")
@@ -115,8 +118,9 @@ class _Search:
         self._check_addresses(view)
         with ThreadPoolExecutor(min(len(view.servers), _MOST_AT_ONCE)) as threads:
             checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
-        for check in checks:
-            check.result()
+        errors = [error for check in checks if (error := check.exception()) is not None]
+        if errors:  # What waiting cannot help counts first.
+            raise next((error for error in errors if not isinstance(error, _PASSING)), errors[0])
         return Found(endpoints=view.servers, graph=view.graph)
 
     def _first_view(self) -> ClusterView:
@@ -143,7 +147,7 @@ class _Search:
         """Return why there is no view, where waiting may help."""
         try:
             return self._view(asked, timeout_s)
-        except (StorageUnavailable, Busy, _NotReady) as error:
+        except _PASSING as error:
             return error
 
     def _view(self, server: Endpoint, timeout_s: float | None = None) -> ClusterView:

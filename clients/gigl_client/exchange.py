@@ -1,7 +1,7 @@
 """What goes on between a source and its servers: asks go out, replies become frames.
 
 Nothing here waits for a server but threads that do nothing else: asks are calls whose end a callback
-puts in a queue, and the few threads behind it fetch. All others hold the lock for moments only.
+puts in a queue, and a few threads behind it fetch. All others hold the lock for moments only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from gigl_client.book import Ask, Book
 from gigl_client.line import bare
 from gigl_client.openers import at_once
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.errors import StorageUnavailable
-from gigl_loader.rpc.control_errors import Busy, Unknown
+from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc.control_errors import Unknown
 from gigl_loader.rpc.frames import Gone
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.schedule import Request
 
-    Answers = queue.SimpleQueue[tuple[Ask, Any] | None]
+    Answers = queue.SimpleQueue["Answer | None"]
 
 __all__ = ["FETCHERS", "Exchange"]
 
@@ -45,6 +46,14 @@ FETCHERS = 2
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A call that has ended."""
+
+    ask: Ask
+    call: Any
 
 
 class Exchange:
@@ -74,11 +83,17 @@ class Exchange:
         """Of the threads that fetch."""
         self.needed = False
         """Somebody waits for a batch."""
-        self._answers: Answers = queue.SimpleQueue()
+        self._calls: set[Any] = set()
+        """Whose ends were not seen to yet."""
+        # Apart, so that a server that is lost is noticed though frames of it are waited for.
+        self._frames: Answers = queue.SimpleQueue()
+        self._failures: Answers = queue.SimpleQueue()
         lines.on_change = self._go_on
+        work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
+        work[f"settle for {name}"] = self._failures
         self._threads = [
-            threading.Thread(target=self._work, name=f"fetch {number} of {name}", daemon=True)
-            for number in range(FETCHERS)
+            threading.Thread(target=self._work, args=(answers,), name=name, daemon=True)
+            for name, answers in work.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -104,10 +119,11 @@ class Exchange:
         with self._changed:
             self._book.stop()
             jobs = self._lines.close()
+            calls, self._calls = self._calls, set()
             self._changed.notify_all()
-        for _ in self._threads:
-            self._answers.put(None)
-        at_once([*jobs, *others], seconds=_CLOSE_S if wait else 0)
+        for answers in (*[self._frames] * FETCHERS, self._failures):
+            answers.put(None)
+        at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         deadline = time.monotonic() + (_LEAVE_S if wait else 0)
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -151,34 +167,33 @@ class Exchange:
         try:
             call = line.server.client.sample(message, self._call_s)
         except Exception as error:  # The client was closed.
-            failed: Future[SampleReply] = Future()
-            failed.set_exception(error)
-            self._answers.put((ask, failed))
-        else:
-            call.add_done_callback(partial(_arrived, self._answers, ask))
+            call = Future[SampleReply]()
+            call.set_exception(error)
+        self._calls.add(call)
+        call.add_done_callback(partial(_arrived, self._frames, self._failures, ask))
 
-    def _work(self) -> None:
+    def _work(self, answers: Answers) -> None:
         scratch = Scratch()
-        while (item := self._answers.get()) is not None:
+        while (answer := answers.get()) is not None:
             began = time.thread_time()
-            ask, call = item
             try:
-                self._settle(ask, call, scratch)
+                self._settle(answer, scratch)
             except Exception as error:
-                self._land(ask, error)
+                self._land(answer.ask, error)
             with self._changed:
                 self.cpu_s += time.thread_time() - began
-            del item, ask, call
+            del answer
 
-    def _settle(self, ask: Ask, call: Any, scratch: Scratch) -> None:
+    def _settle(self, answer: Answer, scratch: Scratch) -> None:
         """Make the batch of an answer, unless nobody wants it any more, or find out why there is none."""
+        ask = answer.ask
         with self._changed:
+            self._calls.discard(answer.call)
             current = self._book.is_current(ask)
         try:
-            reply: SampleReply = call.result()
+            reply: SampleReply = answer.call.result()
         except Exception as error:
-            if current:
-                self._call_failed(ask, _translated(ask, error))
+            self._call_failed(ask, _translated(ask, error))
             return
         if not current or reply.skipped:
             ask.give_slot()
@@ -192,10 +207,12 @@ class Exchange:
             self._land(ask, frame)
 
     def _call_failed(self, ask: Ask, error: Exception) -> None:
+        """Give the channel up, ask again, or, for what cannot be asked for, let the batch fail."""
         if isinstance(error, (StorageUnavailable, Unknown)):
             self._lose(ask, error)
-        elif isinstance(error, Busy):
-            ask.give_slot()
+            return
+        ask.give_slot()
+        if isinstance(error, SamplingError):  # Not of the batch: that comes as an answer.
             self._again(ask, error)
         else:
             self._land(ask, error)
@@ -227,9 +244,16 @@ class Exchange:
         self._changed.notify_all()
 
 
-def _arrived(answers: Answers, ask: Ask, call: Any) -> None:
+def _arrived(frames: Answers, failures: Answers, ask: Ask, call: Any) -> None:
     """Hear that a call has ended, in a thread of gRPC's, which has other things to do."""
-    answers.put((ask, call))
+    failed = call.cancelled() or call.exception() is not None
+    (failures if failed else frames).put(Answer(ask, call))
+
+
+def _cancel(calls: set[Any]) -> None:
+    """End calls that nobody waits for: they keep the memory that they were to fill."""
+    for call in calls:
+        call.cancel()
 
 
 def _translated(ask: Ask, error: Exception) -> Exception:

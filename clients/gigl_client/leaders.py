@@ -55,12 +55,17 @@ class Leaders:
         """Return the key of a loader's producer, when all servers have it.
 
         Raises what the leader does, on all its followers, and ``TimeoutError`` where they hear nothing of
-        it. After a failure, servers have nothing more than before.
+        it. After the leader's failure, servers have nothing more than before.
         """
         group = request.group
         key = self._key(request)
         if group is None or (request.alone and request.store.worker_key is None):
-            _create(self._cluster, key, request.plan.to_json(), request.timeout_s)
+            order = self._order(key, request, request.timeout_s)
+            try:
+                order.place()
+            except BaseException:
+                order.take_back()
+                raise
             return key
         # Not the whole secret of the job: keys of the store may show up in logs.
         place = f"producer/{self._cluster.job[:8]}/{key}"
@@ -85,18 +90,23 @@ class Leaders:
         return f"{name}#{group.turn(f'producers/{self._cluster.job[:8]}/{name}')}"
 
     def _lead(self, group: RankGroup, place: str, key: str, request: SourceRequest) -> None:
-        deadline = time.monotonic() + _SHARE_OF_LEADER * request.timeout_s
+        timeout_s = _SHARE_OF_LEADER * request.timeout_s
+        order = self._order(key, request, timeout_s)
         try:
-            with self._turn(group, request, deadline):
-                _create(self._cluster, key, request.plan.to_json(), deadline - time.monotonic())
+            with self._turn(group, request, timeout_s):
+                order.place()
         except BaseException as error:
             with suppress(ConnectionError):  # Of two failures, the first counts.
                 group.publish(f"{place}/outcome", json.dumps([_kind(error), str(error) or repr(error)]))
+            order.take_back()  # Now that all were told: it may take longer than they wait.
             raise
         group.publish(f"{place}/outcome", json.dumps(None))
 
+    def _order(self, key: str, request: SourceRequest, timeout_s: float) -> _Order:
+        return _Order(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
+
     def _turn(
-        self, group: RankGroup, request: SourceRequest, deadline: float
+        self, group: RankGroup, request: SourceRequest, timeout_s: float
     ) -> AbstractContextManager[None]:
         limit = request.store.max_producer_inits
         if limit is None:
@@ -106,7 +116,7 @@ class Leaders:
             f"producer/{self._cluster.job[:8]}/turns",
             limit=limit,
             gap_s=request.start_gap_s or 0.0,
-            timeout_s=deadline - time.monotonic(),
+            timeout_s=timeout_s,
         )
 
 
@@ -131,54 +141,57 @@ def _kind(error: BaseException) -> str:
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
 
 
-def _create(cluster: Cluster, key: str, plan: str, timeout_s: float) -> None:
-    """Create a producer on all servers at once. What was made is destroyed again if one of them fails."""
-    order = _Order(key, plan, cluster.graph_digest, time.monotonic() + timeout_s)
-    with ThreadPoolExecutor(min(len(cluster.servers), _MOST_AT_ONCE)) as threads:
-        tasks = [threads.submit(order.create_on, server) for server in cluster.servers]
-        try:
-            wait(tasks, return_when=FIRST_EXCEPTION)
-        finally:
-            # What one server refuses, or a user interrupts, nobody needs to wait for any more.
-            order.given_up.set()
+class _Order:
+    """One producer, to be created on all servers."""
+
+    def __init__(self, cluster: Cluster, key: str, plan: str, deadline: float) -> None:
+        self._servers = cluster.servers
+        self._order = (key, plan, cluster.graph_digest)
+        self._deadline = deadline
+        self._given_up = threading.Event()
+        self._made: list[Server] = []
+        """Servers on which it is new."""
+
+    def place(self) -> None:
+        """Create it on all servers at once. Raises what one of them does; others may have it then."""
+        with ThreadPoolExecutor(min(len(self._servers), _MOST_AT_ONCE)) as threads:
+            tasks = [threads.submit(self._create_on, server) for server in self._servers]
+            try:
+                wait(tasks, return_when=FIRST_EXCEPTION)
+            finally:
+                # What one server refuses, or a user interrupts, nobody needs to wait for any more.
+                self._given_up.set()
         errors = [error for task in tasks if (error := task.exception()) is not None]
         if errors:
-            list(threads.map(lambda server: _destroy(server, key), order.made))
             # That a server was away tells less than what another refused.
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
 
+    def take_back(self) -> None:
+        """Destroy it where it is new."""
+        if self._made:
+            with ThreadPoolExecutor(min(len(self._made), _MOST_AT_ONCE)) as threads:
+                list(threads.map(self._destroy_on, self._made))
 
-class _Order:
-    """One producer, to be created on several servers."""
-
-    def __init__(self, key: str, plan: str, graph: str, deadline: float) -> None:
-        self._order = (key, plan, graph)
-        self._deadline = deadline
-        self.given_up = threading.Event()
-        self.made: list[Server] = []
-        """Servers on which it is new."""
-
-    def create_on(self, server: Server) -> None:
+    def _create_on(self, server: Server) -> None:
         """Ask a server until there is an answer."""
         pause = _FIRST_PAUSE_S
-        while not self._create_on(server):
-            if self.given_up.wait(pause):
+        while not self._is_answered(server):
+            if self._given_up.wait(pause):
                 raise StorageUnavailable(f"{server.endpoint}: given up, as another server failed")
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _create_on(self, server: Server) -> bool:
+    def _is_answered(self, server: Server) -> bool:
         """Return whether there was an answer. Raises what keeps it from coming when the time is over."""
         left = self._deadline - time.monotonic()
         try:
             if server.client.create_producer(*self._order, max(min(left, _ATTEMPT_S), 0.1)):
-                self.made.append(server)
+                self._made.append(server)
         except (StorageUnavailable, Busy):
             if self._deadline - time.monotonic() <= _LONGEST_PAUSE_S / 10:
                 raise
             return False
         return True
 
-
-def _destroy(server: Server, key: str) -> None:
-    with suppress(GiglError, ValueError):  # Its lease ends it.
-        server.client.destroy_producer(key, _UNDO_S)
+    def _destroy_on(self, server: Server) -> None:
+        with suppress(GiglError, ValueError):  # Its lease ends it.
+            server.client.destroy_producer(self._order[0], _UNDO_S)

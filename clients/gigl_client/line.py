@@ -75,7 +75,7 @@ def may_pass(error: Exception) -> bool:
 
 def bare(error: Exception) -> Exception:
     """Return the error without what it was raised from: an error that is kept must not keep memory."""
-    error.__context__ = None
+    error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 

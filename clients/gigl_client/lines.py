@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gigl_client.line import Line, Opened, close_channel
+from gigl_client.line import Line, Opened, bare, close_channel
 from gigl_client.openers import Opening
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Lines:
         return opened
 
     def _open(self, line: Line, before: Opened | None) -> None:
-        line.opening, line.down_since = True, time.monotonic()
+        line.down_since = time.monotonic()
         opening = Opening(
             line.server,
             self._terms,
@@ -113,7 +113,12 @@ class Lines:
             tried=partial(self._tried, line),
             done=partial(self._opened, line),
         )
-        opening.start()
+        try:
+            opening.start()
+        except RuntimeError as error:  # There is no thread to be had.
+            line.failure = bare(error)
+        else:
+            line.opening = True
 
     def _tried(self, line: Line, error: Exception) -> None:
         with self._lock:

@@ -38,25 +38,22 @@ class RemoteNodes:
             for server in cluster.servers
         ]
         self._directory = self._directories[first % len(self._directories)]
-        self._latest: tuple[NodeType, Int64Array, Int64Array] | None = None
-        """Positions and ids of the input that was asked for last: a loader wants its ids, too, once."""
+        self._latest: tuple[Int64Array, Int64Array] | None = None
+        """Positions and ids of the split that was asked for last: a loader wants its ids next, once."""
 
     def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
         """Return the position of each node id. ``ValueError`` with the first ten unknown ids."""
         self._known(node_type)
-        positions = self._directory.locate(node_type, ids)
-        self._latest = (node_type, positions, ids)
-        return positions
+        return self._directory.locate(node_type, ids)
 
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         """Return the node ids at these positions, in order."""
         nodes = self._known(node_type)
         if nodes.ids == "identity":
             return positions
-        latest = self._latest
-        if latest is not None and latest[0] == node_type and latest[1] is positions:
-            self._latest = None
-            return latest[2]
+        latest, self._latest = self._latest, None
+        if latest is not None and latest[0] is positions:
+            return latest[1]
         return self._directory.ids(node_type, positions)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
@@ -124,7 +121,7 @@ class RemoteNodes:
         ids = self._directory.ids(node_type, positions)
         order = np.argsort(ids, kind="stable")
         positions = positions[order]
-        self._latest = (node_type, positions, ids[order])
+        self._latest = (positions, ids[order])
         return positions
 
     def _known(self, node_type: NodeType) -> NodeSchema:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gigl_client.line import may_pass
 from gigl_client.report import waiting_text
-from gigl_loader.errors import StorageUnavailable
+from gigl_loader.errors import SamplingError, StorageUnavailable
 
 if TYPE_CHECKING:
     import threading
@@ -36,9 +36,10 @@ class Patience:
     def wait(self, deadline: float, timeout: float) -> None:
         """Wait until something changes or a batch may be asked for again.
 
-        ``StorageUnavailable`` where a server or the owner of nodes was tried for long enough, the error
-        that another attempt cannot mend, ``TimeoutError`` at ``deadline``, which is ``timeout`` s after
-        the wait began. All of them may be followed by another wait.
+        ``StorageUnavailable`` where a server or the owner of nodes was tried for long enough, or another
+        attempt cannot mend it; ``ValueError`` for a mistake of the caller's; ``TimeoutError`` at
+        ``deadline``, which is ``timeout`` s after the wait began. All of them may be followed by another
+        wait.
         """
         now = time.monotonic()
         if self._book.taken != self._received:  # Something came: patience begins anew.
@@ -51,7 +52,7 @@ class Patience:
             raise _unavailable(self._book.epoch, *trouble, now)
         if now >= deadline:
             raise self._timed_out(now, timeout, trouble)
-        until = min(deadline, give_up, self._book.next_retry())
+        until = min(deadline, give_up, self._book.next_retry(now))
         self._changed.wait(min(max(until - now, 0.001), _LONGEST_WAIT_S))
 
     def _check_lines(self, now: float, *, began: float) -> None:
@@ -66,7 +67,7 @@ class Patience:
                     self._lines.open_all()
                     return
                 line.failure = None
-                raise _not_reached(line, error, now) if may_pass(error) else error
+                raise _not_reached(line, error, now) if may_pass(error) else _refused(line, error)
 
     def _timed_out(self, now: float, timeout: float, trouble: tuple[int, Trouble] | None) -> Exception:
         for line in self._down():
@@ -79,6 +80,16 @@ class Patience:
     def _down(self) -> list[Line]:
         """Return the servers that are away, longest first: others may only be waiting for it."""
         return sorted((line for line in self._lines if line.opened is None), key=lambda line: line.down_since)
+
+
+def _refused(line: Line, error: Exception) -> Exception:
+    """Return what to raise for what another attempt cannot mend.
+
+    Never a plain ``SamplingError``: it says that a batch was consumed.
+    """
+    if isinstance(error, SamplingError):
+        return StorageUnavailable(_named(line, error))
+    return error
 
 
 def _not_reached(line: Line, error: Exception, now: float) -> StorageUnavailable:

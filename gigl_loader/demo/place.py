@@ -73,7 +73,7 @@ class _Served:
 
     def servers(self) -> list[ServerReport]:
         """Ask each server; loaders that were shut down are no longer in it."""
-        return [_report(load["channels"]) for load in self.dataset.server_stats().values()]
+        return [_report(load.get("channels", [])) for load in self.dataset.server_stats().values()]
 
 
 def _report(channels: list[dict[str, Any]]) -> ServerReport:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from typing_extensions import Self
@@ -212,7 +213,6 @@ class BaseDistLoader:
             """Of the latest iterator; ``None`` also when a state was loaded since."""
             self._resumed: Progress | None = None
             """Loaded, and not yet begun."""
-            self._described: dict[str, Any] | None = None
             self._next_epoch = 0
             self._seeds = self.seed_nodes()
             self._seed_weights = read_seed_weights(
@@ -221,10 +221,13 @@ class BaseDistLoader:
             if self._agreement is not None and self._random_seed:
                 run_seed = self._agreement.run_seed(run_seed)
             self._plan(run_seed)
+            # Now, as nobody may answer later, when the state is wanted most.
+            self._made_with = self._describe()
+            self._seeds = replace(self._seeds, ids=None)
         if self._agreement is not None:
             self._agreement.publish(
                 {
-                    **self._made_with(),
+                    **self._made_with,
                     "seed": run_seed,
                     "loader": type(self).__name__,
                     "graph": self.dataset.graph_digest[:_DIGITS],
@@ -291,7 +294,7 @@ class BaseDistLoader:
         progress = self._current if self._resumed is None else self._resumed
         if progress is None:
             progress = Progress(epoch=self._next_epoch)
-        return {"format": FORMAT, "run_seed": self.seed, **progress.state(), "made_with": self._made_with()}
+        return {"format": FORMAT, "run_seed": self.seed, **progress.state(), "made_with": self._made_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()``, or ``next(loader)``, go on where ``state`` was taken.
@@ -300,7 +303,7 @@ class BaseDistLoader:
         seed gives way to the state's; a seed that was asked for must be the same.
         """
         self._check_usable()
-        check_same_run(state, self._made_with())
+        check_same_run(state, self._made_with)
         progress = read_state(state, num_batches=len(self), most_batches=self._schedule.num_steps)
         if state["run_seed"] != self.seed:
             if not self._random_seed:
@@ -448,19 +451,17 @@ class BaseDistLoader:
         if not self._frames.is_open:
             raise RuntimeError(f"{self.name} was shut down; build a new loader")
 
-    def _made_with(self) -> dict[str, Any]:
-        if self._described is None:
-            self._described = describe_run(
-                self.dataset,
-                self.plan,
-                self._seeds,
-                batch_size=self.batch_size,
-                shuffle=self.shuffle,
-                drop_last=self.drop_last,
-                sharding=str(self._shard),
-                **({} if self._seed_weights is None else {"drawn_by_weights": True}),
-            )
-        return self._described
+    def _describe(self) -> dict[str, Any]:
+        return describe_run(
+            self.dataset,
+            self.plan,
+            self._seeds,
+            batch_size=self.batch_size,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            sharding=str(self._shard),
+            **({} if self._seed_weights is None else {"drawn_by_weights": True}),
+        )
 
 
 class _EpochIterator(Iterator[Any]):

@@ -85,6 +85,7 @@ def describe_run(
     described: dict[str, Any] = json.loads(plan.to_json())
     del described["run_seed"]
     schema = nodes.schema
+    ids = nodes.node_ids(seeds.node_type, seeds.positions) if seeds.ids is None else seeds.ids
     return {
         **described,
         **cut,
@@ -92,7 +93,7 @@ def describe_run(
         "number of nodes": {kind: contents.count for kind, contents in schema.nodes.items()},
         "number of edges": {type_name(kind): contents.count for kind, contents in schema.edges.items()},
         "number of seeds": len(seeds.positions),
-        "digest of seeds": _digest(nodes.node_ids(seeds.node_type, seeds.positions), seeds.places),
+        "digest of seeds": _digest(ids, seeds.places),
     }
 
 

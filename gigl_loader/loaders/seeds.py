@@ -44,6 +44,8 @@ class SeedNodes:
     """One per seed, int64. A node may occur more than once."""
     places: Int64Array | None = None
     """Where each seed stands in the user's input; ``None`` when that is its index here."""
+    ids: Int64Array | None = None
+    """Node ids of the positions, where they are known; ``None`` where the dataset has to be asked."""
 
     def __post_init__(self) -> None:
         if not len(self.positions):
@@ -68,8 +70,9 @@ def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
     array = _array(nodes)
     if array.dtype == np.bool_:
         ids = _selected(array, directory.schema.nodes[node_type])
-        return SeedNodes(node_type, directory.positions(node_type, ids), places=ids)
-    return SeedNodes(node_type, directory.positions(node_type, _integers(array)))
+        return SeedNodes(node_type, directory.positions(node_type, ids), places=ids, ids=ids)
+    ids = _integers(array)
+    return SeedNodes(node_type, directory.positions(node_type, ids), ids=ids)
 
 
 def _typed(schema: GraphSchema, input_nodes: Any) -> tuple[NodeType, Any]:

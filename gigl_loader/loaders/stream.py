@@ -57,7 +57,8 @@ class FrameStream:
         """Return the next frame of an epoch that the user was not given; ``None`` at its end.
 
         ``SamplingError`` for a batch that failed: the next call goes on after it. But after
-        ``StorageUnavailable`` the next call asks for the same batch again.
+        ``StorageUnavailable``, and whatever is no ``SamplingError``, the next call asks for the same batch
+        again.
         """
         began = time.perf_counter()
         try:

@@ -7,6 +7,7 @@ mid-stream and a refusal alike; what tells a refusal is our record in ``extra_in
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -107,11 +108,13 @@ class Connection:
         read: Callable[[Iterator[tuple[Bytes, int | None]]], Result],
         *,
         timeout_s: float | None = None,
+        attempts: float = math.inf,
     ) -> Result:
         """Send a request and return what ``read`` makes of the reply, given as chunks.
 
         ``read`` is called again for every attempt. Raises ``StorageUnavailable`` when ``timeout_s`` (by
-        default the connection's) are over, and at once what another attempt cannot mend.
+        default the connection's) are over or ``attempts`` have failed, not counting those for which the
+        server was too busy, and at once what another attempt cannot mend.
         """
         began = time.monotonic()
         seconds = self._timeout_s if timeout_s is None else timeout_s
@@ -127,6 +130,9 @@ class Connection:
                 # That an attempt with little time left had no answer tells less than the one before it.
                 if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
                     last = str(error)
+                attempts -= not isinstance(error, _Busy)
+            if attempts <= 0:
+                break
             left = began + seconds - time.monotonic()
             if left <= reserve or self._closed.wait(min(pause, left - reserve)):
                 break

@@ -29,8 +29,8 @@ def fetch_frame(
 
     ``connection`` shows the secret of the job that asked for the frame. ``Gone`` if the server has it no
     more: a handle is good once, so also where a connection broke while the frame was under way.
-    ``StorageUnavailable`` after ``timeout_s``, by default the connection's. ``FormatError`` for
-    another number of bytes. Whatever is raised, ``out`` may hold a part of the frame.
+    ``StorageUnavailable`` where the attempt failed or took ``timeout_s``, by default the connection's.
+    ``FormatError`` for another number of bytes. Whatever is raised, ``out`` may hold a part of the frame.
     """
     if len(out) < nbytes:
         raise ValueError(f"a frame of {nbytes} bytes does not fit in {len(out)}")
@@ -45,4 +45,5 @@ def fetch_frame(
         if end != nbytes:
             raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
 
-    connection.ask(encode_frame_ask(handle), land, timeout_s=timeout_s)
+    # Whether a failed attempt took the frame is not known: then, waiting for another would be for nothing.
+    connection.ask(encode_frame_ask(handle), land, timeout_s=timeout_s, attempts=1)

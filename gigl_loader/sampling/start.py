@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gigl_loader.group import wait_for
+from gigl_loader.group import RankLock, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["start_source", "start_turn"]
 
 logger = logging.getLogger(__name__)
-
-_FREE = "free"
 
 
 def start_source(
@@ -63,8 +60,8 @@ def start_turn(group: RankGroup | None, topology: Topology, timeout: float) -> I
     if group is None or topology.local_world_size == 1:
         yield False
         return
-    turn = _Turn(group, f"start/host-{topology.host_index}")
-    if not wait_for(turn.taken, timeout):
+    turn = RankLock(group, f"start/host-{topology.host_index}", abandoned=_abandoned)
+    if not wait_for(turn.take, timeout):
         raise TimeoutError(
             f"rank {turn.holder} (pid {turn.holder_pid}) has been starting its sampling processes for more "
             f"than {timeout:g} s, and those of this rank come after: look at that rank, or pass "
@@ -76,40 +73,11 @@ def start_turn(group: RankGroup | None, topology: Topology, timeout: float) -> I
         turn.give_back()
 
 
-class _Turn:
-    """A lock in the group's store, of whoever wrote his name into it."""
-
-    def __init__(self, group: RankGroup, key: str) -> None:
-        self._group = group
-        self._key = key
-        # The last part tells several loaders of one rank apart, that threads build at once.
-        self._me = f"{group.rank} {os.getpid()} {secrets.token_hex(4)}"
-        self._there = ""
-
-    @property
-    def holder(self) -> int:
-        return int(self._there.split()[0])
-
-    @property
-    def holder_pid(self) -> int:
-        return int(self._there.split()[1])
-
-    def taken(self) -> bool:
-        """Try to take it, from nobody or from a holder that is dead. Return whether it is ours."""
-        expected = self._there if self._is_vacant() else _FREE
-        self._there = self._group.replace(self._key, expected, self._me)
-        return self._there == self._me
-
-    def give_back(self) -> None:
-        self._group.replace(self._key, self._me, _FREE)
-
-    def _is_vacant(self) -> bool:
-        if self._there in ("", _FREE):
-            return True
-        if _alive(self.holder_pid):
-            return False
-        logger.warning("rank %d died while it started its sampling processes", self.holder)
-        return True
+def _abandoned(rank: int, pid: int) -> bool:
+    if _alive(pid):
+        return False
+    logger.warning("rank %d died while it started its sampling processes", rank)
+    return True
 
 
 def _alive(pid: int) -> bool:

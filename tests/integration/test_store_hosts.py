@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 DEADLINE = 40.0
-TIMEOUT = 3.0
+TIMEOUT = 10.0
 PORT = 7070
 TRAINER = 2
 """Of the three hosts, the one that holds no partition."""

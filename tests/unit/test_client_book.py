@@ -71,9 +71,10 @@ def test_a_batch_that_failed_to_come_is_asked_for_again_after_a_pause_that_doubl
         ask = _ask(book, line, now=now)
         assert ask.request.batch == 0
         book.put_back(ask, OSError("gone"), now)
-        pauses.append(book.next_retry() - now)
+        pauses.append(book.next_retry(now) - now)
         assert book.next(now) == 1  # Others need not wait for it.
-        now = book.next_retry()
+        now = book.next_retry(now)
+        assert book.next_retry(now) == float("inf"), "it waits for a server now, not for a time"
     assert pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
     assert book.trouble() is not None
     book.land(_ask(book, line, now=now), _frame())

@@ -142,6 +142,28 @@ def test_a_failure_of_one_server_is_every_ranks_and_leaves_nothing() -> None:
     assert all(client.plans == {} for client in clients)
 
 
+def test_followers_hear_of_a_failure_before_it_is_undone() -> None:
+    """That may take longer than they wait."""
+    told = threading.Event()
+
+    class Slow(_Client):
+        def destroy_producer(self, key: str, timeout_s: float) -> None:
+            assert told.wait(20)
+            super().destroy_producer(key, timeout_s)
+
+    slow = Slow()
+    clients = [slow, _Client(ValueError("storage server 1: no"))]
+
+    def program(group: RankGroup) -> None:
+        try:
+            Leaders(_cluster(*clients)).produce(_request(group))
+        finally:
+            told.set()  # By the follower: the leader is at it.
+
+    assert [type(outcome) for outcome in run_ranks(2, program)] == [ValueError] * 2
+    assert slow.plans == {}
+
+
 def test_what_was_there_before_stays_after_a_failure() -> None:
     first, second = _Client(), _Client()
     leaders = Leaders(_cluster(first, second))
@@ -208,6 +230,19 @@ def test_those_after_them_begin_a_gap_later() -> None:
             began.append(time.monotonic())
     gaps = [later - earlier for earlier, later in itertools.pairwise(began)]
     assert min(gaps) > 0.04
+
+
+def test_a_gap_that_ends_too_late_is_refused_at_once_and_the_turn_passes_on() -> None:
+    store = HashStore()
+    with admitted(RankGroup(store, 0, 3), "turns", limit=1, gap_s=0, timeout_s=5):
+        pass
+    late = admitted(RankGroup(store, 1, 3), "turns", limit=1, gap_s=600, timeout_s=30)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="lower process_start_gap_seconds, or raise timeout"), late:
+        pass
+    assert time.monotonic() - began < 20
+    with admitted(RankGroup(store, 2, 3), "turns", limit=1, gap_s=0, timeout_s=5):
+        pass
 
 
 def test_a_leader_that_keeps_its_turn_is_named() -> None:

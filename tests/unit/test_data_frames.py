@@ -227,13 +227,15 @@ def test_a_server_that_is_not_there(service: DataService, shelf: Shelf) -> None:
     out = np.zeros(NBYTES, np.uint8)
     with (
         connected(1) as connection,
-        pytest.raises(StorageUnavailable, match=r"^host 0 at 127\.0\.0\.1:1 did not answer within 0\.\d s: "),
+        pytest.raises(
+            StorageUnavailable, match=r"^host 0 at 127\.0\.0\.1:1 did not answer within \d+\.\d s: "
+        ),
     ):
         fetch_frame(connection, bytes(16), NBYTES, out, timeout_s=0.2)
-    assert connection.counts().calls >= 2
+    assert connection.counts().calls == 1  # A handle is good once: its batch is asked for again.
 
 
-def test_a_frame_whose_connection_broke_is_gone(service: DataService, shelf: Shelf) -> None:
+def test_a_frame_whose_connection_broke_is_not_waited_for(service: DataService, shelf: Shelf) -> None:
     handle, out = shelf.lay(frame(7)), np.zeros(NBYTES, np.uint8)
     with (
         Proxy(("127.0.0.1", service.port)) as proxy,
@@ -245,8 +247,9 @@ def test_a_frame_whose_connection_broke_is_gone(service: DataService, shelf: She
         assert wait_until(lambda: proxy.bytes_down > NBYTES // 2, seconds=10)
         proxy.cut()
         proxy.resume()
-        with pytest.raises(Gone):
+        with pytest.raises(StorageUnavailable):
             fetch.result(10)
+    assert connection.counts().calls == 1
 
 
 def test_keys_of_jobs() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
-from gigl_loader.group import RankGroup, name_ranks, wait_for
+from gigl_loader.group import RankGroup, RankLock, name_ranks, wait_for
 from tests.support.thread_ranks import run_ranks
 
 
@@ -156,3 +157,28 @@ def test_a_store_whose_holder_hangs_is_told_in_time() -> None:
             RankGroup(Hangs(), 0, 2, patience_s=0.05).publish("key", "value")
     finally:
         held.set()
+
+
+def test_a_lock_has_one_holder_and_tells_the_next_what_the_last_left() -> None:
+    store = HashStore()
+    first, second = (RankLock(RankGroup(store, rank, 2), "lock") for rank in range(2))
+    assert first.take()
+    assert (second.take(), second.holder, second.holder_pid) == (False, 0, os.getpid())
+    first.give_back("a note")
+    second.give_back("not its to give")
+    # What was free when it looked last may be taken meanwhile.
+    assert [second.take(), second.take()].count(True) == 1
+    assert (second.note, first.take(), first.holder) == ("a note", False, 1)
+
+
+def test_a_lock_passes_on_from_a_holder_that_is_dead() -> None:
+    store, asked = HashStore(), []
+
+    def abandoned(rank: int, pid: int) -> bool:
+        asked.append((rank, pid))
+        return True
+
+    assert RankLock(RankGroup(store, 0, 2), "lock").take()
+    second = RankLock(RankGroup(store, 1, 2), "lock", abandoned=abandoned)
+    assert (second.take(), second.take(), second.note) == (False, True, "")
+    assert asked == [(0, os.getpid())]

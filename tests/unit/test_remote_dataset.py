@@ -6,7 +6,7 @@ import gc
 import json
 import multiprocessing
 import pickle
-import threading
+import time
 import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ def here(graph: Path) -> DistDataset:
 @pytest.fixture(scope="module")
 def addresses(graph: Path) -> Iterator[list[str]]:
     """Of two servers: the first holds the partitions 0 and 2, the other 1."""
-    with servers_of(graph, 2, lease_s=1.0) as servers:
+    with servers_of(graph, 2, lease_s=3.0) as servers:
         yield addresses_of(servers)
 
 
@@ -84,7 +84,6 @@ def test_nodes_are_found_as_in_the_graph_itself(here: DistDataset, there: Remote
     ids = np.array([7, 299, 0, 7])
     positions = there.positions("node", ids)
     assert np.array_equal(positions, here.positions("node", ids))
-    assert there.node_ids("node", positions) is ids
     assert there.node_ids("node", positions).tolist() == ids.tolist()
     assert np.array_equal(there.all_positions("node"), here.all_positions("node"))
     assert np.array_equal(there.split_positions("node", "val"), here.split_positions("node", "val"))
@@ -189,6 +188,14 @@ def test_prefetching_for_nobody_is_refused(there: RemoteDistDataset) -> None:
         loader(there, num_workers=0, prefetch_size=8)
 
 
+def test_a_share_that_no_server_grants_is_refused_and_leaves_nothing(there: RemoteDistDataset) -> None:
+    with pytest.raises(
+        ValueError, match=r"num_workers=65: a loader's share of a server's threads is at most 64"
+    ):
+        loader(there, num_workers=65)
+    assert [load["producers"] for load in there.server_stats().values()] == [0, 0]
+
+
 def test_loaders_of_one_worker_key_must_be_alike(there: RemoteDistDataset) -> None:
     with loader(there, worker_key="shared") as one, loader(there, worker_key="shared") as other:
         check_same(list(one), list(other))
@@ -250,13 +257,10 @@ def test_a_producer_that_is_refused_fails_on_every_rank(there: RemoteDistDataset
 
 
 def test_what_a_job_has_outlives_its_lease_while_the_job_lives(there: RemoteDistDataset) -> None:
-    """The lease is 1 s."""
+    """The lease is 3 s."""
     with loader(there, prefetch_size=1) as batches:
         next(batches)
-        began = there.server_stats()[0]["self"]["uptime_s"]
-        assert wait_until(lambda: there.server_stats()[0]["self"]["uptime_s"] > began + 0.2, seconds=10)
-        time_over = threading.Event()
-        time_over.wait(2.2)  # Without any call of ours.
+        time.sleep(4)  # Without any call of ours.
         rest = list(batches)
         assert batches.stats()["reconnects"] == 0
     assert rest

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gigl_client.exchange import FETCHERS
+from gigl_client.openers import Opening
 from gigl_client.source import RemoteSource
 from gigl_loader.channel.slots import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.schedule import Schedule
 from tests.support.leftovers import wait_until
@@ -119,8 +122,8 @@ def test_a_wait_in_vain_names_servers_and_what_each_is_asked_for(
         with pytest.raises(
             TimeoutError,
             match=r"no batch within 0.05 s \(batch 0 of epoch 0\); "
-            r"storage server 0 at 127\.\S+ is asked for batches 0 \(0\.\d s\), 2 \(0\.\d s\); "
-            r"storage server 1 at 127\.\S+ is asked for batches 1 \(0\.\d s\), 3",
+            r"storage server 0 at 127\.\S+ is asked for batches 0 \(\d+\.\d s\), 2 \(\d+\.\d s\); "
+            r"storage server 1 at 127\.\S+ is asked for batches 1 \(\d+\.\d s\), 3",
         ):
             source.receive(0.05)
         two.gate.set()
@@ -272,6 +275,112 @@ def test_bytes_that_are_no_frame_fail_their_batch_only(
         assert drain(source, NUM_BATCHES - 3) == expected[3:]
 
 
+@pytest.mark.parametrize("status", ["INVALID", "BEYOND_LIMIT"])
+def test_asks_that_are_refused_use_no_slot_up(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    from gigl_server.refusal import Refusal, Status
+
+    def refuse(*_: Any) -> Any:
+        asked.append(None)
+        raise Refusal(Status[status], "no")
+
+    asked: list[None] = []
+    with closing(one.open(transport="ring", prefetch=2)) as source:
+        source.wait_until_up(20)
+        with monkeypatch.context() as patches:
+            patches.setattr(one.service(0), "submit", refuse)
+            for epoch in range(12):
+                source.start_epoch(epoch)
+                assert wait_until(lambda: not source._exchange._calls, seconds=10)
+        assert len(asked) > 10, "there are ten slots"
+        source.start_epoch(0)
+        assert drain(source) == expected
+        stats = source.stats()
+    assert (stats["transport"], stats["wire_bytes_in"]) == ("ring", 0)
+
+
+def test_a_size_that_is_not_of_a_slot_uses_no_slot_up(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(one.open(transport="ring", prefetch=2)) as source:
+        source.wait_until_up(20)
+        with monkeypatch.context() as patches:
+            patches.setattr("gigl_client.landing.RingLanding._check", _no_size)
+            for _ in range(6):
+                source.start_epoch(0)
+                for _ in range(2):
+                    with pytest.raises(FormatError, match="no size"):
+                        source.receive(20)
+        assert wait_until(lambda: not source._exchange._calls, seconds=10)
+        source.start_epoch(0)
+        assert drain(source) == expected
+        assert source.stats()["wire_bytes_in"] == 0
+
+
+def _no_size(*_: Any) -> None:
+    raise FormatError("no size")
+
+
+def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads that fetch are at it: what failed does not wait for them."""
+    service, maker = one.service(0), one.service(0)._maker
+    fetching, sample, fetch_all = threading.Semaphore(0), threading.Event(), threading.Event()
+    make = maker.make
+
+    def held_up(*arguments: Any, **options: Any) -> None:
+        fetching.release()
+        assert fetch_all.wait(30)
+        fetch_frame(*arguments, **options)
+
+    def made(errand: Any, thread: int) -> Any:
+        assert errand.request.batch < FETCHERS or sample.wait(30)
+        return make(errand, thread)
+
+    monkeypatch.setattr("gigl_client.arrivals.fetch_frame", held_up)
+    monkeypatch.setattr(maker, "make", made)
+    with closing(one.open(transport="flight", prefetch=FETCHERS + 1)) as source:
+        source.start_epoch(0)
+        try:
+            assert all(fetching.acquire(timeout=20) for _ in range(FETCHERS))
+            for channel in list(service._jobs.channels.values()):
+                service.close_channel(channel.job, channel.id)
+            sample.set()
+            assert wait_until(lambda: source.stats()["reconnects"] == 1, seconds=20)
+        finally:
+            sample.set()
+            fetch_all.set()
+        assert drain(source) == expected
+
+
+def test_calls_under_way_end_with_the_source(two: SmallCluster) -> None:
+    """They would keep the memory that they were to fill."""
+    two.gate.clear()
+    source = two.open()
+    source.wait_until_up(20)
+    source.start_epoch(0)
+    calls = list(source._exchange._calls)
+    assert calls
+    source.close()
+    assert wait_until(lambda: all(call.done() for call in calls), seconds=10)
+
+
+def test_without_a_thread_to_be_had_a_channel_is_opened_by_the_next_call(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Opening, "start", fail)
+        source = one.open()
+    with closing(source):
+        source.start_epoch(0)
+        assert drain(source) == expected
+
+
 def test_a_ring_can_be_insisted_on(one: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one.service(0), "ring_door", "")
     with closing(one.open(transport="ring")) as source:
@@ -281,15 +390,28 @@ def test_a_ring_can_be_insisted_on(one: SmallCluster, monkeypatch: pytest.Monkey
 
 
 def test_what_nobody_hands_out_is_not_needed(
-    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+    one: SmallCluster,
+    expected: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for door in ("", "gigl-there-is-no-such-door"):
-        monkeypatch.setattr(one.service(0), "ring_door", door)
+    service = one.service(0)
+    for door, most, why in (
+        ("", 1 << 40, "hands out no rings"),
+        ("gigl-there-is-no-such-door", 1 << 40, "no door"),
+        (service.ring_door, 4096, "this server has 4096 left for rings"),
+    ):
+        monkeypatch.setattr(service, "ring_door", door)
+        monkeypatch.setattr(service, "limits", replace(service.limits, ring_bytes=most))
+        caplog.clear()
         with closing(one.open()) as source:
             source.start_epoch(0)
             assert drain(source) == expected
             assert source.stats()["transport"] == "flight"
-        assert not one.service(0)._jobs.channels
+        assert not service._jobs.channels
+        (record,) = [each for each in caplog.records if each.name == "gigl_client.line"]
+        assert "batches come over the network, not by a ring" in record.message
+        assert why in record.message
 
 
 @pytest.mark.parametrize(
@@ -367,7 +489,7 @@ def test_nothing_runs_on_when_a_source_is_closed_or_forgotten(two: SmallCluster)
 
 
 def _threads() -> set[threading.Thread]:
-    names = ("fetch", "open channel", "close", "ask")  # Servers have some of the last kind, too.
+    names = ("fetch", "settle", "open channel", "close", "ask")  # Servers have some of the last kind, too.
     return {each for each in threading.enumerate() if each.name.startswith(names)}
 
 
