@@ -51,6 +51,7 @@ TABLES = (
         "idle_threads": ("its threads", "{:,.0f}"),
         "loaders": ("loaders", "{:,.0f}"),
         "mean_batches": ("batches each, mean", "{:,.0f}"),
+        "fewest_batches": ("fewest", "{:,.0f}"),
         "slowest_over_mean": ("slowest over mean", "{:.2f}"),
     },
     {"gb_per_s": ("GB/s", "{:.2f}")},

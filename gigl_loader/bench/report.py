@@ -140,6 +140,7 @@ _TABLES = (
             ("idle_threads", "threads", "{:,.0f}"),
             ("loaders", "loaders", "{:,.0f}"),
             ("mean_batches", "mean batches", "{:,.0f}"),
+            ("fewest_batches", "fewest", "{:,.0f}"),
             ("slowest_over_mean", "slowest over mean", "{:.2f}"),
         ),
     ),

@@ -106,7 +106,7 @@ def _measured(
         "first_batch_s": first,
         "later_first_batch_s": max(each.first_batch_s for each in passes),
         **_breakdown(spent, tree=tree, own=own, seeds=total.seeds),
-        **_wire(spent, total, setup.servers),
+        **_wire(spent, total, setup),
     }
 
 
@@ -138,17 +138,18 @@ def _breakdown(spent: Mapping[str, float], *, tree: float, own: float, seeds: in
     return {f"cpu_{name}_s_per_kseed": value / seeds * 1e3 for name, value in parts.items()}
 
 
-def _wire(spent: Mapping[str, float], total: Pass, servers: int) -> dict[str, float]:
+def _wire(spent: Mapping[str, float], total: Pass, setup: Setup) -> dict[str, float]:
     """Return what crossed, beside the least that must.
 
     Whichever server samples a batch, the lists of all others' nodes are remote: for nodes dealt out by hash,
     that is all but one in as many as there are servers. A list is a count, and for every neighbour a
-    position and an edge id, 4 bytes each: requests and headers are not in it.
+    position and an edge id, 4 bytes each: requests and headers are not in it. Where servers ask each other
+    for rows, too, lists are not all that crosses between them, and nothing is compared.
     """
     frame, received, between = (
         spent[name] / total.batches / 1e6 for name in ("bytes", "wire_bytes_in", "between_in")
     )
-    numbers = (total.targets + 2 * total.edges) * (servers - 1) / servers
+    numbers = (total.targets + 2 * total.edges) * (setup.servers - 1) / setup.servers
     lists = numbers * _NUMBER_BYTES / total.batches / 1e6
     return {
         "frame_mb": frame,
@@ -157,7 +158,7 @@ def _wire(spent: Mapping[str, float], total: Pass, servers: int) -> dict[str, fl
         "sent_mb": spent["wire_bytes_out"] / total.batches / 1e6,
         "between_mb": between,
         "between_out_mb": spent["between_out"] / total.batches / 1e6,
-        **({"between_over_lists": between / lists} if lists else {}),
+        **({"between_over_lists": between / lists} if lists and setup.rows != "through" else {}),
     }
 
 

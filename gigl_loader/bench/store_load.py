@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Any
 
 from gigl_client import RemoteDistDataset
 from gigl_loader.bench.loading import open_loader
 from gigl_loader.bench.meter import memory_of
 from gigl_loader.bench.rounds import Case, Figures
+from gigl_loader.bench.store import Setup
 from gigl_loader.bench.workload import Workload
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders.neighbor import DistNeighborLoader
@@ -26,7 +30,7 @@ from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.local import LocalCluster
 
-__all__ = ["CROWDED", "IDLE", "KILLED", "crowd_case", "idle_case", "kill_case"]
+__all__ = ["CROWDED", "IDLE", "KILLED", "crowd_case", "idle_case", "kill_case", "recovered"]
 
 KILLED = "store, server killed"
 IDLE = "store, idle channels"
@@ -35,31 +39,38 @@ CROWDED = "store, many loaders"
 _LIMIT_S = 120.0
 
 
-def kill_case(graph: Path, seeds: Any, workload: Workload) -> Case:
-    """Kill a server in the middle of an epoch, start it again at once, and time the longest wait after.
+def kill_case(graph: Path, seeds: Any, workload: Workload, setup: Setup) -> Case:
+    """Kill the last server in the middle of an epoch, start it again at once, and time the recovery.
 
-    Batches that had arrived before are delivered without a wait, so that the wait ends with the first that
-    the server which is back has sampled.
+    That is from the kill to the end of the longest wait between two batches after it. Batches that had
+    arrived before are delivered without a wait, and so are those of servers that live, until they wait for
+    rows or for the batch that comes next: the wait ends with what the server which is back has sampled.
     """
 
     def case() -> dict[str, Figures]:
         with (
-            LocalCluster(graph, servers=1, workers=2) as cluster,
-            RemoteDistDataset.connect(cluster.addresses, timeout=_LIMIT_S) as dataset,
+            LocalCluster(graph, servers=setup.servers, workers=setup.workers) as cluster,
+            RemoteDistDataset.connect(
+                cluster.addresses, transport=setup.transport, rows=setup.rows, timeout=_LIMIT_S
+            ) as dataset,
             open_loader(dataset, workload, seeds, 2) as loader,
         ):
             batches = iter(loader)
             for _ in range(workload.batches // 4):
                 next(batches)
-            longest, last = 0.0, time.perf_counter()
-            cluster.kill(0)
-            cluster.restart(0, wait=False)
-            for _ in batches:
-                now = time.perf_counter()
-                longest, last = max(longest, now - last), now
-        return {KILLED: {"kill_to_batch_s": longest}}
+            killed = time.perf_counter()
+            cluster.kill(setup.servers - 1)
+            cluster.restart(setup.servers - 1, wait=False)
+            came = [time.perf_counter() for _ in batches]
+        return {f"{KILLED}: {setup}": {"kill_to_batch_s": recovered(killed, came)}}
 
     return case
+
+
+def recovered(killed: float, came: Sequence[float]) -> float:
+    """Return the seconds from ``killed`` to the end of the longest wait for one of the batches after it."""
+    waits = [(later - earlier, later) for earlier, later in pairwise((killed, *came))]
+    return max(waits)[1] - killed
 
 
 def idle_case(graph: Path, workload: Workload, *, channels: int = 1_000) -> Case:
@@ -134,8 +145,9 @@ def crowd_case(
 ) -> Case:
     """Let loaders fetch from one server for some seconds, each in a thread, and count what each gets.
 
-    Their batches are a sixteenth of the workload's: else what all of them have in flight exceeds the memory
-    of small machines.
+    All are threads of this process, which takes turns among them, too: what is found is the fairness of
+    both. Their batches are a sixteenth of the workload's: else what all of them have in flight exceeds the
+    memory of small machines.
     """
     small = replace(workload, batch_size=max(workload.batch_size // 16, 1))
 
@@ -158,6 +170,7 @@ def crowd_case(
             CROWDED: {
                 "loaders": loaders,
                 "mean_batches": mean,
+                "fewest_batches": min(counts),
                 "slowest_over_mean": min(counts) / max(mean, 1e-9),
             }
         }
@@ -167,26 +180,32 @@ def crowd_case(
 
 def _race(loaders: list[DistNeighborLoader], seconds: float) -> list[int]:
     """Return how many batches each loader gave in ``seconds``, counted once all have begun."""
-    counts, start, stop = [0] * len(loaders), threading.Barrier(len(loaders) + 1), threading.Event()
+    start, stop = threading.Barrier(len(loaders) + 1), threading.Event()
 
-    def run(place: int) -> None:
-        batches = _endless(loaders[place])
-        next(batches)
+    def run(loader: DistNeighborLoader) -> int:
+        batches, count = _endless(loader), 0
+        try:
+            next(batches)
+        except BaseException:
+            start.abort()  # Nobody waits for the others' first batches any more.
+            raise
         start.wait(_LIMIT_S)
         for _ in batches:
             if stop.is_set():
-                return
-            counts[place] += 1
+                break
+            count += 1
+        return count
 
-    runners = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(loaders))]
-    for runner in runners:
-        runner.start()
-    start.wait(_LIMIT_S)
-    stop.wait(seconds)
-    stop.set()
-    for runner in runners:
-        runner.join(_LIMIT_S)
-    return counts
+    with ThreadPoolExecutor(len(loaders)) as threads:
+        runners = [threads.submit(run, loader) for loader in loaders]
+        with suppress(BrokenBarrierError):  # What broke it is raised below.
+            start.wait(_LIMIT_S)
+            wait(runners, seconds, return_when=FIRST_EXCEPTION)
+        stop.set()
+    failures = [error for runner in runners if (error := runner.exception()) is not None]
+    if failures:
+        raise next((each for each in failures if not isinstance(each, BrokenBarrierError)), failures[0])
+    return [runner.result() for runner in runners]
 
 
 def _endless(loader: DistNeighborLoader) -> Iterator[Any]:

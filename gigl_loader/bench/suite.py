@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from gigl_loader.bench.store import (
     RING,
     THROUGH,
     THROUGH_4,
+    Setup,
     store_case,
 )
 from gigl_loader.bench.store_load import crowd_case, idle_case, kill_case
@@ -146,7 +148,7 @@ def _store(suite: Suite, graph: Path) -> dict[str, Case]:
         path = prepare(suite.workload, suite.folder, partitions=setup.servers)
         cases[str(setup)] = store_case(path, seeds, suite.workload, setup)
     cases |= {
-        "store, kill": kill_case(graph, seeds, suite.workload),
+        **{f"store, kill, {setup}": _kill(suite, seeds, setup) for setup in (FLIGHT, DIRECT)},
         "store, idle": idle_case(graph, suite.workload),
         "store, crowd": crowd_case(graph, seeds, suite.workload),
     }
@@ -155,6 +157,11 @@ def _store(suite: Suite, graph: Path) -> dict[str, Case]:
         | _peer(suite, "store", num_workers=2, hosts=1)
         | _peer(suite, "store", num_workers=1, hosts=_TWO)
     )
+
+
+def _kill(suite: Suite, seeds: Any, setup: Setup) -> Case:
+    path = prepare(suite.workload, suite.folder, partitions=setup.servers)
+    return kill_case(path, seeds, suite.workload, setup)
 
 
 def _peer(suite: Suite, mode: str, *, num_workers: int, hosts: int = 1) -> dict[str, Case]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gigl_loader.bench import store
+from gigl_loader.bench import store, store_load
 from gigl_loader.bench.loading import Pass
-from gigl_loader.bench.store_load import CROWDED, IDLE, KILLED, crowd_case, idle_case, kill_case
+from gigl_loader.bench.store_load import CROWDED, IDLE, crowd_case, idle_case, kill_case, recovered
 from gigl_loader.bench.workload import Workload, prepare
 
 TINY = Workload(nodes=400, edges=3_000, dim=4, fanout=(3, 2), batch_size=10, batches=4)
@@ -43,12 +44,31 @@ def test_all_cpu_seconds_are_told_apart() -> None:
 
 def test_what_crosses_is_compared_with_what_must() -> None:
     total = Pass(seeds=1000, nodes=1, edges=1_900_000, targets=200_000, batches=2)
-    wire = store._wire(SPENT, total, servers=2)
+    wire = store._wire(SPENT, total, store.DIRECT)
     assert wire["received_over_frame"] == pytest.approx(1.1)
     # 100,000 lists with 950,000 edges a batch, half of them elsewhere: a million numbers of 4 bytes.
     assert wire["between_mb"] == pytest.approx(4.0)
     assert wire["between_over_lists"] == pytest.approx(1.0)
-    assert "between_over_lists" not in store._wire(SPENT, total, servers=1)
+    for setup in (store.FLIGHT, store.THROUGH):  # No other server; rows cross, too.
+        assert "between_over_lists" not in store._wire(SPENT, total, setup)
+
+
+def test_recovery_is_from_the_kill_to_the_end_of_the_longest_wait() -> None:
+    """Whatever was in hand, and however slow a batch is later."""
+    assert recovered(10.0, [10.1, 10.2, 12.0, 13.5]) == pytest.approx(2.0)
+    assert recovered(10.0, [11.5, 11.6]) == pytest.approx(1.5)
+
+
+def test_a_loader_that_fails_ends_the_race_with_its_error() -> None:
+    loaders: Any = [[1], _Broken()]
+    assert min(store_load._race(loaders[:1] * 2, 0.01)) > 0
+    with pytest.raises(ZeroDivisionError):
+        store_load._race(loaders, 60)
+
+
+class _Broken:
+    def __iter__(self) -> Any:
+        raise ZeroDivisionError
 
 
 @pytest.mark.slow
@@ -72,7 +92,8 @@ def test_the_store_is_measured_in_every_way(tmp_path: Path) -> None:
 def test_what_a_server_bears_is_measured(tmp_path: Path) -> None:
     graph = prepare(TINY, tmp_path)
     seeds = np.load(tmp_path / "train.npy")[: TINY.num_seeds]
-    assert 0 < kill_case(graph, seeds, TINY)()[KILLED]["kill_to_batch_s"] < 60
+    (killed,) = kill_case(graph, seeds, TINY, store.FLIGHT)().values()
+    assert 0 < killed["kill_to_batch_s"] < 60
     idle = idle_case(graph, TINY, channels=50)()[IDLE]
     assert idle["idle_channels_add_mb"] < 50
     assert idle["idle_threads"] < 60
