@@ -41,7 +41,7 @@ def servers(graph: Path) -> Iterator[list[StorageServer]]:
 
 @pytest.fixture
 def service(servers: list[StorageServer]) -> SamplingService:
-    return servers[0]._parts.service
+    return servers[0]._service
 
 
 def opened(servers: list[StorageServer], **ways: Any) -> RemoteDistDataset:
