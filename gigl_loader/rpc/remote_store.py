@@ -115,8 +115,8 @@ class RemoteStore:
         def scatter(chunks: Chunks) -> None:
             rows = RowScatter(ask, places, out)
             try:
-                for chunk, total in chunks:
-                    rows.add(chunk, total)
+                for chunk, _ in chunks:
+                    rows.add(chunk)
                 rows.finish()
             finally:
                 self._connection.count(placing_ns=rows.placing_ns)

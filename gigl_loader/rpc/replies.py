@@ -26,6 +26,7 @@ __all__ = [
     "CHUNK_BYTES",
     "MAX_DRAWN_EDGES",
     "MAX_REPLY_BYTES",
+    "MAX_ROW_BYTES",
     "Assembly",
     "RowScatter",
     "assembled",
@@ -35,6 +36,7 @@ __all__ = [
     "read_integers",
     "read_neighbors",
     "read_split",
+    "row_chunks",
     "row_layout",
     "split_document",
 ]
@@ -45,6 +47,9 @@ gathering and scattering included: 1.7 at 256 KiB, 1.3 at 512 KiB and 1 MiB, 1.1
 
 MAX_REPLY_BYTES = 4 << 30
 """A reply beyond this is refused by who asks."""
+
+MAX_ROW_BYTES = 256 << 20
+"""Of the rows of one ask: a service refuses more, as it gathers them before it sends."""
 
 MAX_DRAWN_EDGES = 16 << 20
 """Of one ask: a service refuses more before it draws. They take 64 to 400 MB, as each has 4 to 24 bytes."""
@@ -75,6 +80,20 @@ def split_document(positions: npt.NDArray[Any]) -> list[Bytes]:
 def row_layout(columns: Mapping[str, int], count: int) -> Layout:
     """Return the layout of the reply to a ``RowAsk``. ``columns`` gives the bytes of a row of each."""
     return Layout.plan({name: ArraySpec("U8", (count, size)) for name, size in columns.items()})
+
+
+def row_chunks(layout: Layout) -> list[range]:
+    """Return which bytes each chunk of a reply to a ``RowAsk`` has: whole rows, the header in the first."""
+    chunks, begin = [], 0
+    for name, spec in layout.specs.items():
+        offset, width = layout.offsets[name], spec.shape[1]
+        while spec.nbytes and offset + spec.nbytes - begin > CHUNK_BYTES:
+            end = offset + (begin + CHUNK_BYTES - offset) // width * width
+            if end <= max(begin, offset):  # No whole row fits: all that is before this column, else one row.
+                end = offset if begin < offset else begin + width
+            chunks.append(range(begin, end))
+            begin = end
+    return [*chunks, range(begin, layout.nbytes)] if begin < layout.nbytes else chunks
 
 
 def document(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Bytes]:
@@ -194,11 +213,11 @@ class RowScatter:
         self.placing_ns = 0
         """CPU time of copying rows."""
 
-    def add(self, chunk: Bytes, total: int | None) -> None:
+    def add(self, chunk: Bytes) -> None:
         """Write the rows of the next chunk."""
         if self._done == 0:
             header = self._layout.header
-            if total != self._layout.nbytes or chunk[: len(header)].tobytes() != header:
+            if chunk[: len(header)].tobytes() != header:
                 raise FormatError("reply: its header does not belong to the rows that were asked for")
             self._done, chunk = len(header), chunk[len(header) :]
         if self._done + len(chunk) > self._layout.nbytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import (
     CHUNK_BYTES,
     MAX_DRAWN_EDGES,
+    MAX_ROW_BYTES,
     neighbors_document,
+    row_chunks,
     row_layout,
     split_document,
 )
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "Chunk"]
 
 _KEPT_BUFFERS = 32
+_KEPT_ROW_BYTES = 256 << 20
+_MOST_ROW_BYTES = 2 << 30  # On their way to those who asked.
 _SMALL_BYTES = 32 << 20  # The lists of a hop take a few MiB.
 _LARGE_BYTES = 512 << 20
 _COPIES = 3  # Of a request while it is read: as received, its positions as int64, and what checks them.
@@ -64,6 +69,7 @@ class Answers:
         self._edges = {partition: partial(_num_edges, graph, partition) for partition in partitions}
         self._digest = graph.manifest.digest
         self._memory = FrameMemory(_KEPT_BUFFERS * CHUNK_BYTES)
+        self._row_memory = FrameMemory(_KEPT_ROW_BYTES)
         # Two, and nobody has of both: what a reply needs is kept for as long as its reader likes.
         self._reading = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
         self._replying = Budget(_LARGE_BYTES, free=_SMALL_BYTES)
@@ -72,30 +78,53 @@ class Answers:
         """Check a request: its partition, if it is about one, and what is asked. Raises ``Refused``."""
         return parse(ticket, self._graph.schema, self._digest, self._edges)
 
-    def reply(self, ticket: bytes) -> Iterator[Chunk]:
-        """Yield the reply to a request. Raises ``Refused``."""
+    def read(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
+        """Check a request of any size, when there is memory for it. Raises ``Refused``."""
         with self._reading.lend(_COPIES * len(ticket)):
-            asked = self.parse(ticket)
-        with self._replying.lend(len(ticket) + self._drawn_bytes(*asked)):
-            if asked[0] is None:
-                yield from self._cut(about_graph(self._graph, asked[1]))
-            else:
-                yield from self.chunks(asked[0], asked[1])
+            return self.parse(ticket)
 
-    def chunks(self, partition: int, request: Request) -> Iterator[Chunk]:
-        """Yield the reply to a request about a partition."""
-        if isinstance(request, RowAsk):
-            return self._rows(partition, request)
+    def rows(self, partition: int, ask: RowAsk) -> tuple[Bytes, list[range]]:
+        """Return the reply to an ask for rows, whole, and the chunks that it is to be sent in.
+
+        It is gathered before it is sent, so that nothing of it is sent by Python: 0.012 s of CPU less for
+        every 1,000 seeds than gathering chunk by chunk.
+        """
+        layout = row_layout(self._widths(ask), len(ask.rows))
+        if layout.nbytes > MAX_ROW_BYTES and len(ask.rows) > 1:
+            raise Refused(
+                Kind.TOO_LARGE, f"rows of {layout.nbytes} bytes; at most {MAX_ROW_BYTES} are sent at once"
+            )
+        if self._row_memory.lent + layout.nbytes > _MOST_ROW_BYTES:
+            raise Refused(Kind.BUSY, f"rows on their way take {self._row_memory.lent >> 20} MiB")
+        memory = self._row_memory.take(layout.nbytes)
+        memory[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
+        out = [
+            memory[layout.offsets[name] :][: spec.nbytes].reshape(spec.shape)
+            for name, spec in layout.specs.items()
+        ]
+        ordered = replace(ask, columns=tuple(layout.specs))
+        with self._ledger.timed("gathering_s"):
+            self._stores[partition].gather(ordered, np.arange(len(ask.rows)), out)
+        return memory, row_chunks(layout)
+
+    def chunks(self, partition: int | None, asked: Request | Inquiry, ticket_bytes: int) -> Iterator[Chunk]:
+        """Yield the reply to anything else. ``ticket_bytes`` are kept for as long."""
+        with self._replying.lend(ticket_bytes + self._drawn_bytes(partition, asked)):
+            yield from self._chunks(partition, asked)
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def _chunks(self, partition: int | None, request: Any) -> Iterator[Chunk]:
+        if partition is None:
+            return self._cut(about_graph(self._graph, request))
         if isinstance(request, NeighborAsk):
             return self._neighbors(partition, request)
         if isinstance(request, SplitAsk):
             positions = self._graph.split_part(request.node_type, request.split, partition)
             return self._cut(split_document(positions))
         return self._cut(split_document(np.empty(0, np.int64)))
-
-    def close(self) -> None:
-        for store in self._stores.values():
-            store.close()
 
     def _neighbors(self, partition: int, ask: NeighborAsk) -> Iterator[Chunk]:
         with self._ledger.timed("sampling_s"):
@@ -122,30 +151,6 @@ class Answers:
             )
         return edges
 
-    def _rows(self, partition: int, ask: RowAsk) -> Iterator[Chunk]:
-        """Gather whole rows into one buffer after the other, column by column."""
-        store = self._stores[partition]
-        layout = row_layout(self._widths(ask), len(ask.rows))
-        places = np.arange(min(len(ask.rows), CHUNK_BYTES), dtype=np.int64)
-        memory, used = self._buffer(len(layout.header)), len(layout.header)
-        memory[:used] = np.frombuffer(layout.header, np.uint8)
-        for name, spec in layout.specs.items():
-            width = spec.shape[1]
-            row = 0 if width else len(ask.rows)
-            while row < len(ask.rows):
-                fit = min((len(memory) - used) // width, len(ask.rows) - row, len(places))
-                if not fit:
-                    yield Chunk(memory, used, layout.nbytes)
-                    memory, used = self._buffer(width), 0
-                    continue
-                out = memory[used : used + fit * width].reshape(fit, width)
-                piece = RowAsk(kind=ask.kind, columns=(name,), rows=ask.rows[row : row + fit])
-                with self._ledger.timed("gathering_s"):
-                    store.gather(piece, places[:fit], [out])
-                row, used = row + fit, used + fit * width
-        if used:
-            yield Chunk(memory, used, layout.nbytes)
-
     def _cut(self, pieces: list[Bytes]) -> Iterator[Chunk]:
         """Yield a document: put together where one chunk holds it, else piece by piece without a copy.
 
@@ -161,9 +166,6 @@ class Answers:
             for at in range(0, len(piece), CHUNK_BYTES):
                 part = piece[at : at + CHUNK_BYTES]
                 yield Chunk(part, len(part), total)
-
-    def _buffer(self, least: int) -> Bytes:
-        return self._memory.take(max(least, CHUNK_BYTES))
 
     def _widths(self, ask: RowAsk) -> dict[str, int]:
         schema = self._graph.schema

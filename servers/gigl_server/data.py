@@ -14,16 +14,19 @@ from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES
+from gigl_loader.sampling.store import RowAsk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_server.answers import Answers, Chunk
+    from gigl_loader.rpc.inquiries import Inquiry
+    from gigl_loader.rpc.requests import Request
+    from gigl_server.answers import Answers
     from gigl_server.ledger import Ledger
 
     Bytes = npt.NDArray[np.uint8]
@@ -70,34 +73,44 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Return the reply to a request, as a stream."""
         request = ticket.ticket
+        self._ledger.add(calls=1, bytes_in=len(request))
         with self._refusals():
             handle = frame_handle(request)
-            if handle is None:
-                return flight.GeneratorStream(_SCHEMA, self._stream(request))
-            self._ledger.add(calls=1, bytes_in=len(request))
-            return self._frame(context.get_middleware("guard"), handle)
+            if handle is not None:
+                return self._frame(context.get_middleware("guard"), handle)
+            with self._turn():
+                partition, asked = self._answers.read(request)
+                if partition is not None and isinstance(asked, RowAsk):
+                    return self._sent(*self._answers.rows(partition, asked))
+            return flight.GeneratorStream(_SCHEMA, self._stream(partition, asked, len(request)))
 
-    def _stream(self, ticket: bytes) -> Iterator[Any]:
-        self._ledger.add(calls=1, bytes_in=len(ticket))
+    def _stream(self, partition: int | None, asked: Request | Inquiry, ticket_bytes: int) -> Iterator[Any]:
         with self._refusals(), self._turn():
             first = True
-            for chunk in self._answers.reply(ticket):
+            for chunk in self._answers.chunks(partition, asked, ticket_bytes):
                 self._ledger.add(bytes_out=chunk.nbytes)
-                batch = _batch(chunk)
+                batch = _batch(pa.py_buffer(chunk.memory).slice(0, chunk.nbytes))
                 yield (batch, chunk.total.to_bytes(8, "little")) if first else batch
                 first = False
 
     def _frame(self, visit: _Visit | None, handle: bytes) -> Any:
-        """Return a frame as a stream that runs without Python: nothing here waits for who reads it."""
+        """Return a frame as a stream."""
         if visit is None or visit.job is None:
             raise Refused(Kind.INVALID, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
         frame = None if self._frames is None else self._frames.take(handle, visit.job)
         if frame is None:
             raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
-        self._ledger.add(bytes_out=len(frame))
-        column = pa.Array.from_buffers(pa.uint8(), len(frame), [None, pa.py_buffer(frame)], null_count=0)
-        table = pa.Table.from_arrays([column], schema=_SCHEMA)
-        return flight.RecordBatchStream(table.to_reader(max_chunksize=CHUNK_BYTES))
+        size = len(frame)
+        return self._sent(
+            frame, [range(at, min(at + CHUNK_BYTES, size)) for at in range(0, size, CHUNK_BYTES)]
+        )
+
+    def _sent(self, memory: Bytes, chunks: Sequence[range]) -> Any:
+        """Return memory as a stream that runs without Python: nothing here waits for who reads it."""
+        self._ledger.add(bytes_out=len(memory))
+        whole = pa.py_buffer(memory)
+        batches = [_batch(whole.slice(each.start, len(each))) for each in chunks]
+        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(_SCHEMA, batches))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -172,7 +185,6 @@ def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
     ender.join(timeout_s)
 
 
-def _batch(chunk: Chunk) -> Any:
-    buffer = pa.py_buffer(chunk.memory)
-    column = pa.Array.from_buffers(pa.uint8(), chunk.nbytes, [None, buffer], null_count=0)
+def _batch(buffer: Any) -> Any:
+    column = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer], null_count=0)
     return pa.RecordBatch.from_arrays([column], schema=_SCHEMA)

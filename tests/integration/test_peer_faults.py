@@ -65,11 +65,11 @@ def after_chunks(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], 
 
     real, seen = replies.RowScatter.add, [0]
 
-    def add(self: Any, chunk: Any, total: Any) -> None:
+    def add(self: Any, chunk: Any) -> None:
         seen[0] += 1
         if seen[0] == count:
             act()
-        real(self, chunk, total)
+        real(self, chunk)
 
     monkeypatch.setattr(replies.RowScatter, "add", add)
 

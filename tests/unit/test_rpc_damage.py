@@ -75,8 +75,8 @@ def test_a_damaged_reply_of_rows_writes_nowhere_else(changes: list[tuple[int, in
     out = [np.full((6, 8), 99, np.uint8), np.full((6, 3), 99, np.uint8)]
     rows = RowScatter(replies.ROWS, replies.PLACES, out)
     try:
-        for number, chunk in enumerate(np.split(data, sorted(cuts))):
-            rows.add(chunk, None if number else len(data))
+        for chunk in np.split(data, sorted(cuts)):
+            rows.add(chunk)
         rows.finish()
     except FormatError:
         pass

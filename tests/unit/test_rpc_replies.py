@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.rpc import replies
 from gigl_loader.rpc.replies import (
+    CHUNK_BYTES,
     Assembly,
     RowScatter,
     neighbors_document,
     read_neighbors,
     read_split,
+    row_chunks,
     row_layout,
     split_document,
 )
@@ -167,12 +171,11 @@ def row_reply() -> npt.NDArray[np.uint8]:
     return np.concatenate([np.frombuffer(layout.header, np.uint8), body])
 
 
-def scatter(*chunks: npt.NDArray[np.uint8], total: int | None = -1) -> tuple[Any, Any]:
+def scatter(*chunks: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
     out = [np.full((6, 8), 99, np.uint8), np.full((6, 3), 99, np.uint8)]
     rows = RowScatter(ROWS, PLACES, out)
-    size = len(row_reply()) if total == -1 else total
-    for number, chunk in enumerate(chunks):
-        rows.add(chunk, None if number else size)
+    for chunk in chunks:
+        rows.add(chunk)
     rows.finish()
     return out[0], out[1]
 
@@ -199,8 +202,6 @@ def test_rows_that_are_cut_short_or_changed_are_refused() -> None:
     with pytest.raises(FormatError, match="more than the"):
         scatter(whole, whole[-3:])
     with pytest.raises(FormatError, match="its header does not belong"):
-        scatter(whole, total=None)
-    with pytest.raises(FormatError, match="its header does not belong"):
         scatter(whole[:20], whole[20:])
     other = whole.copy()
     other[30] ^= 1
@@ -211,7 +212,7 @@ def test_rows_that_are_cut_short_or_changed_are_refused() -> None:
 def test_places_outside_are_refused() -> None:
     out = [np.zeros((5, 8), np.uint8), np.zeros((5, 3), np.uint8)]
     with pytest.raises(ValueError, match=r"place|outside"):
-        RowScatter(ROWS, PLACES, out).add(row_reply(), len(row_reply()))
+        RowScatter(ROWS, PLACES, out).add(row_reply())
 
 
 def test_no_rows_and_empty_rows() -> None:
@@ -219,5 +220,25 @@ def test_no_rows_and_empty_rows() -> None:
     for asked, width in ((nothing, 3), (RowAsk(kind="node", columns=("x",), rows=np.arange(4)), 0)):
         layout = row_layout({"x": width}, len(asked.rows))
         rows = RowScatter(asked, PLACES[: len(asked.rows)], [np.zeros((6, width), np.uint8)])
-        rows.add(np.frombuffer(layout.header, np.uint8), layout.nbytes)
+        rows.add(np.frombuffer(layout.header, np.uint8))
         rows.finish()
+
+
+@given(
+    widths=st.lists(st.sampled_from([0, 1, 512, CHUNK_BYTES // 3, CHUNK_BYTES, CHUNK_BYTES + 1]), max_size=4),
+    count=st.integers(0, 9),
+)
+@example(widths=[512, 8], count=10_000)
+def test_chunks_of_rows_follow_each_other_and_cut_no_row(widths: list[int], count: int) -> None:
+    layout = row_layout({f"c{number}": width for number, width in enumerate(widths)}, count)
+    chunks = row_chunks(layout)
+    assert [each.start for each in chunks] == [0, *(each.stop for each in chunks[:-1])]
+    assert chunks[-1].stop == layout.nbytes
+    assert all(len(each) for each in chunks)
+    assert len(chunks[0]) >= len(layout.header)
+    for name, spec in layout.specs.items():
+        offset, width = layout.offsets[name], spec.shape[1]
+        for chunk in chunks:
+            if offset < chunk.stop < offset + spec.nbytes:
+                assert (chunk.stop - offset) % width == 0
+            assert len(chunk) <= max(CHUNK_BYTES, *widths)
