@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ _PASSING = (StorageUnavailable, Busy, _NotReady)
 
 def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
     """Read addresses, in a list or separated by commas. ``ValueError`` names what is none."""
-    texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    listed = addresses if isinstance(addresses, Iterable) else [addresses]
+    texts = addresses.split(",") if isinstance(addresses, str) else list(listed)
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"addresses must be 'HOST:PORT' of storage servers, got {addresses!r}")
     read = [Address.parse(text.strip()) for text in texts]
@@ -91,17 +93,7 @@ class _Search:
     """Attempts to find a cluster."""
 
     def __init__(self, addresses: Sequence[Address], caller: Caller, deadline: float) -> None:
-        self._asked = [
-            Endpoint(
-                host_index=number,
-                host=address.host,
-                control_port=address.port,
-                data_port=address.port,  # Not known yet, and not used.
-                partitions=(),
-                what="address",
-            )
-            for number, address in enumerate(addresses)
-        ]
+        self._asked = [Endpoint.of_address(address, what="storage server") for address in addresses]
         self._caller = caller
         self._deadline = deadline
 
@@ -142,6 +134,7 @@ class _Search:
                 other = self._view_or_reason(asked, min(self._patience, _OTHER_S))
                 if not isinstance(other, Exception):
                     _check_graph(asked, other.graph, view.graph)
+                    _check_cluster(asked, other, known)
 
     def _view_or_reason(self, asked: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
         """Return why there is no view, where waiting may help."""
@@ -170,6 +163,16 @@ class _Search:
     @property
     def _patience(self) -> float:
         return max(min(self.left, _ATTEMPT_S), 0.1)
+
+
+def _check_cluster(asked: Endpoint, view: ClusterView, known: set[str]) -> None:
+    """Raise ``ValueError`` if a server knows none of the servers in use: it has not another name of one."""
+    others = [server.control_address for server in view.servers]
+    if others and known.isdisjoint(others):
+        raise ValueError(
+            f"{asked} is of another cluster, of {', '.join(others[:4])}, than the server that was asked "
+            f"first, of {', '.join(sorted(known)[:4])}: give addresses of one cluster"
+        )
 
 
 def _check_graph(server: Endpoint, found: str, expected: str) -> None:

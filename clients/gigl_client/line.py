@@ -44,7 +44,9 @@ class Line:
         self.opening = False
         """Somebody is at it."""
         self.down_since = 0.0
-        """When the channel was lost, or its opening begun. Means nothing while one is open."""
+        """When the channel was lost, or the first one asked for. Means nothing while one is open."""
+        self.tries_since = 0.0
+        """When the last attempts to open one began: a wait in vain ends them, the next begins others."""
         self.failure: Exception | None = None
         """Why it could not be opened so far."""
         self.load = 0

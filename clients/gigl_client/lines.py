@@ -99,10 +99,12 @@ class Lines:
         opened, line.opened = line.opened, None
         if opened is not None:
             self._heartbeats.drop(line.server.rank, opened.id)
+            line.down_since = time.monotonic()
         return opened
 
     def _open(self, line: Line, before: Opened | None) -> None:
-        line.down_since = time.monotonic()
+        line.tries_since = time.monotonic()
+        line.down_since = line.down_since or line.tries_since
         opening = Opening(
             line.server,
             self._terms,

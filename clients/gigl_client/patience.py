@@ -63,7 +63,7 @@ class Patience:
         for line in self._down():
             error = line.failure
             if error is not None and not line.opening:
-                if may_pass(error) and line.down_since < began:
+                if may_pass(error) and line.tries_since < began:
                     self._lines.open_all()
                     return
                 line.failure = None
@@ -94,7 +94,7 @@ def _refused(line: Line, error: Exception) -> Exception:
 
 def _not_reached(line: Line, error: Exception, now: float) -> StorageUnavailable:
     seconds = now - line.down_since
-    return StorageUnavailable(f"{_named(line, error)} (looked for it for {seconds:.1f} s)")
+    return StorageUnavailable(f"{_named(line, error)} (away for {seconds:.1f} s)")
 
 
 def _named(line: Line, error: Exception) -> str:

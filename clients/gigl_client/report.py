@@ -45,7 +45,7 @@ def waiting_text(lines: Iterable[Line], book: Book, timeout: float, now: float) 
 
 def _state(line: Line, book: Book, now: float) -> str:
     if line.opened is None:
-        return f"is being connected for {now - line.down_since:.1f} s"
+        return f"is away for {now - line.down_since:.1f} s"
     asks = sorted((ask for ask in book.asked.values() if ask.line is line), key=lambda ask: ask.request.batch)
     if not asks:
         return "is asked for nothing"

@@ -183,7 +183,7 @@ class RemoteSource:
         if os.getpid() != self._pid:
             raise ValueError(f"the channels belong to process {self._pid}: build a loader in this process")
         if not self._end.alive:
-            raise ValueError("the source is closed")
+            raise ValueError("the loader or its dataset was closed: connect again, and build a loader")
 
     def _received(self, timeout: float) -> Frame:
         deadline = time.monotonic() + timeout

@@ -320,6 +320,7 @@ def test_a_forked_child_that_ends_disturbs_nothing(there: RemoteDistDataset) -> 
     ("wrong", "error", "rule"),
     [
         ({"addresses": []}, ValueError, r"addresses must be 'HOST:PORT' of storage servers, got \[\]"),
+        ({"addresses": 7070}, ValueError, "addresses must be 'HOST:PORT' of storage servers, got 7070"),
         ({"addresses": "nowhere"}, ValueError, "'nowhere' is not an address: write HOST:PORT"),
         ({"addresses": "0.0.0.0:7070"}, ValueError, r"0\.0\.0\.0:7070 cannot be asked"),
         ({"addresses": "127.0.0.1:0"}, ValueError, r"127\.0\.0\.1:0 cannot be asked"),
@@ -328,7 +329,7 @@ def test_a_forked_child_that_ends_disturbs_nothing(there: RemoteDistDataset) -> 
         ({"rows": "no"}, ValueError, "rows must be one of auto, direct, through, got 'no'"),
         ({"credentials": "token"}, TypeError, r"credentials must be a gigl_client\.Caller, got a str"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_arguments_that_cannot_be_right(wrong: dict[str, Any], error: type[Exception], rule: str) -> None:
     with pytest.raises(error, match=rule):
@@ -337,6 +338,16 @@ def test_arguments_that_cannot_be_right(wrong: dict[str, Any], error: type[Excep
 
 def test_addresses_may_be_one_text() -> None:
     assert list(map(str, read_addresses("a:1, [::1]:2"))) == ["a:1", "[::1]:2"]
+
+
+def test_addresses_of_two_clusters_are_refused(graph: Path, addresses: list[str]) -> None:
+    with (
+        servers_of(graph, 1) as others,
+        pytest.raises(
+            ValueError, match=r"^storage server at .* is of another cluster, of .*: give addresses of"
+        ),
+    ):
+        RemoteDistDataset.connect([addresses[0], *addresses_of(others)], timeout=20)
 
 
 def test_one_of_several_addresses_may_be_down(addresses: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -156,10 +157,14 @@ def test_a_server_that_stays_away_is_named_and_waited_for_again(
         one.stop(0)
         frames += [bytes_of(source.receive(20)) for _ in range(source.stats()["servers"][0]["in_flight"])]
         for _ in range(2):
-            with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(looked for it for \d"):
+            with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(away for \d"):
                 source.receive(20)
-        with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*looked for it"):
+        with pytest.raises(StorageUnavailable, match=r"^storage server 0 at 127") as raised:
             source.receive(0.1)
+        [away] = re.findall(
+            r": nothing listens there: did its service end\? \(away for ([0-9.]+) s\)$", str(raised.value)
+        )
+        assert float(away) >= 1  # As long as all waits together, not only the last.
         one.start(0)
         assert wait_until(lambda: _is_up(source), seconds=20)
         assert frames + drain(source, NUM_BATCHES - len(frames)) == expected
@@ -496,7 +501,7 @@ def _threads() -> set[threading.Thread]:
 def test_a_source_that_was_never_up_can_be_closed(one: SmallCluster) -> None:
     one.stop(0)
     source = one.open()
-    with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127\S+ .*looked for it"):
+    with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127\S+ .*away for"):
         source.wait_until_up(0.2)
     source.close()
     one.start(0)
