@@ -91,7 +91,7 @@ def test_a_server_that_is_gone_is_named_and_nothing_is_lost(
         with pytest.raises(StorageUnavailable) as raised:
             take(batches, seen)
         assert time.monotonic() - began < TIMEOUT + 10
-        who = rf"storage server 1 at {re.escape(cluster.addresses[1])}.*refused"
+        who = rf"storage server 1 at {re.escape(cluster.addresses[1])}.*nothing listens there"
         assert re.search(who, str(raised.value)), raised.value
         assert "\n" not in str(raised.value)
         assert seen == expected[: len(seen)]
