@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The library is imported inside functions: only who uses TLS pays for it.
 
-__all__ = ["check_authority", "check_dates", "check_pair", "self_signed", "system_roots"]
+__all__ = ["check_authority", "check_dates", "check_name", "check_pair", "self_signed", "system_roots"]
 
 _BACKDATED = datetime.timedelta(days=1)  # Clocks of hosts that are this far apart still agree on validity.
 _VALID = datetime.timedelta(days=365)  # Longer than any run: the certificate lives as long as its service.
@@ -81,6 +81,38 @@ def check_pair(certificate: bytes, key: bytes) -> None:
         raise ValueError("the key is not that of the certificate: give the pair that belongs together")
 
 
+def check_name(certificate: bytes, host: str) -> None:
+    """Raise ``ValueError`` unless the first certificate is good for a name or address, with those it is for.
+
+    One without alternative names passes: old ones say it elsewhere, and some callers look there.
+    """
+    from cryptography import x509
+
+    [first, *_] = _certificates(certificate, "the certificate")
+    try:
+        names = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return
+    known = [str(name.value) for name in names if isinstance(name, (x509.DNSName, x509.IPAddress))]
+    if not any(_is_for(name, host) for name in known):
+        raise ValueError(
+            f"the certificate is not good for {host!r}, where others come (advertise): it is for "
+            f"{', '.join(known[:8]) or 'no host'}"
+        )
+
+
+def _is_for(name: str, host: str) -> bool:
+    """Compare as TLS does: a star stands for one label, and addresses are no names."""
+    try:
+        return ipaddress.ip_address(name) == ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    name, host = name.lower().rstrip("."), host.lower().rstrip(".")
+    if not name.startswith("*."):
+        return name == host
+    return host.partition(".")[2] == name[2:]
+
+
 def check_authority(authority: bytes) -> None:
     """Raise ``ValueError`` unless this is at least one certificate as PEM."""
     _certificates(authority, "the authority")
@@ -108,8 +140,8 @@ def _certificates(pem: bytes, what: str) -> list[x509.Certificate]:
 
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise ValueError(f"{what} cannot be read as PEM: {error}") from None
+    except ValueError:
+        raise ValueError(f"{what} cannot be read as PEM") from None
 
 
 def _alternative_name(host: str) -> x509.GeneralName:

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gigl_loader.rpc.certificates import check_authority, check_dates, check_pair, self_signed, system_roots
-from gigl_loader.rpc.secret_files import check_token, pem_in, token_in
+from gigl_loader.rpc.secret_files import check_token, naming, pem_in, token_in
 
 if TYPE_CHECKING:
     import datetime
@@ -78,10 +78,12 @@ class Caller:
             authority=pem_in(ca).decode("ascii", "replace"),
             tls=tls,
         )
-        if caller.certificate:
-            check_pair(caller.certificate, caller.key)
-        if caller.authority:
-            check_authority(caller.authority.encode())
+        if certificate is not None and key is not None:
+            with naming(certificate, key):
+                check_pair(caller.certificate, caller.key)
+        if ca is not None:
+            with naming(ca):
+                check_authority(caller.authority.encode())
         return caller
 
     @property

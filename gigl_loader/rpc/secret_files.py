@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
-__all__ = ["check_token", "pem_in", "token_in"]
+__all__ = ["check_token", "naming", "pem_in", "token_in"]
 
 _MIN_TOKEN = 16
 
@@ -24,11 +26,18 @@ def token_in(path: str | os.PathLike[str] | None) -> str:
     if path is None:
         return ""
     token = pem_in(path).decode().strip()
-    try:
+    with naming(path):
         check_token(token)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     return token
+
+
+@contextmanager
+def naming(*paths: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the files in front of what is wrong with their contents."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{', '.join(map(str, paths))}: {error}") from None
 
 
 def pem_in(path: str | os.PathLike[str] | None) -> bytes:
@@ -39,6 +48,8 @@ def pem_in(path: str | os.PathLike[str] | None) -> bytes:
         content = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    if not content.isascii() or not content.strip():
+    if not content.strip():
+        raise ValueError(f"{path} is empty")
+    if not content.isascii():
         raise ValueError(f"{path} is not text in ASCII, as tokens and PEM are")
     return content

@@ -6,11 +6,14 @@ import os
 from dataclasses import dataclass
 
 from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.certificates import check_authority, check_name
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.secret_files import naming
 from gigl_loader.sizes import whole_number
 
 __all__ = ["ServeOptions"]
 
+_MOST_WORKERS = 1024  # Of the largest machines; each is up to four threads, and a process has some 10,000.
 _LEAST_FRAME_MEMORY = 64 << 20  # Below, a frame of an ordinary batch or two would fill it.
 
 
@@ -64,6 +67,8 @@ class ServeOptions:
         self._check_ways_in()
         if self.workers is not None:
             whole_number("workers", self.workers, minimum=1)
+            if self.workers > _MOST_WORKERS:
+                raise ValueError(f"workers must be at most {_MOST_WORKERS}, got {self.workers}")
         whole_number("frame_memory", self.frame_memory, minimum=_LEAST_FRAME_MEMORY)
         for name, seconds, least in (
             ("lease", self.lease_s, 1.0),
@@ -106,7 +111,18 @@ class ServeOptions:
             client_authority=self.tls_client_ca,
             insecure=self.insecure,
         )
-        credentials.check_certificate()
+        for path, authority in (
+            (self.tls_ca, credentials.authority),
+            (self.tls_client_ca, credentials.client_authority),
+        ):
+            if path:
+                with naming(path):
+                    check_authority(authority)
+        if self.tls_cert and self.tls_key:
+            with naming(self.tls_cert, self.tls_key):
+                credentials.check_certificate()
+            with naming(self.tls_cert):
+                check_name(credentials.certificate, self.reachable_host)
         return credentials
 
     def _check_addresses(self) -> None:

@@ -49,7 +49,7 @@ def main(link: socket.socket) -> None:
         signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
         try:
             server = build_storage_server(options, credentials=Credentials.from_json(order["credentials"]))
-        except (GiglError, OSError, ValueError) as error:
+        except Exception as error:
             _say(link, {"error": _told(error)})
             raise SystemExit(1) from None
         with server:

@@ -200,6 +200,18 @@ def test_a_key_of_another_certificate_is_a_mistake(graph: Path, tmp_path: Path) 
     assert errors.count("\n") == 1
 
 
+def test_a_certificate_for_another_host_is_a_mistake(graph: Path, tmp_path: Path) -> None:
+    other = Credentials.ephemeral(["elsewhere.example"])
+    (tmp_path / "cert.pem").write_bytes(other.certificate)
+    (tmp_path / "key.pem").write_bytes(other.key)
+    files = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    code, _, errors = invoke("serve", str(graph), *files)
+    assert code == 2
+    assert f"{tmp_path / 'cert.pem'}: the certificate is not good for '127.0.0.1'" in errors
+    assert "it is for elsewhere.example" in errors
+    assert errors.count("\n") == 1
+
+
 def test_top_prints_a_table_or_a_document(cluster: LocalCluster) -> None:
     code, output, _ = invoke("top", cluster.addresses[1], "--json")
     document = json.loads(output)

@@ -11,7 +11,7 @@ import pytest
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.certificates import check_dates
+from gigl_loader.rpc.certificates import check_dates, check_name, self_signed
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization, new_token
 from gigl_loader.rpc.endpoint import Endpoint
 from tests.support.certificates import Authority
@@ -264,7 +264,7 @@ def test_files_that_cannot_be_right_are_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     for name, told in {
         "short": "short: a token has at least 16",
-        "empty": "empty is not text",
+        "empty": "empty is empty",
         "binary": "binary is not text in ASCII",
         "absent": "cannot read .*absent: No such file",
     }.items():
@@ -298,3 +298,36 @@ def test_endpoints_say_what_they_are() -> None:
     server = replace(ENDPOINT, what="storage server")
     assert str(server) == "storage server 1 at 10.0.0.2:7000"
     assert Endpoint.from_json(server.to_json()) == server
+
+
+@pytest.mark.parametrize(
+    ("names", "host", "good"),
+    [
+        (["store0", "10.0.0.2"], "store0", True),
+        (["store0", "10.0.0.2"], "10.0.0.2", True),
+        (["::1"], "0:0:0:0:0:0:0:1", True),
+        (["*.store.svc"], "Store-0.store.svc", True),
+        (["*.store.svc"], "a.b.store.svc", False),
+        (["store0"], "store1", False),
+        (["10.0.0.2"], "10.0.0.3", False),
+    ],
+)
+def test_a_certificate_is_for_the_names_in_it(names: list[str], host: str, good: bool) -> None:
+    certificate, _ = self_signed(names)
+    if good:
+        check_name(certificate, host)
+        return
+    with pytest.raises(ValueError, match=f"not good for '{host}'.*: it is for"):
+        check_name(certificate, host)
+
+
+def test_files_that_hold_no_pem_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pem").write_text("none")
+    (tmp_path / "empty").write_text("\n")
+    for part in ("ca", "token"):
+        with pytest.raises(ValueError, match=r"/empty is empty$"):
+            Caller.from_files(**{part: tmp_path / "empty"})
+    with pytest.raises(ValueError, match=r"/pem: the authority cannot be read as PEM$"):
+        Caller.from_files(ca=tmp_path / "pem")
+    with pytest.raises(ValueError, match=r"/pem, .*/pem: the certificate cannot be read as PEM$"):
+        Caller.from_files(certificate=tmp_path / "pem", key=tmp_path / "pem")

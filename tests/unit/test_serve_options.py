@@ -67,6 +67,7 @@ def test_variables_hold_lists_with_commas_sizes_and_flags() -> None:
         ({"workers": 1.5}, "gigl.yaml: workers must be a whole number"),
         ({"workers": True}, "gigl.yaml: workers must be a whole number"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"workers": 99_999}, "workers must be at most 1024, got 99999"),
         ({"lease": "soon"}, "gigl.yaml: lease must be a number of seconds, got 'soon'"),
         ({"lease": 0}, "lease must lie between 1 and 86400 s, got 0"),
         ({"lease": float("nan")}, "lease must lie between"),
