@@ -239,7 +239,6 @@ class DistDataset:
         more than 60 % of its time.
         """
         self._check_open()
-        self.check_options(request.store)
         return start_source(
             lambda: self._worker_source(request) if request.num_workers else self._inline_source(request),
             group=request.group if request.num_workers else None,

@@ -15,7 +15,15 @@ from gigl_loader.sizes import whole_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["START_METHODS", "EdgeType", "NodeType", "SamplingPlan", "StoreOptions", "WorkerOptions"]
+__all__ = [
+    "LONGEST_KEY",
+    "START_METHODS",
+    "EdgeType",
+    "NodeType",
+    "SamplingPlan",
+    "StoreOptions",
+    "WorkerOptions",
+]
 
 NodeType = str
 EdgeType = tuple[str, str, str]
@@ -112,7 +120,8 @@ class WorkerOptions:
 
 
 _MOST_PREFETCHED = 64
-_LONGEST_KEY = 200
+LONGEST_KEY = 200
+"""Characters. Servers take 256, of which some tell loaders apart that were given one name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +143,8 @@ class StoreOptions:
                     f"prefetch_size must be at most {_MOST_PREFETCHED}, got {self.prefetch_size}"
                 )
         key = self.worker_key
-        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY):
-            raise ValueError(f"worker_key must be a text of 1 to {_LONGEST_KEY} characters, got {key!r}")
+        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY):
+            raise ValueError(f"worker_key must be a text of 1 to {LONGEST_KEY} characters, got {key!r}")
         if self.max_producer_inits is not None:
             whole_number("max_concurrent_producer_inits", self.max_producer_inits, minimum=1)
 

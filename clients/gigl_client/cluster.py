@@ -7,8 +7,13 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigl_client.discovery import find_servers, read_addresses
 from gigl_client.heartbeats import Heartbeats
+from gigl_loader.graph.manifest import Manifest
+from gigl_loader.group import RankGroup
 from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.directory import fetch_manifest
+from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.remote_store import RemoteStore
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.partitioned import PartitionedStore
@@ -16,31 +21,34 @@ from gigl_loader.sampling.partitioned import PartitionedStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gigl_client.discovery import Found
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import NeighborStore
 
-__all__ = ["Cluster", "Server"]
+__all__ = ["Cluster", "Server", "connect_cluster"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Server:
     """One storage server, and how it is asked."""
 
-    rank: int
-    """Place by ascending smallest partition."""
     endpoint: Endpoint
     client: StoreClient
     """Of its control port."""
     connection: Connection
     """To its data port."""
 
+    @property
+    def rank(self) -> int:
+        """Place by ascending smallest partition."""
+        return self.endpoint.host_index
+
     @classmethod
     def connect(cls, endpoint: Endpoint, caller: Caller, *, job: str, timeout_s: float) -> Server:
         """Nothing is sent yet. Asks of the data port are tried for ``timeout_s``."""
         return cls(
-            endpoint.host_index,
             endpoint,
             StoreClient(endpoint, caller, job),
             Connection(endpoint, caller, timeout_s=timeout_s, job=job),
@@ -73,10 +81,6 @@ class Cluster:
         """For channels that shall stay open. They keep no cluster."""
         self._owner = os.getpid()
         self._end = weakref.finalize(self, _end, self.servers, self.heartbeats, self._owner)
-
-    def owner(self, partition: int) -> Server:
-        """Return the server of a partition."""
-        return next(server for server in self.servers if partition in server.endpoint.partitions)
 
     def open_store(self, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
         """Return a store of all partitions, each asked of its owner for ``timeout_s`` at most.
@@ -119,3 +123,56 @@ def _end(servers: Sequence[Server], heartbeats: Heartbeats, owner: int) -> None:
     for server in servers:
         server.client.close()
         server.connection.close()
+
+
+def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s: float) -> Cluster:
+    """Return the cluster of which one server, at least, has one of these addresses.
+
+    Raises what ``find_servers`` does, and ``ValueError`` for servers that do not make up one graph.
+    """
+    found = find_servers(read_addresses(addresses), caller, timeout_s=timeout_s)
+    schema = _manifest(found, caller, timeout_s).schema
+    _check_complete(found, schema)
+    return Cluster(
+        found.endpoints,
+        schema=schema,
+        graph_digest=found.graph,
+        job=_shared_job(found.graph, timeout_s),
+        caller=caller,
+        timeout_s=timeout_s,
+    )
+
+
+def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
+    """Return the ``graph.json`` of a server, which has the digest that all servers say."""
+    server = found.endpoints[0]
+    connection = Connection(server, caller, timeout_s=timeout_s)
+    try:
+        manifest = Manifest.parse(fetch_manifest(connection), what=f"graph.json of {server}")
+    finally:
+        connection.close()
+    if manifest.digest != found.graph:
+        raise ValueError(
+            f"{server} has another graph than it said: was it restarted on another one just now?"
+        )
+    return manifest
+
+
+def _check_complete(found: Found, schema: GraphSchema) -> None:
+    """Raise ``ValueError`` unless each partition has one server."""
+    held = sorted(part for endpoint in found.endpoints for part in endpoint.partitions)
+    if held != list(range(schema.num_partitions)):
+        raise ValueError(
+            f"the servers of this cluster hold the partitions {held}, and the graph has "
+            f"{schema.num_partitions}: start one server for each"
+        )
+
+
+def _shared_job(graph: str, timeout_s: float) -> str:
+    """Return the secret of this job: that of the rank which connects to this graph first."""
+    job = new_job()
+    group = RankGroup.current(patience_s=timeout_s)
+    if group is None:
+        return job
+    key = f"store/{graph[:16]}"
+    return group.first(f"{key}/{group.turn(key)}/job", job)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
 
-from gigl_client.connecting import connect_cluster
+from gigl_client.cluster import connect_cluster
 from gigl_client.leaders import Leaders
+from gigl_client.loads import loads_of
 from gigl_client.nodes import RemoteNodes
 from gigl_client.slices import read_share
 from gigl_client.source import RemoteSource
-from gigl_client.states import load_of
-from gigl_loader.errors import GiglError
+from gigl_client.terms import check_ways
 from gigl_loader.group import RankGroup
+from gigl_loader.options import LONGEST_KEY
 from gigl_loader.rpc.credentials import Caller
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from gigl_client.cluster import Cluster, Server
+    from gigl_client.cluster import Cluster
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
@@ -35,13 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteDistDataset"]
 
-_TRANSPORTS = ("auto", "ring", "flight")
-_ROWS = ("auto", "direct", "through")
 _PREFETCH_SIZE = 4
-_LONGEST_NAME = 200
 _MOST_SHARES = 64
 """A server grants a channel no more."""
-_MOST_AT_ONCE = 32
 
 
 class RemoteDistDataset:
@@ -93,8 +89,7 @@ class RemoteDistDataset:
         """
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-        _check_choice("transport", transport, _TRANSPORTS)
-        _check_choice("rows", rows, _ROWS)
+        check_ways(transport, rows)
         caller = Caller() if credentials is None else credentials
         if not isinstance(caller, Caller):
             raise TypeError(f"credentials must be a gigl_client.Caller, got a {type(caller).__name__}")
@@ -197,16 +192,7 @@ class RemoteDistDataset:
         Of one that does not answer within ``timeout`` seconds, ``{"error": why}``.
         """
         self._cluster.check_usable()
-
-        def load(server: Server) -> dict[str, Any]:
-            try:
-                return load_of(server.client.load(timeout))
-            except (GiglError, ValueError) as error:
-                return {"error": str(error)}
-
-        servers = self._cluster.servers
-        with ThreadPoolExecutor(min(len(servers), _MOST_AT_ONCE)) as threads:
-            return dict(enumerate(threads.map(load, servers)))
+        return loads_of(self._cluster.servers, timeout)
 
     def check_options(self, store: StoreOptions) -> None:
         """All options have a meaning here."""
@@ -233,7 +219,7 @@ class RemoteDistDataset:
             request.plan,
             request.schedule,
             key=self._leaders.produce(request),
-            name=f"{request.name[:_LONGEST_NAME]} rank {request.topology.rank}",
+            name=f"{request.name[:LONGEST_KEY]} rank {request.topology.rank}",
             share=max(request.num_workers, 1),
             prefetch=(prefetch or _PREFETCH_SIZE) if request.num_workers else 0,
             in_order=request.workers.in_order,
@@ -282,8 +268,3 @@ class RemoteDistDataset:
             f"{len(self.node_types)} types, {self.num_edges:,} edges of {len(self.edge_types)} types, "
             f"edge_dir={self.edge_dir!r})"
         )
-
-
-def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")

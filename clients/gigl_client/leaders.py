@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from gigl_client.admission import admitted
 from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
+from gigl_loader.options import LONGEST_KEY
 from gigl_loader.rpc.control_errors import Busy
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ _SHARE_OF_LEADER = 0.9
 """Of the time that any rank waits: so that followers hear of a leader's failure before they give up."""
 _ATTEMPT_S = 10.0
 _UNDO_S = 2.0
-_LONGEST_NAME = 200
-"""Servers take keys of 256 characters."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_AT_ONCE = 32
 
@@ -122,9 +121,9 @@ class Leaders:
 
 def _short(name: str) -> str:
     """Return a name that servers take, as different from others as this one is."""
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= LONGEST_KEY:
         return name
-    return f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[:LONGEST_KEY]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _follow(group: RankGroup, place: str, leader: int, request: SourceRequest) -> None:

@@ -6,10 +6,9 @@ import socket
 from contextlib import closing
 from dataclasses import dataclass
 
-__all__ = ["ROWS", "TRANSPORTS", "Terms", "is_this_host"]
+__all__ = ["Terms", "check_ways", "is_this_host"]
 
-TRANSPORTS = ("auto", "ring", "flight")
-ROWS = ("auto", "direct", "through")
+_WAYS = {"transport": ("auto", "ring", "flight"), "rows": ("auto", "direct", "through")}
 
 _MOST_CREDIT = 64
 """Batches of one channel that a server keeps at a time, unless it was told otherwise."""
@@ -36,10 +35,7 @@ class Terms:
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.transport not in TRANSPORTS:
-            raise ValueError(f"transport is one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
-        if self.rows not in ROWS:
-            raise ValueError(f"rows is one of {', '.join(ROWS)}, got {self.rows!r}")
+        check_ways(self.transport, self.rows)
         if self.prefetch < 0:
             raise ValueError(f"prefetch_size must not be negative, got {self.prefetch}")
         if self.share < 1:
@@ -70,6 +66,13 @@ class Terms:
         if self.rows == "auto":
             return has_columns and num_servers > 1 and not ring
         return has_columns and self.rows == "direct"
+
+
+def check_ways(transport: str, rows: str) -> None:
+    """Raise ``ValueError`` for a way that there is not."""
+    for name, value in (("transport", transport), ("rows", rows)):
+        if value not in _WAYS[name]:
+            raise ValueError(f"{name} must be one of {', '.join(_WAYS[name])}, got {value!r}")
 
 
 def is_this_host(host: str) -> bool:

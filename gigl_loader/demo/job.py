@@ -76,9 +76,9 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
     screen.built(schema, build_seconds)
     screen.training(recipe, choices)
     with ExitStack() as stack:
-        place = stack.enter_context(open_place(choices, folder / "graph"))
+        dataset, ask_servers = stack.enter_context(open_place(choices, folder / "graph"))
         loaders = {
-            split: stack.enter_context(_loader(place.dataset, split, demonstration.target, recipe, choices))
+            split: stack.enter_context(_loader(dataset, split, demonstration.target, recipe, choices))
             for split in ("train", "val", "test")
         }
         model = _model(schema, demonstration, recipe).to(loaders["train"].device)
@@ -94,7 +94,7 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
             screen.epoch(report)
             reports.append(report)
         tested = evaluate(model, loaders["test"], target=demonstration.target, watch=screen.watch)
-        servers = place.servers()
+        servers = ask_servers()
     return Outcome(
         dataset=choices.dataset,
         nodes=sum(nodes.count for nodes in schema.nodes.values()),
@@ -139,7 +139,7 @@ def _loader(
         batch_size=recipe.batch_size,
         shuffle=split == "train",
         seed=choices.seed,
-        num_workers=min(choices.num_workers, 1) if choices.num_servers else choices.num_workers,
+        num_workers=1 if choices.num_servers else choices.num_workers,
         device=choices.device,
     )
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from gigl_loader.dataset import DistDataset
 from gigl_loader.demo.choices import Choices
 
-if TYPE_CHECKING:
-    from gigl_client import RemoteDistDataset
-
-__all__ = ["Place", "ServerReport", "open_place"]
+__all__ = ["ServerReport", "open_place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +28,16 @@ class ServerReport:
     """Seconds of its threads. Neighbours that another server was asked for are in it."""
 
 
-class Place(Protocol):
-    """A graph to train on, and what is known of those who sample it."""
-
-    @property
-    def dataset(self) -> Any: ...
-    def servers(self) -> list[ServerReport]: ...
-
-
 @contextmanager
-def open_place(choices: Choices, graph: Path) -> Iterator[Place]:
-    """Yield the graph that was built at ``graph``, served by as many servers as were chosen."""
+def open_place(choices: Choices, graph: Path) -> Iterator[tuple[Any, Callable[[], list[ServerReport]]]]:
+    """Yield the graph that was built at ``graph``, served by as many servers as were chosen.
+
+    With it comes what asks each server; loaders that were shut down are not in it. Without servers, all that
+    samples is a part of the trainer, and counted there.
+    """
     if not choices.num_servers:
         with DistDataset.open(graph) as dataset:
-            yield _Here(dataset)
+            yield dataset, list
         return
     # Of a graph store; needs gRPC and Arrow.
     from gigl_client import RemoteDistDataset
@@ -54,26 +47,10 @@ def open_place(choices: Choices, graph: Path) -> Iterator[Place]:
         LocalCluster(graph, servers=choices.num_servers, workers=choices.num_workers) as cluster,
         RemoteDistDataset.connect(cluster.addresses[0], transport=choices.transport) as remote,
     ):
-        yield _Served(remote)
-
-
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """All that samples is a part of the trainer, and counted there."""
-
-    dataset: DistDataset
-
-    def servers(self) -> list[ServerReport]:
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    dataset: RemoteDistDataset
-
-    def servers(self) -> list[ServerReport]:
-        """Ask each server; loaders that were shut down are no longer in it."""
-        return [_report(load.get("channels", [])) for load in self.dataset.server_stats().values()]
+        yield (
+            remote,
+            lambda: [_report(load.get("channels", [])) for load in remote.server_stats().values()],
+        )
 
 
 def _report(channels: list[dict[str, Any]]) -> ServerReport:

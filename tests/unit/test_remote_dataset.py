@@ -189,9 +189,7 @@ def test_prefetching_for_nobody_is_refused(there: RemoteDistDataset) -> None:
 
 
 def test_a_share_that_no_server_grants_is_refused_and_leaves_nothing(there: RemoteDistDataset) -> None:
-    with pytest.raises(
-        ValueError, match=r"num_workers=65: a loader's share of a server's threads is at most 64"
-    ):
+    with pytest.raises(ValueError, match=r"num_workers=65.*64"):
         loader(there, num_workers=65)
     assert [load["producers"] for load in there.server_stats().values()] == [0, 0]
 
