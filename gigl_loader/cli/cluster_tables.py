@@ -69,7 +69,7 @@ def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wi
             f"{load['ready_bytes'] / 1e6:,.1f}",
             ",".join(map(str, each.partitions)),
             str(load["jobs"]),
-            f"{_sum(each, 'batches'):,}",
+            f"{load['batches']:,}",
             f"{load['totals']['cpu_s']:,.1f}",
             str(load["totals"]["refused"]),
         )
@@ -134,7 +134,7 @@ def _sum(server: ServerLoad, field: str) -> int:
 def _rate(now: ServerLoad, before: ServerLoad | None, field: str, seconds: float, unit: float) -> str:
     if before is None or not before.load or seconds <= 0:
         return "-"
-    return f"{max(_sum(now, field) - _sum(before, field), 0) / seconds / unit:,.1f}"
+    return f"{max(now.load[field] - before.load[field], 0) / seconds / unit:,.1f}"
 
 
 def _escaped(text: Any) -> str:

@@ -41,7 +41,8 @@ def local_cluster(
 ) -> None:
     """Start storage servers on loopback; run a command beside them, or wait for Ctrl-C.
 
-    The command finds their addresses in GIGL_STORE. The servers end with this process, however it ends.
+    The command finds their addresses in GIGL_STORE. The servers end with this process, however it ends; in a
+    script, end it by SIGTERM.
     """
     with importing():
         from gigl_server.local import LocalCluster

@@ -216,7 +216,9 @@ def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
         return where
     path = Path(where)
     if not path.exists():
-        raise FileNotFoundError(f"no graph at {path}")
+        host, _, port = str(path).rpartition(":")
+        hint = ": of storage servers, use RemoteDistDataset.connect" if host and port.isdigit() else ""
+        raise FileNotFoundError(f"no graph at {path}{hint}")
     return DiskFolder(path)
 
 

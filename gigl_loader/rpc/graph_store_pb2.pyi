@@ -196,7 +196,7 @@ class LoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerLoad(_message.Message):
-    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason")
+    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason", "batches", "bytes")
     SELF_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,8 @@ class ServerLoad(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     self: Description
     totals: Statistics
     workers: int
@@ -221,7 +223,9 @@ class ServerLoad(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[PeerLoad]
     ready: bool
     reason: str
-    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    batches: int
+    bytes: int
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ChannelLoad(_message.Message):
     __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "ready", "sampling_s", "waiting_s", "idle_s")

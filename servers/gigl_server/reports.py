@@ -96,6 +96,8 @@ def server_load(
         producers=load.producers,
         rss_bytes=_resident_bytes(),
         ready_bytes=load.ready_bytes,
+        batches=load.batches,
+        bytes=load.nbytes,
         channels=[_channel_load(each, named=each.job == job) for each in load.channels],
         peers=[
             messages.PeerLoad(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,3 +57,10 @@ def test_a_server_of_another_version_is_told() -> None:
 @pytest.mark.parametrize("error", ["", "wrong token"])
 def test_what_is_well_has_no_notice(error: str) -> None:
     assert server({} if error else load_of(), error).notice == error
+
+
+def test_batches_are_counted_when_their_channels_are_closed() -> None:
+    before, now = (loads(server(load_of(batches=number, bytes=number * 10**6))) for number in (100, 300))
+    table, *_ = tables(replace(now, at=2.0), before, width=160)
+    cells = {column.header: next(iter(column.cells)) for column in table.columns}  # type: ignore[union-attr]
+    assert (cells["batches"], cells["b/s"], cells["MB/s"]) == ("300", "100.0", "100.0")
