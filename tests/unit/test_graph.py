@@ -168,7 +168,9 @@ def test_a_path_without_a_graph(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FormatError, match="is not a graph"):
         Graph.open(tmp_path / "file")
-    with pytest.raises(FileNotFoundError, match=r"no graph at store0:7070: of storage servers, use RemoteDist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no graph at store0:7070: of storage servers, use RemoteDist"
+    ):
         Graph.open("store0:7070")
 
 
