@@ -19,7 +19,6 @@ import grpc
 from gigl_client.arrivals import Scratch
 from gigl_client.book import Ask, Book
 from gigl_client.line import bare
-from gigl_client.openers import at_once
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.control_errors import Unknown
@@ -27,7 +26,7 @@ from gigl_loader.rpc.frames import Gone
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gigl_client.arrivals import Arrivals
     from gigl_client.book import Ready
@@ -123,7 +122,7 @@ class Exchange:
             self._changed.notify_all()
         for answers in (*[self._frames] * FETCHERS, self._failures):
             answers.put(None)
-        at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
+        _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         deadline = time.monotonic() + (_LEAVE_S if wait else 0)
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -273,3 +272,16 @@ def _message(ask: Ask) -> SampleRequest:
         input_ids=request.input_ids.astype("<i8", copy=False).tobytes(),
         slot=0 if ask.slot is None else ask.slot + 1,
     )
+
+
+def _at_once(jobs: Sequence[Callable[[], None]], *, seconds: float) -> None:
+    """Do these things at the same time, in threads, and wait for their end so long at most."""
+    threads = [threading.Thread(target=job, name="close", daemon=True) for job in jobs]
+    deadline = time.monotonic() + seconds
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:  # At the end of the interpreter, none can be started: leases end what is left.
+        return
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))

@@ -6,13 +6,12 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gigl_client.line import Line, Opened, bare, close_channel
-from gigl_client.openers import Opening
+from gigl_client.line import Line, Opened, bare, close_channel, may_pass, open_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gigl_client.cluster import Server
     from gigl_client.heartbeats import Heartbeats
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Lines"]
 
 _LOGGER = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class Lines:
@@ -88,6 +89,25 @@ class Lines:
         for line in self._lines:
             line.load = 0
 
+    def summary(self) -> dict[str, Any]:
+        """Return how frames come, in all and by server."""
+        return {
+            "transport": _one_of(line.transport for line in self),
+            "rows": _one_of(line.rows for line in self),
+            "reconnects": sum(max(line.reconnects, 0) for line in self),
+            "servers": [
+                {
+                    "server": str(line),
+                    "transport": line.transport,
+                    "rows": line.rows,
+                    "batches": line.batches,
+                    "in_flight": line.load,
+                    "reconnects": max(line.reconnects, 0),
+                }
+                for line in self
+            ],
+        }
+
     def close(self) -> list[Callable[[], None]]:
         """Open no more channels. Return what closes those that are open."""
         self._closed.set()
@@ -105,28 +125,52 @@ class Lines:
     def _open(self, line: Line, before: Opened | None) -> None:
         line.tries_since = time.monotonic()
         line.down_since = line.down_since or line.tries_since
-        opening = Opening(
-            line.server,
-            self._terms,
-            num_servers=len(self._lines),
-            has_columns=self._has_columns,
-            before=before,
-            closed=self._closed,
-            tried=partial(self._tried, line),
-            done=partial(self._opened, line),
+        thread = threading.Thread(
+            target=self._make,
+            args=(line, before),
+            name=f"open channel at {line.server.rank}",
+            daemon=True,
         )
         try:
-            opening.start()
-        except RuntimeError as error:  # There is no thread to be had.
+            thread.start()
+        except RuntimeError as error:  # There is none to be had.
             line.failure = bare(error)
         else:
             line.opening = True
+
+    def _make(self, line: Line, before: Opened | None) -> None:
+        """Open a channel, in a thread that ends with it. ``before`` is the one that was lost."""
+        if before is not None:  # First: a server that drains waits until what it had ready is gone.
+            close_channel(line.server, before.id)
+        outcome = self._attempts(line)
+        wanted = self._opened(line, outcome)
+        if not isinstance(outcome, Exception) and not wanted:
+            close_channel(line.server, outcome.id)
+
+    def _attempts(self, line: Line) -> Opened | Exception:
+        """Return a channel, or what no other attempt can mend, or the last failure when time is over."""
+        give_up = time.monotonic() + self._terms.timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return open_channel(
+                    line.server, self._terms, num_servers=len(self._lines), has_columns=self._has_columns
+                )
+            except Exception as error:
+                failure = bare(error)
+                if not may_pass(failure) or time.monotonic() > give_up:
+                    return failure
+                self._tried(line, failure)
+                if self._closed.wait(pause_s):
+                    return failure
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _tried(self, line: Line, error: Exception) -> None:
         with self._lock:
             line.failure = error
 
     def _opened(self, line: Line, outcome: Opened | Exception) -> bool:
+        """Note what came of the attempts. Return whether the channel is of use."""
         with self._lock:
             line.opening = False
             if isinstance(outcome, Exception):
@@ -139,3 +183,9 @@ class Lines:
                     _LOGGER.warning("%s: back", str(line))
             self.on_change()
             return line.opened is outcome
+
+
+def _one_of(values: Iterable[str]) -> str:
+    """Return the value that all have, but for lines that are not open."""
+    found = set(values) - {"none"} or {"none"}
+    return found.pop() if len(found) == 1 else "mixed"

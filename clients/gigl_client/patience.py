@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from gigl_client.line import may_pass
-from gigl_client.report import waiting_text
 from gigl_loader.errors import SamplingError, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Patience"]
 
+_MOST_NAMED = 8
 _LONGEST_WAIT_S = 3600.0  # At a time: locks take no endless ones.
 
 
@@ -75,7 +75,7 @@ class Patience:
                 return _not_reached(line, line.failure, now)
         if trouble is not None:
             return _unavailable(self._book.epoch, *trouble, now)
-        return TimeoutError(waiting_text(self._lines, self._book, timeout, now))
+        return TimeoutError(_waiting_text(self._lines, self._book, timeout, now))
 
     def _down(self) -> list[Line]:
         """Return the servers that are away, longest first: others may only be waiting for it."""
@@ -107,3 +107,22 @@ def _unavailable(epoch: int, batch: int, trouble: Trouble, now: float) -> Storag
     return StorageUnavailable(
         f"batch {batch} of epoch {epoch}: {trouble.error} (asked for it for {seconds:.1f} s)"
     )
+
+
+def _waiting_text(lines: Lines, book: Book, timeout: float, now: float) -> str:
+    """Return a line that tells what is waited for, and what each server is asked for since when."""
+    wanted = f"no batch within {timeout:g} s ({book.wanted} of epoch {book.epoch})"
+    if book.epoch < 0:
+        wanted = f"the storage servers were not ready within {timeout:g} s"
+    return "; ".join([wanted, *(f"{line} {_state(line, book, now)}" for line in lines)])
+
+
+def _state(line: Line, book: Book, now: float) -> str:
+    if line.opened is None:
+        return f"is away for {now - line.down_since:.1f} s"
+    asks = sorted((ask for ask in book.asked.values() if ask.line is line), key=lambda ask: ask.request.batch)
+    if not asks:
+        return "is asked for nothing"
+    named = ", ".join(f"{ask.request.batch} ({now - ask.since:.1f} s)" for ask in asks[:_MOST_NAMED])
+    more = f" and {len(asks) - _MOST_NAMED} others" if len(asks) > _MOST_NAMED else ""
+    return f"is asked for batches {named}{more}"

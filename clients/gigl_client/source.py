@@ -16,7 +16,6 @@ from gigl_client.exchange import FETCHERS, Exchange
 from gigl_client.landing import SPARE_SLOTS, PrivateLanding, slot_bytes_of
 from gigl_client.lines import Lines
 from gigl_client.patience import Patience
-from gigl_client.report import summary
 from gigl_client.terms import Terms
 from gigl_loader.sampling.skeleton import Completion
 from gigl_loader.sampling.source import check_epoch
@@ -176,7 +175,7 @@ class RemoteSource:
                 "restarts": 0,
                 "workers": [],
                 "retries": exchange.retries + rows.retries,
-                **summary(self._lines),
+                **self._lines.summary(),
             }
 
     def _check_usable(self) -> None:

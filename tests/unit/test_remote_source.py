@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from gigl_client.exchange import FETCHERS
-from gigl_client.openers import Opening
 from gigl_client.source import RemoteSource
 from gigl_loader.channel.slots import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
@@ -375,11 +374,15 @@ def test_calls_under_way_end_with_the_source(two: SmallCluster) -> None:
 def test_without_a_thread_to_be_had_a_channel_is_opened_by_the_next_call(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Any) -> None:
-        raise RuntimeError("can't start new thread")
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name.startswith("open channel"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
     with monkeypatch.context() as patches:
-        patches.setattr(Opening, "start", fail)
+        patches.setattr(threading.Thread, "start", fail)
         source = one.open()
     with closing(source):
         source.start_epoch(0)
