@@ -80,6 +80,8 @@ class Reception:
             except grpc.aio.AbortError:
                 raise
             except Exception:
+                if context.done():  # A refusal was under way, and whoever should hear it is gone.
+                    raise asyncio.CancelledError from None
                 _LOGGER.exception("a control call failed")
                 return await context.abort(
                     grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why"
