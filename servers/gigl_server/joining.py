@@ -223,7 +223,8 @@ class Joining:
             return StorageUnavailable(
                 f"after {timeout_s:g} s, there are servers that this one has not asked yet"
             )
-        hint = "" if self._addresses else ": name another server by --peer, or serve all partitions here"
+        others = set(self._addresses) - {self._own.control_address}
+        hint = "" if others else ": name another server by --peer, or serve all partitions here"
         return StorageUnavailable(f"after {timeout_s:g} s, this server still {self.waiting_for}{hint}")
 
 

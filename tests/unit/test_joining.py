@@ -193,6 +193,9 @@ def test_what_is_missing_is_told_after_the_time() -> None:
 def test_nobody_to_ask_is_told_with_what_to_do() -> None:
     with pytest.raises(StorageUnavailable, match="name another server by --peer"):
         Others({}).joining(server(10, 1)).run(0.1)
+    only_itself = Others({"host:10": [answer(server(10, 1))]}).joining(server(10, 1), "host:10")
+    with pytest.raises(StorageUnavailable, match="name another server by --peer"):
+        only_itself.run(0.2)
 
 
 def test_closing_ends_the_wait() -> None:
