@@ -61,7 +61,7 @@ def test_recovery_is_from_the_kill_to_the_end_of_the_longest_wait() -> None:
 
 def test_a_loader_that_fails_ends_the_race_with_its_error() -> None:
     loaders: Any = [[1], _Broken()]
-    assert min(store_load._race(loaders[:1] * 2, 0.01)) > 0
+    assert len(store_load._race(loaders[:1] * 2, 0.01)) == 2
     with pytest.raises(ZeroDivisionError):
         store_load._race(loaders, 60)
 
