@@ -22,7 +22,8 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.rpc import certificates
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.sampling.producer import WorkerSource
-from gigl_loader.sampling.source import SourceRequest
+from gigl_loader.sampling.source import BatchSource, SourceRequest
+from gigl_loader.sampling.start import start_source
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
 from tests.support.faulty_peer import plan_peer_faults
 from tests.support.leftovers import wait_until
@@ -158,8 +159,16 @@ def _plan_faults(dataset: DistDataset, faults: FaultPlan) -> None:
     """Let the workers of loaders of this dataset follow a plan of faults."""
     graph: Any = GraphWithFaults(dataset._graph, faults)
 
-    def open_source(request: SourceRequest) -> WorkerSource:
-        return WorkerSource(graph, request.plan, request.schedule, request.workers, sampler=FAULTY_SAMPLER)
+    def open_source(request: SourceRequest) -> BatchSource:
+        return start_source(
+            lambda: WorkerSource(
+                graph, request.plan, request.schedule, request.workers, sampler=FAULTY_SAMPLER
+            ),
+            group=request.group,
+            topology=request.topology,
+            gap_s=request.start_gap_s,
+            timeout=request.timeout_s,
+        )
 
     dataset.open_source = open_source  # type: ignore[method-assign]
 
