@@ -86,8 +86,8 @@ class Answers:
     def rows(self, partition: int, ask: RowAsk) -> tuple[Bytes, list[range]]:
         """Return the reply to an ask for rows, whole, and the chunks that it is to be sent in.
 
-        It is gathered before it is sent, so that nothing of it is sent by Python: 0.012 s of CPU less for
-        every 1,000 seeds than gathering chunk by chunk.
+        It is gathered before it is sent, so that nothing of it is sent by Python: of 0.101 s of CPU that two
+        servers take for 1,000 seeds, 0.009 less than gathering chunk by chunk.
         """
         layout = row_layout(self._widths(ask), len(ask.rows))
         if layout.nbytes > MAX_ROW_BYTES and len(ask.rows) > 1:
