@@ -1,0 +1,55 @@
+"""Identity of a caller: certificate, token and address, none of which a caller can make up.
+
+Quotas are kept by identity. Job keys and names of channels come from the caller, who can invent any number.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+__all__ = ["LOCAL", "Identity"]
+
+_IPV6_PREFIX = 64  # A host usually has a whole /64 to choose addresses from.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who calls. Equal for all calls of one host with one token, or with one client certificate."""
+
+    token: str = ""
+    """Name of the token that was shown; empty where the service asks for none."""
+    certificate: str = ""
+    """SHA-256 of the client certificate, in hex; empty where none was shown."""
+    address: str = ""
+    """Network of the caller: an IPv4 address, or an IPv6 /64. Empty if a certificate was shown."""
+
+    @classmethod
+    def of(cls, *, peer: str, token: str = "", certificate: str = "") -> Identity:
+        """Return the identity of a caller. ``peer`` is written as gRPC does: ``ipv4:10.0.0.7:4711``."""
+        return cls(token=token, certificate=certificate, address="" if certificate else _network(peer))
+
+    def __str__(self) -> str:
+        """Short and printable, for logs and metrics."""
+        who = f"certificate {self.certificate[:12]}" if self.certificate else self.address or "this process"
+        return f"{who}, token {self.token}" if self.token else who
+
+
+LOCAL = Identity()
+"""The service itself, and calls that came by no port."""
+
+
+def _network(peer: str) -> str:
+    """Return the network of an address, or a printable form of what is no address."""
+    kind, _, rest = peer.partition(":")
+    host = unquote(rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else rest).strip("[]")
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ascii(peer[:100]).strip("'")
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+    return str(address)
