@@ -24,7 +24,7 @@ _MAX_LENGTH = 300
 
 
 def printable(text: str) -> str:
-    """Return ``text`` on one line of visible ASCII, cut after 300 characters. Other characters are escaped."""
+    """Return ``text`` as one line of visible ASCII, at most 300 characters, the rest escaped."""
     cut = text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "..."
     return "".join(
         each if " " <= each <= "~" else each.encode("unicode_escape", "surrogatepass").decode("ascii")
