@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_authority, check_dates, check_pair, self_signed, system_roots
+from gigl_loader.rpc.reach import check_reach
 from gigl_loader.rpc.secret_files import naming, pem_in, token_in, tokens_in
 from gigl_loader.rpc.tokens import (
     Token,
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Caller", "Credentials", "SslParts", "authorization", "new_token"]
@@ -49,6 +50,8 @@ class Caller:
     """PEM of what to trust. Empty: what an endpoint publishes, else what this machine trusts."""
     tls: bool = False
     """Use TLS. Not needed where an authority or a certificate says so."""
+    insecure: bool = False
+    """Allow plain text to other machines. Whoever can read the network then reads the token."""
 
     def __post_init__(self) -> None:
         if self.token:
@@ -64,6 +67,7 @@ class Caller:
         certificate: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
         tls: bool = False,
+        insecure: bool = False,
     ) -> Caller:
         """Read each part from its file, and check what can be. ``ValueError`` naming the file."""
         caller = cls(
@@ -72,6 +76,7 @@ class Caller:
             key=pem_in(key),
             authority=pem_in(ca).decode("ascii", "replace"),
             tls=tls,
+            insecure=insecure,
         )
         if certificate is not None and key is not None:
             with naming(certificate, key):
@@ -90,8 +95,20 @@ class Caller:
         return bool(endpoint.certificate or self.authority or self.certificate or self.tls)
 
     def ssl_parts(self, endpoint: Endpoint) -> SslParts | None:
-        """Return what a connection to ``endpoint`` needs. ``None``: plain text."""
+        """Return what a connection to ``endpoint`` needs. ``None``: plain text.
+
+        ``ValueError`` where that would be plain text to another machine. Every connection asks here before
+        it is made, so that no token leaves this machine unencrypted.
+        """
         if not self.uses_tls(endpoint):
+            check_reach(
+                Address(endpoint.host, endpoint.control_port),
+                tls=False,
+                guarded=True,
+                insecure=self.insecure,
+                give_tls="name the authority to trust (ca, --tls-ca), or say insecure (insecure=True, "
+                "--insecure) on a network that you trust",
+            )
             return None
         roots = (self.authority or endpoint.certificate).encode() or system_roots()
         return SslParts(roots, self.key or None, self.certificate or None)
@@ -187,22 +204,24 @@ class Credentials:
     def caller(self) -> Caller:
         """Return what the service itself shows to others that have the same token and trust."""
         pair = (self.certificate, self.key) if self.client_authority else (b"", b"")
-        return Caller(token=self.token, certificate=pair[0], key=pair[1], authority=self.trusted)
+        return Caller(
+            token=self.token,
+            certificate=pair[0],
+            key=pair[1],
+            authority=self.trusted,
+            insecure=self.insecure,
+        )
 
     def check_reach(self, address: Address) -> None:
         """Raise ``ValueError`` if it takes more than this to serve at ``address``."""
-        if self.insecure or address.is_loopback:
-            return
-        if not self.certificate:
-            raise ValueError(
-                f"{address} can be reached from other hosts, which needs TLS: give a certificate and its "
-                "key, or say insecure=True on a network that you trust"
-            )
-        if self.is_open and not self.client_authority:
-            raise ValueError(
-                f"{address} can be reached from other hosts, which needs a token: give one, or say "
-                "insecure=True on a network that you trust"
-            )
+        check_reach(
+            address,
+            tls=bool(self.certificate),
+            guarded=not self.is_open or bool(self.client_authority),
+            insecure=self.insecure,
+            give_tls="give a certificate and its key, or say insecure=True on a network that you trust",
+            give_token="give one, or say insecure=True on a network that you trust",
+        )
 
     def check_certificate(self, now: datetime.datetime | None = None) -> None:
         """Raise ``ValueError`` for parts that are no PEM, a key of another certificate, or a wrong date."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_authority, check_name
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.reach import check_reach
 from gigl_loader.rpc.secret_files import naming
 from gigl_loader.sizes import whole_number
 
@@ -155,17 +156,14 @@ class ServeOptions:
         for name in ("tls_ca", "tls_client_ca"):
             if getattr(self, name) and not self.tls_cert:
                 raise ValueError(f"{name} without tls_cert: without TLS nothing would be checked")
-        if control.is_loopback or self.insecure:
-            return
-        if not self.tls_cert:
-            raise ValueError(
-                f"listen: {control} can be reached from other hosts, which needs TLS: give tls_cert and "
-                "tls_key, or say insecure on a network that you trust"
-            )
-        if not self.token_file and not self.tls_client_ca:
-            raise ValueError(
-                f"listen: {control} can be reached from other hosts: give token_file, or tls_client_ca, or "
-                "say insecure on a network that you trust"
+        with naming("listen"):
+            check_reach(
+                control,
+                tls=bool(self.tls_cert),
+                guarded=bool(self.token_file or self.tls_client_ca),
+                insecure=self.insecure,
+                give_tls="give tls_cert and tls_key, or say insecure on a network that you trust",
+                give_token="give token_file, or tls_client_ca, or say insecure on a network that you trust",
             )
 
 
