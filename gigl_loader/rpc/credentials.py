@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.certificates import check_authority, check_dates, check_pair, self_signed, system_roots
+from gigl_loader.rpc.certificates import (
+    check_authority,
+    check_dates,
+    check_pair,
+    fingerprints,
+    self_signed,
+    system_roots,
+)
 from gigl_loader.rpc.reach import check_reach
-from gigl_loader.rpc.secret_files import naming, pem_in, token_in, tokens_in
+from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, token_in, tokens_in
+from gigl_loader.rpc.server_proof import check_cluster_key
 from gigl_loader.rpc.tokens import (
     Token,
     authorization,
@@ -135,6 +143,8 @@ class Credentials:
     """PEM of what callers shall trust instead of the certificate itself: that of a certificate authority."""
     client_authority: bytes = b""
     """PEM of who signs the certificates of callers. Empty: callers need none."""
+    cluster_key: str = field(default="", repr=False)
+    """What servers prove to each other and no trainer has. At least 32 visible ASCII characters."""
     insecure: bool = False
     """Allow plain text beyond this machine. Whoever can read the network can then read and ask."""
 
@@ -142,6 +152,10 @@ class Credentials:
         if self.other_tokens and not self.token:
             raise ValueError("further tokens without a first one, that the service itself shows")
         check_distinct(self.tokens)
+        if self.cluster_key:
+            check_cluster_key(self.cluster_key)
+            if any(token.secret == self.cluster_key for token in self.tokens):
+                raise ValueError("the cluster key is a token, too, which trainers have: make another one")
         _check_both(self.certificate, self.key)
         if self.authority and not self.certificate:
             raise ValueError("an authority without a certificate that it signed")
@@ -168,6 +182,7 @@ class Credentials:
         key: str | os.PathLike[str] | None = None,
         authority: str | os.PathLike[str] | None = None,
         client_authority: str | os.PathLike[str] | None = None,
+        cluster_key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> Credentials:
         """Read each part from its file. ``ValueError`` naming the file, or what does not fit together.
@@ -183,6 +198,7 @@ class Credentials:
             key=pem_in(key),
             authority=pem_in(authority),
             client_authority=pem_in(client_authority),
+            cluster_key=cluster_key_in(cluster_key),
             insecure=insecure,
         )
 
@@ -200,6 +216,19 @@ class Credentials:
     def is_open(self) -> bool:
         """Anyone may ask."""
         return not self.token
+
+    def proves_servers(self) -> bool:
+        """Return whether servers show each other something that callers do not have.
+
+        A cluster key, or a certificate of an authority that does not also sign the certificates of callers.
+        Without an authority the certificate itself is trusted, where it brings no intermediates.
+        """
+        if self.cluster_key or not self.certificate:
+            return bool(self.cluster_key)
+        trusted = fingerprints(self.authority or self.certificate)
+        if not self.authority and len(trusted) > 1:
+            return False
+        return not self.client_authority or not fingerprints(self.client_authority) <= trusted
 
     def caller(self) -> Caller:
         """Return what the service itself shows to others that have the same token and trust."""
@@ -272,7 +301,7 @@ class Credentials:
         return "" if self.is_open else matching_token(self.tokens, authorization_values)
 
 
-_PLAIN = ("token", "token_name", "insecure")
+_PLAIN = ("token", "token_name", "cluster_key", "insecure")
 _PEMS = ("certificate", "key", "authority", "client_authority")
 
 

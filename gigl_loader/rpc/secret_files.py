@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.server_proof import check_cluster_key
 from gigl_loader.rpc.tokens import parse_tokens
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.tokens import Token
 
-__all__ = ["naming", "pem_in", "token_in", "tokens_in"]
+__all__ = ["cluster_key_in", "naming", "pem_in", "token_in", "tokens_in"]
 
 
 def token_in(path: str | os.PathLike[str] | None) -> str:
@@ -32,6 +33,16 @@ def tokens_in(path: str | os.PathLike[str] | None) -> tuple[Token, ...]:
     text = pem_in(path).decode()
     with naming(path):
         return parse_tokens(text)
+
+
+def cluster_key_in(path: str | os.PathLike[str] | None) -> str:
+    """Return the cluster key in a file, or nothing without one. White space around it is an editor's."""
+    if path is None:
+        return ""
+    key = pem_in(path).decode().strip()
+    with naming(path):
+        check_cluster_key(key)
+    return key
 
 
 @contextmanager

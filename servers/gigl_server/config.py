@@ -37,7 +37,9 @@ class ServeOptions:
     workers: int | None = None
     """Batches that are sampled at once. ``None``: as many as there are usable cores."""
     token_file: str | None = None
-    """Holds the token that trainers and servers show. ``None``: whoever reaches the ports may ask."""
+    """Holds the tokens that trainers show, one per line. ``None``: whoever reaches the ports may ask."""
+    cluster_key_file: str | None = None
+    """Holds the key that servers prove to each other and that no trainer has. Needed without ``tls_ca``."""
     tls_cert: str | None = None
     """PEM: the certificate of this server, with intermediates. ``None``: plain text."""
     tls_key: str | None = None
@@ -110,6 +112,7 @@ class ServeOptions:
             key=self.tls_key,
             authority=self.tls_ca,
             client_authority=self.tls_client_ca,
+            cluster_key=self.cluster_key_file,
             insecure=self.insecure,
         )
         for path, authority in (

@@ -64,12 +64,12 @@ class ControlService:
         data_port: int,
         service: SamplingService | None = None,
         view: Callable[[], View] | None = None,
-        announced: Callable[[str], None] | None = None,
+        announced: Callable[[Any, Any], tuple[tuple[str, str], ...]] | None = None,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` is what is known of its cluster (both or neither), and
-        ``announced`` is told where servers are that ask about it.
+        ``announced`` hears of servers that ask about it (``Introductions.exchange``).
         """
         peer = PeerCalls(ledger, graph=graph, partitions=partitions, data_port=data_port)
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes

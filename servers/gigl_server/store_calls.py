@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_server.channels import Ask, ChannelOrder
 from gigl_server.reception import header_values
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from gigl_server.service import SamplingService
     from gigl_server.standing import View
 
+    Trailers = tuple[tuple[str, str], ...]
+
 __all__ = ["StoreCalls"]
 
 
@@ -38,8 +39,9 @@ class StoreCalls:
         ledger: Ledger,
         *,
         view: Callable[[], View],
-        announced: Callable[[str], None] | None,
+        announced: Callable[[Any, Any], Trailers] | None,
     ) -> None:
+        """``announced`` takes context and reply of each ``Cluster`` call and returns the trailers."""
         self._service = service
         self._peer = peer
         self._ledger = ledger
@@ -61,10 +63,10 @@ class StoreCalls:
         }
 
     async def _cluster(self, request: Any, context: Any) -> Any:
+        reply = cluster_view(self._peer.description(), self._view())
         if self._announced is not None:
-            for value in header_values(context.invocation_metadata(), ANNOUNCEMENT):
-                self._announced(str(value))
-        return cluster_view(self._peer.description(), self._view())
+            context.set_trailing_metadata(self._announced(context, reply))
+        return reply
 
     async def _load(self, request: Any, context: Any) -> Any:
         values = header_values(context.invocation_metadata(), JOB_HEADER)
