@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from gigl_loader.rpc.certificates import (
     system_roots,
 )
 from gigl_loader.rpc.reach import check_reach
-from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, token_in, tokens_in
+from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, secret_in, token_in, tokens_in
 from gigl_loader.rpc.server_proof import check_cluster_key
 from gigl_loader.rpc.tokens import (
     Token,
@@ -28,7 +29,6 @@ from gigl_loader.rpc.tokens import (
 
 if TYPE_CHECKING:
     import datetime
-    import os
     from collections.abc import Mapping, Sequence
 
     from gigl_loader.rpc.endpoint import Endpoint
@@ -81,7 +81,7 @@ class Caller:
         caller = cls(
             token=token_in(token),
             certificate=pem_in(certificate),
-            key=pem_in(key),
+            key=secret_in(key),
             authority=pem_in(ca).decode("ascii", "replace"),
             tls=tls,
             insecure=insecure,
@@ -93,6 +93,20 @@ class Caller:
             with naming(ca):
                 check_authority(caller.authority.encode())
         return caller
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Caller:
+        """Read what ``GIGL_TOKEN_FILE`` and ``GIGL_TLS_CA`` name. ``GIGL_INSECURE=true`` allows plain text.
+
+        ``gigl-loader local-cluster`` sets the first for the command that it runs. Those that are not set, or
+        empty, are left out. ``ValueError`` naming the file.
+        """
+        given = os.environ if environment is None else environment
+        return cls.from_files(
+            token=given.get("GIGL_TOKEN_FILE") or None,
+            ca=given.get("GIGL_TLS_CA") or None,
+            insecure=given.get("GIGL_INSECURE", "").strip().lower() in ("1", "true", "yes", "on"),
+        )
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -195,7 +209,7 @@ class Credentials:
             token_name=tokens[0].name if tokens else "1",
             other_tokens=tokens[1:],
             certificate=pem_in(certificate),
-            key=pem_in(key),
+            key=secret_in(key),
             authority=pem_in(authority),
             client_authority=pem_in(client_authority),
             cluster_key=cluster_key_in(cluster_key),

@@ -14,6 +14,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.rpc.tokens import check_no_placeholder
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -46,6 +48,7 @@ def check_cluster_key(key: str) -> None:
     """Raise ``ValueError`` for a key that could be guessed or is damaged."""
     if len(key) < _MIN_KEY or not all("!" <= each <= "~" for each in key):
         raise ValueError(f"a cluster key has at least {_MIN_KEY} visible ASCII characters and no space")
+    check_no_placeholder(key)
 
 
 def new_nonce() -> str:
