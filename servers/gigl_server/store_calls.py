@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_server.channels import Ask, ChannelOrder
 from gigl_server.refusal import Refusal, Status
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from gigl_server.service import SamplingService
     from gigl_server.standing import View
 
+    Trailers = tuple[tuple[str, str], ...]
+
 __all__ = ["StoreCalls"]
 
 
@@ -35,8 +36,9 @@ class StoreCalls:
         peer: PeerCalls,
         *,
         view: Callable[[], View],
-        announced: Callable[[str], None] | None,
+        announced: Callable[[ControlCall, Any], Trailers] | None,
     ) -> None:
+        """``announced`` takes each ``Cluster`` call and its reply, and returns the trailers."""
         self._service = service
         self._peer = peer
         self._view = view
@@ -57,10 +59,10 @@ class StoreCalls:
         }
 
     def _cluster(self, request: Any, call: ControlCall) -> Any:
+        reply = cluster_view(self._peer.description(), self._view())
         if self._announced is not None:
-            for value in call.headers(ANNOUNCEMENT):
-                self._announced(str(value))
-        return cluster_view(self._peer.description(), self._view())
+            call.set_trailers(self._announced(call, reply))
+        return reply
 
     def _load(self, request: Any, call: ControlCall) -> Any:
         values = call.headers(JOB_HEADER)
