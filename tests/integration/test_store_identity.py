@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import struct
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -189,3 +190,22 @@ def test_on_loopback_it_is_a_warning(
 ) -> None:
     started(graph, 0, [], token_file=secrets["token_file"]).close()
     assert caplog.text.count("nothing tells another server of this cluster from a trainer") == 1
+
+
+def test_no_token_goes_to_an_address_that_a_stranger_announced(
+    graph: Path, secrets: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a cluster key an announcement is followed, but not in plain text beyond this machine."""
+    with (
+        socket.create_server(("0.0.0.0", 0)) as listener,
+        started(graph, 0, [], token_file=secrets["token_file"]) as first,
+    ):
+        listener.settimeout(1.0)
+        port = listener.getsockname()[1]
+        where = Endpoint.of_address(Address.parse(first.endpoint.control_address), what="server")
+        with closing(StoreClient(where, CALLER)) as client:
+            client.cluster(10, announce=f"0.0.0.0:{port}")
+        told = f"0.0.0.0:{port} can be reached from other hosts, which needs TLS"
+        assert wait_until(lambda: told in caplog.text, seconds=10)
+        with pytest.raises(TimeoutError):
+            listener.accept()

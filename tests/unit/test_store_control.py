@@ -529,8 +529,8 @@ def watched(stub: Any) -> bool:
 # --- what a new user meets
 
 
-def complaint(endpoint: Endpoint, error: type[Exception], message: str) -> None:
-    with client_of(endpoint) as client, pytest.raises(error, match=message) as raised:
+def complaint(endpoint: Endpoint, error: type[Exception], message: str, caller: Caller | None = None) -> None:
+    with client_of(endpoint, caller=caller) as client, pytest.raises(error, match=message) as raised:
         client.cluster(5)
     assert "\n" not in str(raised.value)
 
@@ -541,7 +541,8 @@ def test_an_address_that_cannot_be_reached_is_explained() -> None:
     nobody = replace(member(port, 0), host="127.0.0.1")
     complaint(nobody, StorageUnavailable, rf"at 127\.0\.0\.1:{port}: nothing listens there")
     unknown = replace(nobody, host="no-such-host.invalid")
-    complaint(unknown, StorageUnavailable, r"the name 'no-such-host\.invalid' is not known here")
+    insecure = Caller(token=TOKEN, insecure=True)
+    complaint(unknown, StorageUnavailable, r"the name 'no-such-host\.invalid' is not known here", insecure)
 
 
 def test_tls_works_and_its_absence_is_told(served: Served) -> None:
