@@ -96,7 +96,7 @@ def test_a_pretender_with_the_token_is_kept_out_and_the_right_one_joins(
         announce(
             first, pretender, CALLER, cluster_key="a-key-that-was-guessed-by-a-trainer", challenge=challenge
         )
-        assert wait_until(lambda: "without proving the cluster key" in caplog.text, seconds=10)
+        assert wait_until(lambda: "without proof of the cluster key" in caplog.text, seconds=10)
         with started(graph, 1, [first], **secrets) as second:
             for server in (first, second):
                 server.wait_ready(READY_S)
