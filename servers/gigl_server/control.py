@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ _GRACE_S = 0.2  # For replies that were made and not sent yet.
 _PEER_CALLS = 64
 _PEER_MESSAGE_BYTES = 64 << 10
 _REPLY_BYTES = 16 << 20
+_MAX_CONNECTIONS = 8192
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # Else a second service on the port would take half of the calls.
     ("grpc.max_send_message_length", _REPLY_BYTES),
@@ -46,8 +48,8 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Whoever connects and says nothing keeps a descriptor: the default is 120 s, and no end.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 25_000),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
 ]
 
 
@@ -97,7 +99,11 @@ class ControlService:
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
         self._health.set(self._ready_names, serving=False)
         self._public = PublicCalls(self._health, self._reception, credentials, reflected=reflected)
-        options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes)]
+        options = [
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", message_bytes),
+            ("grpc.max_allowed_incoming_connections", _max_connections()),
+        ]
         self._threads = ThreadPoolExecutor(self._reception.turns + _SPARE_THREADS, "control")
         self._reception.pool = self._threads
         self._server: Any = grpc.server(
@@ -125,6 +131,12 @@ class ControlService:
             _LOGGER.warning("calls did not end within %g s", _STOP_S)
         self._reception.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _max_connections() -> int:
+    """Return half of the descriptors that the process may have: the rest is for rings, files and data."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(max(most // 2, 1), _MAX_CONNECTIONS)
 
 
 def _stop(server: Any) -> bool:

@@ -23,9 +23,9 @@ _END_STREAM, _END_HEADERS = 1, 4
 class RawConnection:
     """A connection to a gRPC port that sends what it is told, right or wrong."""
 
-    def __init__(self, address: str, settings: Mapping[int, int] | None = None) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), 10)
+    def __init__(self, where: str | socket.socket, settings: Mapping[int, int] | None = None) -> None:
+        """``where`` is ``HOST:PORT``, or a connection."""
+        self.socket = _connected(where) if isinstance(where, str) else where
         body = b"".join(struct.pack(">HI", *each) for each in (settings or {}).items())
         self.socket.sendall(PREFACE + frame(_SETTINGS, 0, 0, body))
 
@@ -59,6 +59,11 @@ class RawConnection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), 10)
 
 
 def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
