@@ -44,7 +44,10 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if not details.method.startswith(_GUARDED):
             handler = await continuation(details)
             return None if handler is None else self._public(handler)
-        if self._credentials.accepts(header_values(details.invocation_metadata, "authorization")):
+        if (
+            self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
+            is not None
+        ):
             return await continuation(details)
         self._ledger.add(refused=1)
         # As a stream that is not read: for a call of one message, gRPC would read it first.
