@@ -11,7 +11,7 @@ import struct
 import time
 import tracemalloc
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -161,11 +161,12 @@ def _cpu_s(read: Callable[[bytes], object], data: bytes, errors: tuple[type[Exce
     took = []
     for _ in range(2):
         began = time.thread_time()
+        caught: Exception | None = None
         try:
             read(data)
         except errors as error:
-            assert len(str(error)) < 2_000, "a message repeats its input"
-            str(error).encode()
+            caught = error
+        assert len(str(caught).encode()) < 2_000, "a message repeats its input"
         took.append(time.thread_time() - began)
     return min(took)
 
@@ -221,7 +222,7 @@ def test_many_tickets_with_large_headers_take_little_memory() -> None:
 
     def read(data: bytes) -> None:
         for _ in range(24):
-            with pytest.raises(Refused, match="a header of .* bytes; at most 65536 are read") as raised:
+            with pytest.raises(Refused, match=r"a header of \d+ bytes; at most 65536 are read") as raised:
                 requests.parse(data, graph.schema, graph.manifest.digest, {})
             assert raised.value.kind is Kind.MALFORMED
 
