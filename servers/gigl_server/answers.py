@@ -80,7 +80,7 @@ class Answers:
         self._row_memory = FrameMemory(_KEPT_ROW_BYTES)
         # Two: what a reply needs is kept for as long as its reader likes, or until its connection is cut.
         self._reading = Budget(_READ_BYTES, free=_SMALL_BYTES, what="large requests")
-        self.sending = Budget(_SENT_BYTES, wait_s=0.0, what="replies on their way")
+        self.sending = Budget(_SENT_BYTES, wait_s=0.0, what="replies")
         """Memory of replies that are made or sent."""
 
     def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc import host_service
 from tests.support.faults import FaultPlan
+
+if TYPE_CHECKING:
+    from gigl_server.answers import Answers
+    from gigl_server.identity import Identity
 
 __all__ = ["plan_peer_faults"]
 
