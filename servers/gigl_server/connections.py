@@ -107,15 +107,19 @@ class Connections:
         with self._lock:
             self._calls.pop(call, None)
 
-    def stop(self) -> None:
-        """Look no more. Stopping twice is fine."""
+    def rest(self) -> None:
+        """Look no more: somebody else may serve at this port from now on."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
+        self.rest()
         self._sockets.close()
 
     def cut_all(self) -> int:
-        """Cut every connection, and return how many calls they had. Not after ``stop``."""
+        """Cut every connection, and return how many calls they had. Does nothing once this is closed."""
         with self._lock:
             calls = len(self._calls)
         self._sockets.cut(None)

@@ -88,6 +88,16 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self.connections = Connections(self.port, self._tell_cut, self._hoarders)
         self.connections.start()
 
+    def renew(self, credentials: Credentials) -> None:
+        """Ask callers for the tokens of other credentials from now on."""
+        self._guard.credentials = credentials
+
+    def shutdown(self) -> None:
+        """Stop listening, and wait for calls under way, without end: ``shut_down`` waits for a while only."""
+        self.connections.rest()
+        super().shutdown()
+        self.connections.close()
+
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Return the reply to a request, as a stream."""
         call: Call = context.get_middleware(GUARD)
@@ -188,7 +198,6 @@ def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
         ender.join(timeout_s)
     if ender.is_alive():
         _LOGGER.error("the data port does not end")
-    data.connections.stop()
 
 
 def _batch(buffer: Any) -> Any:

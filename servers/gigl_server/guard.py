@@ -50,12 +50,12 @@ class Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, credentials: Credentials, ledger: Ledger, audit: AuditLog) -> None:
         super().__init__()
-        self._credentials = credentials
+        self.credentials = credentials
         self._ledger = ledger
         self._audit = audit
 
     def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> Call:
-        token = self._credentials.identify(headers.get("authorization", []))
+        token = self.credentials.identify(headers.get("authorization", []))
         if info.method != flight.FlightMethod.DO_GET:
             self._refuse_verb(info.method, token)
         job = headers.get(JOB_HEADER)

@@ -214,7 +214,7 @@ def test_connections_are_found_without_a_descriptor_to_spare() -> None:
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
         found = Connections(listener.getsockname()[1], lambda place, reason: told.append(reason))
-        stack.callback(found.stop)
+        stack.callback(found.close)
         far = stack.enter_context(socket.create_connection(listener.getsockname(), 5))
         near = stack.enter_context(listener.accept()[0])
         filler: list[int] = []
@@ -350,10 +350,12 @@ def test_texts_of_strangers_are_escaped(served_once: PeerServer, caplog: pytest.
         assert told.isprintable()
 
 
+@pytest.mark.usefixtures("no_leftovers")
 def test_a_port_that_is_closed_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
     with serving() as server:
         assert gathers(server)
-    assert not [each for each in threading.enumerate() if each.name in ("data connections", "data shutdown")]
+    assert not [each for each in set(threading.enumerate()) - before if each.name.startswith("data ")]
 
 
 def test_a_port_ends_while_a_reply_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
