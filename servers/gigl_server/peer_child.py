@@ -17,6 +17,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.audit import GrpcLogFilter
+from gigl_server.last_resort import leave_within
 from gigl_server.logs import quiet_grpc
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from gigl_server.peer_server import PeerServer
 
 __all__ = ["main"]
+
+_END_S = 5.0
 
 
 def main(link: socket.socket) -> None:
@@ -45,8 +48,11 @@ def main(link: socket.socket) -> None:
         with server:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _say(link, {"endpoint": server.endpoint.to_json()})
-            with suppress(OSError):
-                link.recv(1)
+            try:
+                with suppress(OSError):
+                    link.recv(1)
+            finally:
+                leave_within(_END_S, 0)
 
 
 def _server(order: Mapping[str, Any]) -> PeerServer:
