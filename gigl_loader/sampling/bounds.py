@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gigl_loader.errors import SamplingError
 from gigl_loader.machine import memory_bytes
 
-__all__ = ["SCRATCH_BYTES_PER_EDGE", "BatchBounds", "BatchTooLarge"]
+__all__ = ["SCRATCH_BYTES_PER_EDGE", "BatchBounds", "BatchTooLarge", "TooManyEdges"]
 
 SCRATCH_BYTES_PER_EDGE = 64
 """Scratch memory of a sampler while it draws. Measured: 60 for 60 million edges of one node, with
@@ -22,6 +22,10 @@ _SHARE = 2  # Of the machine's memory, one batch may take the half: beyond it, t
 
 class BatchTooLarge(SamplingError):
     """A batch is larger than its bounds. The message has the numbers and what to change."""
+
+
+class TooManyEdges(BatchTooLarge):
+    """A batch has more edges than it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +53,12 @@ class BatchBounds:
             reason=f" (half of the memory here, {usable / 1e9:.1f} GB)",
         )
 
-    def too_many_edges(self, num_seeds: int) -> BatchTooLarge:
+    def too_many_edges(self, num_seeds: int) -> TooManyEdges:
         """Return the error for a batch of more edges."""
-        return BatchTooLarge(
+        return TooManyEdges(
             f"a batch of {num_seeds:,} seeds has more than {self.edges:,} edges, which would take "
-            f"more than {self.edges * SCRATCH_BYTES_PER_EDGE / 1e9:.1f} GB{self.reason}: ask for fewer seeds a batch or "
-            "smaller num_neighbors"
+            f"more than {self.edges * SCRATCH_BYTES_PER_EDGE / 1e9:.1f} GB{self.reason}: "
+            "ask for fewer seeds a batch or smaller num_neighbors"
         )
 
     def check_frame(self, nbytes: int, num_seeds: int) -> None:
