@@ -50,14 +50,14 @@ class BatchBounds:
         return cls(
             edges=max(usable // SCRATCH_BYTES_PER_EDGE, 1 << 16),
             nbytes=usable,
-            reason=f" (half of the memory here, {usable / 1e9:.1f} GB)",
+            reason=" (half of the memory here)",
         )
 
     def too_many_edges(self, num_seeds: int) -> TooManyEdges:
         """Return the error for a batch of more edges."""
         return TooManyEdges(
             f"a batch of {num_seeds:,} seeds has more than {self.edges:,} edges, which would take "
-            f"more than {self.edges * SCRATCH_BYTES_PER_EDGE / 1e9:.1f} GB{self.reason}: "
+            f"more than {_size(self.edges * SCRATCH_BYTES_PER_EDGE)}{self.reason}: "
             "ask for fewer seeds a batch or smaller num_neighbors"
         )
 
@@ -65,7 +65,11 @@ class BatchBounds:
         """Raise ``BatchTooLarge`` for a frame of more bytes. Nothing was gathered yet."""
         if nbytes > self.nbytes:
             raise BatchTooLarge(
-                f"the frame of a batch of {num_seeds:,} seeds has {nbytes / 1e9:.2f} GB, more than "
-                f"{self.nbytes / 1e9:.2f} GB{self.reason}: ask for fewer seeds a batch, smaller "
+                f"the frame of a batch of {num_seeds:,} seeds has {_size(nbytes)}, more than "
+                f"{_size(self.nbytes)}{self.reason}: ask for fewer seeds a batch, smaller "
                 "num_neighbors or fewer columns"
             )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

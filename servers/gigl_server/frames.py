@@ -187,7 +187,7 @@ class FrameShelf:
 
     def _check_owner(self, owner: Identity, nbytes: int) -> None:
         sent = {job: count for job, count in self._sent.items() if self._owners.get(job, LOCAL) == owner}
-        if not sent:
+        if owner == LOCAL or not sent:
             return
         under_way = sum(self._sent_bytes[job] for job in sent)
         count = sum(sent.values())
