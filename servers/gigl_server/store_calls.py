@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gigl_server.channels import Errand, Outcome
     from gigl_server.control_call import ControlCall
+    from gigl_server.identity import Identity
     from gigl_server.reports import PeerCalls
     from gigl_server.service import SamplingService
     from gigl_server.standing import View
@@ -75,7 +76,7 @@ class StoreCalls:
         )
 
     def _create_producer(self, request: Any, call: ControlCall) -> Any:
-        return self._of_job(call, lambda job: self._create(job, request))
+        return self._of_job(call, lambda job: self._create(job, request, call.caller))
 
     def _open_channel(self, request: Any, call: ControlCall) -> Any:
         return self._of_job(call, lambda job: self._open(job, request))
@@ -108,8 +109,10 @@ class StoreCalls:
         submit = self._service.submit
         waiting.begun(self._of_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
 
-    def _create(self, job: bytes, request: Any) -> Any:
-        created = self._service.create_producer(job, key=request.key, plan=request.plan, graph=request.graph)
+    def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
+        created = self._service.create_producer(
+            job, key=request.key, plan=request.plan, graph=request.graph, caller=caller
+        )
         return messages.CreateProducerReply(created=created)
 
     def _open(self, job: bytes, request: Any) -> Any:

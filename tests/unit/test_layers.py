@@ -21,6 +21,7 @@ VALUES = frozenset(
     {
         "errors",
         "group",
+        "machine",
         "memfile",
         "options",
         "processes",
