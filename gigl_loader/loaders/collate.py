@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.options import EdgeType, NodeType, SamplingPlan
 
-__all__ = ["Collator", "check_column_names", "reversed_edge_types"]
+__all__ = ["Collator", "check_column_names", "reversed_edge_types", "seed_index"]
 
 _OF_NODES = frozenset(
-    {"n_id", "node", "num_nodes", "batch", "batch_size", "input_id", "num_sampled_nodes", "num_sampled_edges"}
+    {
+        *("n_id", "node", "num_nodes", "num_sampled_nodes", "num_sampled_edges"),
+        *("batch", "batch_size", "input_id", "seed_index"),
+    }
 )
 _OF_EDGES = frozenset({"edge_index", "e_id", "edge", "num_sampled_edges"})
 
@@ -140,7 +143,26 @@ class Collator:
             # Looked up in the frame: asking the device would make the host wait for it.
             indices = torch.from_numpy(tensors.frame.array("input_id"))
             places = self._places[indices].to(places.device, non_blocking=True)
-        return {"batch_size": distinct, "input_id": places, "batch": tensors.tensor("seeds")}
+        seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(self._seed_type, "n_id")
+        return {
+            "batch_size": distinct,
+            "input_id": places,
+            "batch": seeds,
+            "seed_index": seed_index(seeds, node_ids[:distinct]),
+        }
+
+
+def seed_index(seeds: Tensor, distinct: Tensor) -> Tensor:
+    """Return the local node of each seed, int64 [B], on the device of its arguments.
+
+    ``seeds``: int64 [B], node ids that may repeat. ``distinct``: int64 [D], the same ids, each once, in the
+    order of their first occurrence, as the first nodes of a batch are.
+    """
+    # Sizes are known to the host, so neither way makes it wait for the device.
+    if len(distinct) == len(seeds):
+        return torch.arange(len(seeds), device=seeds.device)
+    ascending, order = distinct.sort()
+    return order[torch.searchsorted(ascending, seeds)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
-from gigl_loader.loaders.collate import Collator, check_column_names, reversed_edge_types
+from gigl_loader.loaders.collate import Collator, check_column_names, reversed_edge_types, seed_index
 from gigl_loader.loaders.memory import ReusedMemory
 from gigl_loader.loaders.transfer import HostTensors, PackedTensors
 from gigl_loader.options import EdgeType, SamplingPlan
@@ -114,6 +114,8 @@ def test_a_homogeneous_frame_becomes_data_with_every_attribute(kind: str) -> Non
     assert batch.batch_size == 2
     assert batch.input_id.tolist() == [2, 0, 1]
     assert batch.batch.tolist() == [30, 10, 30]
+    assert batch.seed_index.tolist() == [0, 1, 0]
+    assert batch.seed_index.dtype == torch.int64
     assert batch.num_sampled_nodes == [2, 1, 0]
     assert batch.num_sampled_edges == [1, 1]
     assert batch.num_nodes == 3
@@ -209,6 +211,8 @@ def test_a_heterogeneous_frame_becomes_hetero_data(kind: str) -> None:
     assert batch["user"].batch_size == 1
     assert batch["user"].batch.tolist() == [5]
     assert batch["user"].input_id.tolist() == [0]
+    assert batch["user"].seed_index.tolist() == [0]
+    assert "seed_index" not in batch["item"]
     assert "batch_size" not in batch["item"]
     assert batch["item"].n_id.tolist() == [70]
     assert batch["item"].x.dtype == torch.float16
@@ -250,7 +254,15 @@ def test_reversing_never_makes_two_types_one() -> None:
     assert len(set(reversed_edge_types(types).values())) == len(types)
 
 
-@pytest.mark.parametrize("column", ["n_id", "batch", "num_nodes"])
+@pytest.mark.parametrize("seeds", [[5], [5, 5], [9, 2, 9, 7, 2, 9], [-3, 2**62, -3], [3, 2, 1]])
+def test_the_seed_index_finds_each_seed_among_the_distinct_ones(seeds: list[int]) -> None:
+    distinct = torch.tensor(list(dict.fromkeys(seeds)))
+    found = seed_index(torch.tensor(seeds), distinct)
+    assert distinct[found].tolist() == seeds
+    assert found.dtype == torch.int64
+
+
+@pytest.mark.parametrize("column", ["n_id", "batch", "num_nodes", "seed_index"])
 def test_columns_named_like_an_attribute_of_the_batch_are_refused(column: str) -> None:
     schema = _schema(nodes={NODE: _node_schema(9, **{column: Column("I64")})}, edges={})
     with pytest.raises(ValueError, match=f"column '{column}' of 'node'"):
