@@ -74,7 +74,7 @@ class BaseDistLoader:
     _count: ClassVar[Counter[str]] = Counter()
     """Loaders made so far, by class: the default name is class and count."""
     _arguments: ClassVar[frozenset[str]] = frozenset()
-    """Names of the constructor's arguments."""
+    """Names of the arguments of the constructor, and of those of its bases."""
     _is_built = False
 
     batch_size: int
@@ -380,7 +380,7 @@ class BaseDistLoader:
         super().__init_subclass__(**kwargs)
         signature = full_signature(cls)
         cls.__signature__ = signature  # type: ignore[attr-defined]
-        cls._arguments = frozenset(signature.parameters)
+        cls._arguments |= frozenset(signature.parameters)
 
     # Inside
 
