@@ -35,7 +35,9 @@ def test_the_error_says_how_to_get_another_loader() -> None:
 
 @pytest.mark.parametrize("name", ["plan", "topology"])
 def test_what_follows_from_the_arguments_cannot_be_assigned(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"{name} is fixed at construction: it follows from the arguments"):
+    with pytest.raises(
+        AttributeError, match=f"{name} is fixed at construction: it follows from the arguments"
+    ):
         setattr(_loader(), name, None)
 
 
@@ -54,7 +56,7 @@ def test_names_of_a_subclass_may_be_assigned() -> None:
     loader = Counting(DATASET, 3, 0.5, num_workers=0, batch_size=100)
     list(loader)
     assert (loader.batches, loader.fanout, loader.scale) == (3, 3, 0.5)
-    loader.note = "mine"  # type: ignore[attr-defined]
+    loader.note = "mine"
     for name in ("fanout", "scale", "batch_size", "num_neighbors"):
         with pytest.raises(AttributeError, match=f"{name} is fixed"):
             setattr(loader, name, 1)

@@ -186,7 +186,8 @@ def test_a_state_of_the_ranks_may_be_loaded_as_soon_as_there_are_ranks(stop_afte
         loader.load_state_dict(json.loads(states[0]))
         return list(loader)
 
-    for options in ({}, {"seed": None}):
+    variants: list[dict[str, Any]] = [{}, {"seed": None}]
+    for options in variants:
         for batches, wanted in zip(_values(_late(2, resume, **options)), rest, strict=True):
             assert len(batches) == len(wanted)
             assert all(map(same_batch, batches, wanted))
