@@ -267,3 +267,49 @@ def test_columns_named_like_an_attribute_of_the_batch_are_refused(column: str) -
     schema = _schema(nodes={NODE: _node_schema(9, **{column: Column("I64")})}, edges={})
     with pytest.raises(ValueError, match=f"column '{column}' of 'node'"):
         check_column_names(schema)
+
+
+def test_an_edge_column_named_like_one_of_the_nodes_gets_a_prefix() -> None:
+    schema = _schema(
+        nodes={NODE: _node_schema(9, time=Column("I64"))},
+        edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={"time": Column("F32")})},
+    )
+    frame = _frame(
+        {
+            "seeds": np.array([3]),
+            "input_id": np.array([0]),
+            "node/node/n_id": np.array([3, 4]),
+            "node/node/time": np.array([30, 40]),
+            "edge/node+to+node/rows": np.array([1], np.int32),
+            "edge/node+to+node/colptr": np.array([0, 1]),
+            "edge/node+to+node/time": np.array([0.5], np.float32),
+        },
+        {
+            "epoch": 0,
+            "batch": 0,
+            "num_sampled_nodes": {"node": [1, 1]},
+            "num_sampled_edges": {"node+to+node": [1]},
+        },
+    )
+    check_column_names(schema)
+    plan = _plan(schema, NODE, hops=1, with_edge=False)
+    batch = Collator(schema, plan)(HostTensors(frame, ReusedMemory()))
+    assert batch.time.tolist() == [30, 40]
+    assert batch.edge_time.tolist() == [0.5]
+
+
+def test_node_and_edge_columns_that_cannot_be_told_apart_are_refused() -> None:
+    schema = _schema(
+        nodes={NODE: _node_schema(9, time=Column("I64"), edge_time=Column("I64"))},
+        edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={"time": Column("F32")})},
+    )
+    with pytest.raises(ValueError, match="both have a column 'time', and 'edge_time' is taken: rename one"):
+        check_column_names(schema)
+
+
+def test_edge_columns_named_like_an_attribute_of_nodes_are_refused_where_they_lie_side_by_side() -> None:
+    edges = EdgeSchema(count=9, wide_indices=False, columns={"batch": Column("I64")})
+    nodes = {"a": _node_schema(9)}
+    check_column_names(_schema(homogeneous=False, nodes=nodes, edges={("a", "r", "a"): edges}))
+    with pytest.raises(ValueError, match="column 'batch' of"):
+        check_column_names(_schema(nodes={NODE: _node_schema(9)}, edges={EDGE: edges}))
