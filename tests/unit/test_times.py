@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from gigl_loader.cli import app
+from gigl_loader.cli import build_app
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import Column, Graph, GraphSchema
 from gigl_loader.partition import GraphTables, NodeTable, build_graph
@@ -147,10 +147,12 @@ def test_inspect_tells_the_unit(tmp_path: Path) -> None:
     build_graph(tables, tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")
     assert graph.node_column("node", "t", 0).tolist() == [SECOND, 2 * SECOND]
-    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "graph")], env={"COLUMNS": "300"})
+    shown = CliRunner().invoke(build_app(), ["inspect", str(tmp_path / "graph")], env={"COLUMNS": "300"})
     assert "count I64, t I64 (ns since 1970 UTC)" in shown.output
     assert "time I64 (ns since 1970 UTC)" in shown.output
-    document = json.loads(CliRunner().invoke(app, ["inspect", "--json", str(tmp_path / "graph")]).output)
+    document = json.loads(
+        CliRunner().invoke(build_app(), ["inspect", "--json", str(tmp_path / "graph")]).output
+    )
     columns = document["schema"]["nodes"][0]["columns"]
     assert columns["t"] == {"dtype": "I64", "shape": [], "unit": "ns"}
     assert columns["count"] == {"dtype": "I64", "shape": []}
