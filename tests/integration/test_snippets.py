@@ -91,7 +91,8 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(graph: Path, secrets: Path) -> Iterator[str]:
     files = {"token_file": "token", "tls_cert": "host0.pem", "tls_key": "host0.key", "tls_ca": "ca.pem"}
-    with servers_of(graph, 1, **{option: str(secrets / name) for option, name in files.items()}) as servers:
+    options: dict[str, Any] = {option: str(secrets / name) for option, name in files.items()}
+    with servers_of(graph, 1, **options) as servers:
         yield addresses_of(servers)[0]
 
 
@@ -118,9 +119,17 @@ def names(
     dataset = DistDataset.from_pyg(data)
     with DistNeighborLoader(dataset, [2], "train", batch_size=512, num_workers=0) as loader:
         yield {
-            **{"torch": torch, "os": os, "Path": Path, "distributed": distributed},
-            **{"DistDataset": DistDataset, "DistNeighborLoader": DistNeighborLoader},
-            **{"data": data, "dataset": dataset, "loader": loader, "model": Model(), "path": "state.pt"},
+            "DistDataset": DistDataset,
+            "DistNeighborLoader": DistNeighborLoader,
+            "Path": Path,
+            "data": data,
+            "dataset": dataset,
+            "distributed": distributed,
+            "loader": loader,
+            "model": Model(),
+            "os": os,
+            "path": "state.pt",
+            "torch": torch,
         }
     if distributed.is_initialized():
         distributed.destroy_process_group()
