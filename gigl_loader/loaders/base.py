@@ -265,7 +265,7 @@ class BaseDistLoader:
         Where a process group has appeared since the loader was built, this rank takes its share first.
         """
         self._check_usable()
-        self._look_around()
+        self._look_around(self._resumed)
         progress = self._resumed or Progress(epoch=self._next_epoch)
         if self._placement.agreement is not None:
             # The end of a rank with one batch less is the last batch of the others.
@@ -303,7 +303,7 @@ class BaseDistLoader:
         seed gives way to the state's; a seed that was asked for must be the same.
         """
         self._check_usable()
-        self._look_around()
+        self._look_around(None)
         check_same_run(state, self._made_with)
         progress = read_state(state, num_batches=len(self), most_batches=self._schedule.num_steps)
         if state["run_seed"] != self.seed:
@@ -428,10 +428,12 @@ class BaseDistLoader:
         if self._random_seed:
             logger.info("%s: random run seed %d", self.name, self.seed)
 
-    def _look_around(self) -> None:
+    def _look_around(self, resumed: Progress | None) -> None:
         """Take this rank's share where a process group has appeared since the loader was built.
 
-        ``RuntimeError`` where the group that shared the input is gone: the share would pass for the whole.
+        ``resumed`` is what was loaded and is to be gone on with: ``ValueError`` where the share does not
+        allow it. ``RuntimeError`` where the group that shared the input is gone: this rank's share would
+        pass for the whole.
         """
         if not self._placement.has_changed():
             return
@@ -442,24 +444,24 @@ class BaseDistLoader:
                 f"{self.name} has the share of {self._describe_rank()}, of a process group that was "
                 "destroyed since: build a new loader"
             )
-        self._place_again()
+        before, now = str(self._shard), str(self._placement_options.shard_now(self._placement))
+        if now != before and resumed is not None and resumed.is_under_way:
+            raise ValueError(
+                f"{self.name}: the state that was loaded is of sharding {before}, and that is {now} since "
+                "a process group has appeared: load a state of these ranks, after init_process_group"
+            )
+        self._place_again(resumed)
 
-    def _place_again(self) -> None:
+    def _place_again(self, resumed: Progress | None) -> None:
         """Become the loader that would have been built now."""
-        before = str(self._shard)
         self._place()
         self._frames.close()
+        self._current, self._resumed = None, resumed
         with self._placement.telling_failures():
             self._maker.transfer = self._transfer()
-            if str(self._shard) != before and self._resumed is not None and self._resumed.is_under_way:
-                raise ValueError(
-                    f"{self.name}: the state that was loaded is of sharding {before}, and that is "
-                    f"{self._shard} since a process group has appeared: load it after init_process_group"
-                )
             # A loaded state says which run this is; ranks that loaded another one are told apart later.
-            self._plan(self.seed if self._resumed is not None else self._agreed(self.seed))
+            self._plan(self._agreed(self.seed) if resumed is None else self.seed)
             self._made_with = {**self._made_with, "sharding": str(self._shard)}
-        self._current = None
         self._join()
         logger.info("%s: a process group has appeared; this is %s", self.name, self._describe_rank())
 

@@ -60,6 +60,13 @@ def snippets(page: str) -> list[Snippet]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def first_group() -> None:
+    """Torch keeps a pipe from its first process group on: not to be taken for something left."""
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="module")
 def data() -> Data:
     torch.manual_seed(0)

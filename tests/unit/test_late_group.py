@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.clusters import addresses_of, servers_of
 from tests.support.pyg_graphs import homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from gigl_loader.group import RankGroup
 
@@ -208,6 +212,22 @@ def test_a_state_in_mid_epoch_of_the_whole_input_is_refused_by_ranks() -> None:
         assert "the state that was loaded is of sharding none" in str(error)
 
 
+def test_a_state_that_is_refused_gives_way_to_one_of_the_ranks() -> None:
+    whole = _loader()
+    next(whole)
+    of_whole, of_ranks = whole.state_dict(), _built_after(2, lambda loader: loader.state_dict())[0]
+
+    def program(loader: DistNeighborLoader) -> list[Any]:
+        with pytest.raises(ValueError, match="load a state of these ranks, after init_process_group"):
+            iter(loader)
+        loader.load_state_dict(of_ranks)
+        return list(loader)
+
+    found = _values(_late(2, program, before=lambda _, loader: loader.load_state_dict(of_whole)))
+    for batches, wanted in zip(found, _built_after(2, list), strict=True):
+        assert all(map(same_batch, batches, wanted))
+
+
 def test_a_state_between_epochs_goes_on_with_the_next() -> None:
     whole = _loader()
     list(whole)
@@ -215,6 +235,24 @@ def test_a_state_between_epochs_goes_on_with_the_next() -> None:
     expected = _built_after(2, lambda loader: [list(loader) for _ in range(2)][1])
     found = _values(_late(2, list, before=lambda _, loader: loader.load_state_dict(state), seed=None))
     for batches, wanted in zip(found, expected, strict=True):
+        assert all(map(same_batch, batches, wanted))
+
+
+# A graph store
+
+
+def test_ranks_of_a_graph_store_that_connected_before_the_group(tmp_path: Path) -> None:
+    build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 3, "name": "train", "timeout": 20}
+    with servers_of(tmp_path / "graph", 2) as servers:
+        datasets = [RemoteDistDataset.connect(addresses_of(servers)) for _ in range(2)]
+        loaders = [DistNeighborLoader(dataset, [3, 2], INPUT, **options) for dataset in datasets]
+        found = _values(run_ranks(2, lambda group: list(loaders[group.rank])))
+        for loader, dataset in zip(loaders, datasets, strict=True):
+            loader.shutdown()
+            dataset.close()
+    for batches, wanted in zip(found, _built_after(2, list), strict=True):
+        assert len(batches) == len(wanted)
         assert all(map(same_batch, batches, wanted))
 
 
