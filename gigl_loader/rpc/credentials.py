@@ -25,6 +25,7 @@ from gigl_loader.rpc.tokens import (
     check_token,
     matching_token,
     new_token,
+    shown_form,
 )
 
 if TYPE_CHECKING:
@@ -161,11 +162,13 @@ class Credentials:
     """What servers prove to each other and no trainer has. At least 32 visible ASCII characters."""
     insecure: bool = False
     """Allow plain text beyond this machine. Whoever can read the network can then read and ask."""
+    _accepted: tuple[tuple[str, bytes], ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.other_tokens and not self.token:
             raise ValueError("further tokens without a first one, that the service itself shows")
         check_distinct(self.tokens)
+        object.__setattr__(self, "_accepted", tuple(map(shown_form, self.tokens)))
         if self.cluster_key:
             check_cluster_key(self.cluster_key)
             if any(token.secret == self.cluster_key for token in self.tokens):
@@ -312,7 +315,7 @@ class Credentials:
         Exactly one value must be sent. Its comparison takes the same time whichever token it is or resembles.
         Without a token of its own, a service accepts whatever is sent, and the name is empty.
         """
-        return "" if self.is_open else matching_token(self.tokens, authorization_values)
+        return "" if self.is_open else matching_token(self._accepted, authorization_values)
 
 
 _PLAIN = ("token", "token_name", "cluster_key", "insecure")

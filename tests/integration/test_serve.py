@@ -292,6 +292,28 @@ def test_a_command_finds_the_servers_and_gives_its_exit_code(graph: Path) -> Non
     assert not os.path.exists(os.path.dirname(path)), "the token outlived its cluster"
 
 
+def test_a_server_that_a_trainer_could_pass_for_is_refused_at_start(graph: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-for-tests-never-a-secret")
+    (tmp_path / "token").chmod(0o600)
+    there = ("--listen", "0.0.0.0:0", "--advertise", "127.0.0.1", "--insecure")
+    with started("serve", str(graph), "-p", "0", *there, "--token-file", str(tmp_path / "token")) as process:
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 2
+    [line] = log.splitlines()
+    assert line.startswith(
+        "gigl-loader: 0.0.0.0:0: nothing tells another server of this cluster from a trainer"
+    )
+    assert "give cluster_key_file" in line
+
+
+def test_a_server_that_is_started_again_proves_itself_again(graph: Path) -> None:
+    token = "a-token-for-tests-never-a-secret"
+    with LocalCluster(graph, servers=2, token=token) as found:
+        found.restart(1)
+        with RemoteDistDataset.connect(found.addresses[1], credentials=Caller(token=token)) as dataset:
+            assert dataset.num_servers == 2
+
+
 def test_nobody_without_its_token_asks_a_local_cluster(graph: Path) -> None:
     with started("local-cluster", str(graph), "--servers", "1", stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

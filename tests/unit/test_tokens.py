@@ -42,7 +42,7 @@ def test_a_file_holds_a_token_per_line(text: str, names: list[str]) -> None:
         (f"red {RED}\nblue {RED}", "one token appears twice"),
         (f"red {RED} {BLUE}", "^write NAME TOKEN"),
         (f"{BARE}\n\nre/d {RED}", "line 3: the name of a token has"),
-        ("\n".join(f"n{each} {RED}{each}" for each in range(1025)), "holds 1025 tokens"),
+        ("\n".join(f"n{each} {RED}{each}" for each in range(257)), "holds 257 tokens"),
     ],
 )
 def test_what_no_token_file_holds_is_refused(text: str, told: str) -> None:
