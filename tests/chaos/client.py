@@ -112,10 +112,11 @@ def _save(folder: Path, document: dict[str, Any]) -> None:
 
 
 def _persistent(loader: DistNeighborLoader) -> Iterator[Any]:
+    """Yield the batches of an epoch, asking again after errors."""
     batches, errors = iter(loader), 0
     while True:
         try:
-            yield next(batches)
+            batch = next(batches)
         except StopIteration:
             return
         except Exception:
@@ -123,6 +124,8 @@ def _persistent(loader: DistNeighborLoader) -> Iterator[Any]:
             if errors > _MOST_ERRORS:
                 raise
             time.sleep(0.05)
+            continue
+        yield batch
 
 
 def _opened(graph: str, addresses: Sequence[str]) -> Any:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
 
 from gigl_server.local import LocalCluster
 from tests.chaos.lines import ADDRESS, LINE_KINDS, disturb
@@ -39,9 +42,12 @@ class ProxiedCluster(LocalCluster):
         options = {"advertise": ADDRESS, "drain": _DRAIN_S, "lease": 10}
         super().__init__(graph, servers=servers, options=options, log_level="CRITICAL")
 
+    def __enter__(self) -> Self:
+        return self
+
     def close(self) -> None:
         super().close()
-        for line in sum(self.lines, []):
+        for line in chain.from_iterable(self.lines):
             line.close()
 
     def harm(self, server: int, fault: Fault) -> None:

@@ -52,7 +52,7 @@ def run(ground: Ground, seed: int, leg: int, count: int) -> Record:
     }
     folder = ground.fresh_folder(f"hosts-{leg}")
     line = {"listen": f"127.0.0.1:{control}", "advertise": ADDRESS}
-    special = {
+    special: dict[int, dict[str, Any]] = {
         0: {"gates": gates, "dataset": {"partitions": [0], "timeout": _JOIN_S}},
         1: {"dataset": {"partitions": [1], "timeout": _JOIN_S, **line}},
     }

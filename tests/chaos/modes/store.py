@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
@@ -30,8 +31,8 @@ class Way:
     """Number of servers, and how frames and rows come from them."""
 
     servers: int
-    transport: str
-    rows: str
+    transport: Literal["ring", "flight"]
+    rows: Literal["auto", "direct", "through"]
 
     @property
     def name(self) -> str:
@@ -49,7 +50,7 @@ class Way:
                     address,
                     transport=self.transport,
                     rows=self.rows,
-                    timeout=HANG_S,  # type: ignore[arg-type]
+                    timeout=HANG_S,
                 )
             )
             loader = stack.enter_context(
