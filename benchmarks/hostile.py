@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import secrets
+import select
 import socket
 import statistics
 import subprocess
@@ -43,7 +44,7 @@ FAIR = 0.7
 STRANGER_MB, STRANGER_S = 64.0, 30.0
 """What a caller without a token holds at most, and for how long."""
 _COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
-_READY_S, _END_S, _TIMEOUT_S = 60.0, 40.0, 10.0
+_READY_S, _END_S, _TIMEOUT_S, _CALLERS_READY_S = 60.0, 40.0, 10.0, 30.0
 _STRANGERS = 200
 """Connections to each port."""
 _MOST_MB = 4_000.0
@@ -115,9 +116,11 @@ def _honest(graph: Path, folder: Path, hostile: Sequence[str], seconds: float) -
         for _ in loader:
             pass
         stack.enter_context(server.watched())
-        for number, behaviour in enumerate(hostile):
-            scene = replace(server.scene, token=server.tokens[1 + number])
-            stack.enter_context(_caller(behaviour, scene))
+        started = [
+            stack.enter_context(_caller(behaviour, replace(server.scene, token=server.tokens[1 + number])))
+            for number, behaviour in enumerate(hostile)
+        ]
+        _wait_until_ready(started)
         taken, longest = _train(loader, seconds)
         return {
             "seeds_per_s": taken / seconds,
@@ -275,20 +278,24 @@ class _Server:
 
 
 @contextmanager
-def _caller(behaviour: str, scene: Scene) -> Iterator[None]:
-    """Run a hostile caller, from when it says that it is ready."""
+def _caller(behaviour: str, scene: Scene) -> Iterator[subprocess.Popen[str]]:
+    """Run a hostile caller until the end of the block."""
     command = [sys.executable, str(Path(__file__).with_name("hostile_callers.py")), behaviour]
     process = subprocess.Popen(
         [*command, json.dumps(asdict(scene))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
-        assert process.stdout is not None
-        process.stdout.readline()  # Empty where it was refused from the start: so much the better.
-        yield
+        yield process
     finally:
         process.kill()
-        process.wait(_END_S)
-        process.stdout.close()
+        process.communicate(timeout=_END_S)
+
+
+def _wait_until_ready(started: Sequence[subprocess.Popen[str]]) -> None:
+    """Wait until all callers are at work, or were refused, or wait for the server themselves."""
+    deadline = time.monotonic() + _CALLERS_READY_S
+    for process in started:
+        select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
 
 
 def _connected(address: str) -> socket.socket:

@@ -158,6 +158,15 @@ def _killer(draw: random.Random) -> Frames:
         yield frame(_HEADERS, 5, stream, header_block(_request(path)))
 
 
+def _damaged_tokens(draw: random.Random, token: str) -> Frames:
+    """The token with a byte that no log may show."""
+    for stream in range(1, 1 << 30, 2):
+        damaged = bytearray(f"Bearer {token}".encode())
+        damaged[draw.randrange(len(damaged))] = draw.choice((0x07, 0x80, 0xFF))
+        block = header_block(_request(draw.choice(_PATHS), (b"authorization", bytes(damaged))))
+        yield frame(_HEADERS, 5, stream, block)
+
+
 def _noises(draw: random.Random) -> Frames:
     while True:
         yield draw.choice((draw.randbytes(64), b"GET / HTTP/1.1\r\n\r\n", _mutated(PREFACE, draw)))
@@ -180,10 +189,11 @@ _KINDS: dict[str, Callable[[random.Random], Frames]] = {
 def throw_frames(target: Target, draw: random.Random, count: int) -> Counter[str]:
     """Send ``count`` frames, some hundred on each connection, to the control and the data port."""
     sent: Counter[str] = Counter()
+    kinds = {**_KINDS, "damaged tokens": lambda draw: _damaged_tokens(draw, target.token)}
     while sent.total() < count:
-        kind = draw.choice(list(_KINDS))
+        kind = draw.choice(list(kinds))
         port = draw.choice((target.control_port, target.data_port))
-        frames = islice(_KINDS[kind](draw), min(_FRAMES_PER_CONNECTION, count - sent.total()))
+        frames = islice(kinds[kind](draw), min(_FRAMES_PER_CONNECTION, count - sent.total()))
         # Truncated once, a connection is out of step: the rest would be noise.
         wanted = list(islice(frames, 20)) if kind in ("truncated frames", "noise") else list(frames)
         sent[f"HTTP/2: {kind}"] += _send(target, port, wanted, greet=kind != "noise") or 1

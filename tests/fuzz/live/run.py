@@ -29,6 +29,8 @@ _SPARE_BYTES = 16 << 20
 """Of noise in that, for services that are small."""
 _MORE_DESCRIPTORS, _MORE_THREADS = 8, 8
 _WARM_ANSWERS = 40
+_LOG_BYTES, _LOG_BYTES_PER_REQUEST = 100_000, 2
+"""A line for the refusals of some seconds is welcome, one for each is not."""
 _WARM_S, _SETTLE_S = 60.0, 60.0
 _STALL_S = 60.0
 """Longest gap between two answers to an honest caller."""
@@ -63,6 +65,7 @@ def run(requests: int, seed: int) -> dict[str, Any]:
         after = _settled(services, before, defects)
         for service in services[:2]:
             defects += _sampling(service, expected)
+            defects += _told(service, outcome.sent.total())
         return {
             "seed": seed,
             "requests": outcome.sent.total(),
@@ -138,6 +141,22 @@ def _leaks(before: Vitals, after: Vitals) -> list[str]:
     if after.threads > before.threads + _MORE_THREADS:
         found.append(f"keeps {after.threads} threads; it had {before.threads}")
     return found
+
+
+def _told(service: Service, requests: int) -> list[str]:
+    """Return what is wrong with the log: tokens, bytes that no terminal should get, too much of it."""
+    assert service.log is not None
+    log = service.log.read_bytes()
+    found = []
+    if service.target.token[:12].encode() in log or service.target.token[-12:].encode() in log:
+        found.append("shows a token, or most of one")
+    if set(log) & (set(range(32)) - {10} | set(range(127, 256))):
+        found.append("has bytes that are not printable")
+    if len(log) > _LOG_BYTES + requests * _LOG_BYTES_PER_REQUEST:
+        found.append(f"has {len(log):,} bytes after {requests:,} requests")
+    if b"Traceback" in log:
+        found.append(f"has {log.count(b'Traceback')} tracebacks")
+    return [f"the log of the {service.target.name} {text}" for text in found]
 
 
 def _sampling(service: Service, expected: Sequence[int]) -> list[str]:

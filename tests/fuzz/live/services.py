@@ -42,6 +42,8 @@ class Service:
     target: Target
     caller: Caller
     process: Any
+    log: Path | None = None
+    """What it wrote; ``None`` where that goes to our standard error."""
 
     @property
     def pid(self) -> int:
@@ -73,7 +75,9 @@ def storage_server(graph: Path, folder: Path, *, tls: bool) -> Iterator[Service]
         process = subprocess.Popen(command, stderr=log)
     try:
         name = f"storage server{' with TLS' if tls else ''}"
-        yield Service(_target(name, port, caller, Graph.open(graph).manifest.digest), caller, process)
+        yield Service(
+            _target(name, port, caller, Graph.open(graph).manifest.digest), caller, process, folder / "log"
+        )
         process.terminate()
         assert process.wait(_END_S) == 0, f"{name} ended with {process.returncode}"
     finally:
