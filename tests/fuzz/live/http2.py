@@ -8,6 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -189,7 +190,7 @@ _KINDS: dict[str, Callable[[random.Random], Frames]] = {
 def throw_frames(target: Target, draw: random.Random, count: int) -> Counter[str]:
     """Send ``count`` frames, some hundred on each connection, to the control and the data port."""
     sent: Counter[str] = Counter()
-    kinds = {**_KINDS, "damaged tokens": lambda draw: _damaged_tokens(draw, target.token)}
+    kinds = {**_KINDS, "damaged tokens": partial(_damaged_tokens, token=target.token)}
     while sent.total() < count:
         kind = draw.choice(list(kinds))
         port = draw.choice((target.control_port, target.data_port))
