@@ -190,7 +190,10 @@ _KINDS: dict[str, Callable[[random.Random], Frames]] = {
 def throw_frames(target: Target, draw: random.Random, count: int) -> Counter[str]:
     """Send ``count`` frames, some hundred on each connection, to the control and the data port."""
     sent: Counter[str] = Counter()
-    kinds = {**_KINDS, "damaged tokens": partial(_damaged_tokens, token=target.token)}
+    kinds: dict[str, Callable[[random.Random], Frames]] = {
+        **_KINDS,
+        "damaged tokens": partial(_damaged_tokens, token=target.token),
+    }
     while sent.total() < count:
         kind = draw.choice(list(kinds))
         port = draw.choice((target.control_port, target.data_port))
