@@ -67,6 +67,9 @@ class Way:
             faults = draw_faults(seed, self.name, leg, count, kinds=KINDS)
             drive(loader, faults, commit, ground=ground, record=record)
             repairs.finish()
+            for server in range(self.servers):
+                if not cluster.running(server):
+                    record.defect(f"server {server} {cluster.describe(server)} by itself")
         record.defects.extend(f"{error} [{self.name} leg {leg}]" for error in repairs.errors)
         return record
 
