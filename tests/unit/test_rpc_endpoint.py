@@ -64,7 +64,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         Address.parse(text)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"])
 def test_loopback(host: str) -> None:
     assert Address(host, 1).is_loopback
     assert not Address(host, 1).is_wildcard
@@ -142,10 +142,10 @@ def test_secrets_are_not_shown() -> None:
 def test_the_token_is_accepted_once_and_whole() -> None:
     credentials = Credentials(token=TOKEN)
     right = authorization(TOKEN)
-    assert credentials.accepts([right])
-    assert credentials.accepts([right.encode()])
+    assert credentials.identify([right]) == "1"
+    assert credentials.identify([right.encode()]) == "1"
     for wrong in ([], [right, right], [TOKEN], [right[:-1]], [right + "x"], ["Bearer é"], [b"\xff"]):
-        assert not credentials.accepts(wrong)
+        assert credentials.identify(wrong) is None
 
 
 def test_an_ephemeral_certificate_is_for_its_hosts_and_valid_on_clocks_that_are_apart() -> None:
@@ -180,8 +180,8 @@ def test_callers_trust_the_authority_where_there_is_one() -> None:
 def test_a_service_without_a_token_accepts_anyone() -> None:
     credentials = Credentials(token="")
     assert credentials.is_open
-    assert credentials.accepts([])
-    assert credentials.accepts([b"anything", ""])
+    assert credentials.identify([]) == ""
+    assert credentials.identify([b"anything", ""]) == ""
     assert Caller().headers == ()
     assert Caller(token=TOKEN).headers == (("authorization", authorization(TOKEN)),)
 
@@ -209,7 +209,7 @@ def test_what_it_takes_to_be_reached_from_other_hosts(credentials: Credentials, 
 
 def test_which_roots_a_caller_trusts(monkeypatch: pytest.MonkeyPatch) -> None:
     published = replace(ENDPOINT, certificate="published")
-    assert Caller().ssl_parts(ENDPOINT) is None
+    assert Caller(insecure=True).ssl_parts(ENDPOINT) is None
     assert Caller().ssl_parts(published) == (b"published", None, None)
     assert Caller(authority="own").ssl_parts(ENDPOINT) == (b"own", None, None)
     assert Caller(authority="own").ssl_parts(published) == (b"own", None, None)
