@@ -26,6 +26,7 @@ def main() -> int:
     for name, figures in report["honest"].items():
         print(f"{name}: {figures['right']} right answers, longest wait {figures['worst_gap_s']:.1f} s")
         if name in report["after"]:
+            print(f"  fresh  {report['fresh'][name]}")
             print(f"  before {report['before'][name]}\n  after  {report['after'][name]}")
     for defect in report["defects"]:
         print(f"DEFECT {defect}")
