@@ -82,8 +82,8 @@ class Connection:
             raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
         self._endpoint = endpoint
         self._caller = caller
-        job_header = ((JOB_HEADER, job),) if job else ()
-        self._headers = [(name.encode(), text.encode()) for name, text in (*caller.headers, *job_header)]
+        self._job_header = ((JOB_HEADER, job),) if job else ()
+        self._headers = self._headers_of(caller)
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
         self._lock = threading.Lock()
@@ -141,6 +141,12 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise self._unavailable(time.monotonic() - began, last)
 
+    def renew(self, caller: Caller) -> None:
+        """Show another token and another certificate from the next call on."""
+        with self._lock:
+            self._caller, self._headers = caller, self._headers_of(caller)
+            self._client = None
+
     def close(self) -> None:
         """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
 
@@ -182,6 +188,9 @@ class Connection:
                 keep_freed_memory()
                 self._client = self._new_client()
             return self._client
+
+    def _headers_of(self, caller: Caller) -> list[tuple[bytes, bytes]]:
+        return [(name.encode(), text.encode()) for name, text in (*caller.headers, *self._job_header)]
 
     def _new_client(self) -> Any:
         parts = self._caller.ssl_parts(self._endpoint)

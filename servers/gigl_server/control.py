@@ -12,6 +12,7 @@ from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVI
 from gigl_server.event_loop import LoopThread
 from gigl_server.public_calls import PublicCalls
 from gigl_server.reception import Reception, TokenGuard
+from gigl_server.renewal import ServedCertificate
 from gigl_server.reports import PeerCalls
 from gigl_server.store_calls import StoreCalls
 
@@ -83,9 +84,11 @@ class ControlService:
         self._options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes)]
         self._most_calls = _PEER_CALLS if service is None else service.limits.calls
         self._server: Any = None
+        self._certificate = ServedCertificate(credentials)
+        self._guard = TokenGuard(credentials, ledger, PublicCalls().limited)
         self._loop = LoopThread("control")
         try:
-            self.port = self._loop.run(self._start(address, credentials, ledger, handlers), _START_S)
+            self.port = self._loop.run(self._start(address, handlers), _START_S)
         except BaseException:
             self._loop.close()
             raise
@@ -99,6 +102,11 @@ class ControlService:
         except TimeoutError:  # Calls learn it anyway. A server that ends has more important things to do.
             _LOGGER.warning("the control port is too busy to change its health to %s", serving)
 
+    def renew(self, credentials: Credentials) -> None:
+        """Show another certificate and ask for other tokens from now on: as ``ServedCertificate.replace``."""
+        self._certificate.replace(credentials)
+        self._guard.credentials = credentials
+
     def close(self) -> None:
         """Stop answering; calls under way are cancelled. Closing twice is fine."""
         server, self._server = self._server, None
@@ -110,15 +118,9 @@ class ControlService:
         finally:
             self._loop.close()
 
-    async def _start(
-        self,
-        address: Address,
-        credentials: Credentials,
-        ledger: Ledger,
-        handlers: Mapping[str, Mapping[str, Any]],
-    ) -> int:
+    async def _start(self, address: Address, handlers: Mapping[str, Mapping[str, Any]]) -> int:
         server: Any = grpc.aio.server(
-            interceptors=[TokenGuard(credentials, ledger, PublicCalls().limited)],
+            interceptors=[self._guard],
             options=self._options,
             maximum_concurrent_rpcs=self._most_calls,
         )
@@ -129,7 +131,7 @@ class ControlService:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if STORE_SERVICE in handlers:
             _add_reflection(server, [*handlers, health.SERVICE_NAME])
-        port = _listen(server, address, credentials)
+        port = _listen(server, address, self._certificate)
         await self._set(self._lasting_names, serving=True)
         await self._set(self._ready_names, serving=False)
         await server.start()
@@ -146,9 +148,9 @@ class ControlService:
         await server.stop(grace=_GRACE_S)
 
 
-def _listen(server: Any, address: Address, credentials: Credentials) -> int:
+def _listen(server: Any, address: Address, certificate: ServedCertificate) -> int:
     try:
-        secure = credentials.grpc_server_credentials()
+        secure = certificate.grpc_server_credentials()
         if secure is None:
             return int(server.add_insecure_port(str(address)))
         return int(server.add_secure_port(str(address), secure))

@@ -68,7 +68,12 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self._ledger = ledger
         self._frames = frames
         self._turns = threading.BoundedSemaphore(_MOST_CALLS)
-        super().__init__(location, middleware={"guard": _Guard(credentials, ledger)}, **options)
+        self._guard = _Guard(credentials, ledger)
+        super().__init__(location, middleware={"guard": self._guard}, **options)
+
+    def renew(self, credentials: Credentials) -> None:
+        """Ask callers for the tokens of other credentials from now on."""
+        self._guard.credentials = credentials
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Return the reply to a request, as a stream."""
@@ -148,11 +153,11 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, credentials: Credentials, ledger: Ledger) -> None:
         super().__init__()
-        self._credentials = credentials
+        self.credentials = credentials
         self._ledger = ledger
 
     def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> _Visit | None:
-        if not self._credentials.accepts(headers.get("authorization", [])):
+        if not self.credentials.accepts(headers.get("authorization", [])):
             self._ledger.add(refused=1)
             refused = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
             raise flight.FlightUnauthenticatedError(refused.message, refused.to_record())

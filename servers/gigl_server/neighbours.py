@@ -53,6 +53,10 @@ class Asker:
         self._caller = caller
         self._graph = graph
 
+    def renew(self, caller: Caller) -> None:
+        """Show another token and another certificate from the next ask on."""
+        self._caller = caller
+
     def ask(self, address: str, timeout_s: float) -> Answer:
         """Return what a server says.
 

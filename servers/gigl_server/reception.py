@@ -35,7 +35,7 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, credentials: Credentials, ledger: Ledger, public: Callable[[Any], Any]) -> None:
         """``public`` makes the handlers of calls that need no token fit for strangers."""
-        self._credentials = credentials
+        self.credentials = credentials
         self._ledger = ledger
         self._public = public
 
@@ -44,7 +44,7 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if not details.method.startswith(_GUARDED):
             handler = await continuation(details)
             return None if handler is None else self._public(handler)
-        if self._credentials.accepts(header_values(details.invocation_metadata, "authorization")):
+        if self.credentials.accepts(header_values(details.invocation_metadata, "authorization")):
             return await continuation(details)
         self._ledger.add(refused=1)
         # As a stream that is not read: for a call of one message, gRPC would read it first.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 import gigl_loader
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.cli.checkup import Finding, examine
 from gigl_loader.cli.errors import DEBUG_VARIABLE, exit_code, one_line, reported
 from gigl_loader.errors import FormatError, SamplingError
