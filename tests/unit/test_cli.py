@@ -32,7 +32,7 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys, gigl_loader.cli as cli\n"
+        "import sys, gigl_loader.cli.app as cli\n"
         "from typer.testing import CliRunner\n"
         "result = CliRunner().invoke(cli.build_app(), ['--help'])\n"
         "assert result.exit_code == 0, result.output\n"
