@@ -1,15 +1,20 @@
-"""What a service and its callers show each other: certificates, and a token that all share."""
+"""Credentials of services and of their callers: certificates and tokens."""
 
 from __future__ import annotations
 
-import hmac
-import secrets
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gigl_loader.rpc.certificates import check_authority, check_dates, check_pair, self_signed, system_roots
-from gigl_loader.rpc.secret_files import check_token, naming, pem_in, token_in
+from gigl_loader.rpc.secret_files import naming, pem_in, token_in, tokens_in
+from gigl_loader.rpc.tokens import (
+    Token,
+    authorization,
+    check_distinct,
+    check_token,
+    matching_token,
+    new_token,
+)
 
 if TYPE_CHECKING:
     import datetime
@@ -20,16 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Caller", "Credentials", "SslParts", "authorization", "new_token"]
-
-
-def new_token() -> str:
-    """Return a fresh random token (256 bits)."""
-    return secrets.token_urlsafe(32)
-
-
-def authorization(token: str) -> str:
-    """Return the value of the header ``authorization`` that shows a token."""
-    return f"Bearer {token}"
 
 
 class SslParts(NamedTuple):
@@ -107,7 +102,14 @@ class Credentials:
     """Certificate, key and token of a service. The token and the key are never shown."""
 
     token: str = field(repr=False)
-    """At least 16 visible ASCII characters, the same on all hosts. Empty: anyone may ask."""
+    """What the service shows to others like it, and accepts. Empty: anyone may ask.
+
+    At least 16 visible ASCII characters, the same on all hosts.
+    """
+    token_name: str = "1"
+    """Name of ``token``, for logs and quotas."""
+    other_tokens: tuple[Token, ...] = ()
+    """Accepted beside ``token``: one per team, so that quotas tell teams apart."""
     certificate: bytes = b""
     """PEM, with intermediates. Empty: no TLS."""
     key: bytes = field(default=b"", repr=False)
@@ -120,8 +122,9 @@ class Credentials:
     """Allow plain text beyond this machine. Whoever can read the network can then read and ask."""
 
     def __post_init__(self) -> None:
-        if self.token:
-            check_token(self.token)
+        if self.other_tokens and not self.token:
+            raise ValueError("further tokens without a first one, that the service itself shows")
+        check_distinct(self.tokens)
         _check_both(self.certificate, self.key)
         if self.authority and not self.certificate:
             raise ValueError("an authority without a certificate that it signed")
@@ -150,9 +153,15 @@ class Credentials:
         client_authority: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> Credentials:
-        """Read each part from its file. ``ValueError`` naming the file, or what does not fit together."""
+        """Read each part from its file. ``ValueError`` naming the file, or what does not fit together.
+
+        Each line of ``token`` is a token, or a name and a token.
+        """
+        tokens = tokens_in(token)
         return cls(
-            token=token_in(token),
+            token=tokens[0].secret if tokens else "",
+            token_name=tokens[0].name if tokens else "1",
+            other_tokens=tokens[1:],
             certificate=pem_in(certificate),
             key=pem_in(key),
             authority=pem_in(authority),
@@ -164,6 +173,11 @@ class Credentials:
     def trusted(self) -> str:
         """PEM of what callers must trust. Empty: no TLS."""
         return (self.authority or self.certificate).decode("ascii")
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """All tokens that are accepted, the service's own first."""
+        return (Token(name=self.token_name, secret=self.token), *self.other_tokens) if self.token else ()
 
     @property
     def is_open(self) -> bool:
@@ -216,32 +230,30 @@ class Credentials:
         asked = {"verify_client": True, "root_certificates": self.client_authority}
         return {**pairs, **asked} if self.client_authority else pairs
 
-    def to_json(self) -> dict[str, str | bool]:
+    def to_json(self) -> dict[str, Any]:
         """Return everything, secrets too, for a child process over a socket of its own."""
         texts = {name: getattr(self, name).decode("ascii") for name in _PEMS}
-        return {**texts, "token": self.token, "insecure": self.insecure}
+        others = [[token.name, token.secret] for token in self.other_tokens]
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {**texts, **plain, "other_tokens": others}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Credentials:
         """Undo ``to_json``."""
         parts = {name: document[name].encode("ascii") for name in _PEMS}
-        return cls(**parts, token=document["token"], insecure=document["insecure"])
+        others = tuple(Token(name=name, secret=secret) for name, secret in document["other_tokens"])
+        return cls(**parts, **{name: document[name] for name in _PLAIN}, other_tokens=others)
 
-    def accepts(self, authorization_values: Sequence[str | bytes]) -> bool:
-        """Return whether exactly one value was sent and it is right, in time that tells nothing about it.
+    def identify(self, authorization_values: Sequence[str | bytes]) -> str | None:
+        """Return the name of the token that a caller shows; ``None`` refuses the caller.
 
-        Without a token of its own, a service accepts whatever is sent.
+        Exactly one value must be sent. Its comparison takes the same time whichever token it is or resembles.
+        Without a token of its own, a service accepts whatever is sent, and the name is empty.
         """
-        if self.is_open:
-            return True
-        if len(authorization_values) != 1:
-            return False
-        value = authorization_values[0]
-        sent = value.encode("utf-8", "replace") if isinstance(value, str) else value
-        wanted = authorization(self.token).encode()
-        return hmac.compare_digest(sha256(sent).digest(), sha256(wanted).digest())
+        return "" if self.is_open else matching_token(self.tokens, authorization_values)
 
 
+_PLAIN = ("token", "token_name", "insecure")
 _PEMS = ("certificate", "key", "authority", "client_authority")
 
 

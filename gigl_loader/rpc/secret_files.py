@@ -6,29 +6,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.tokens import parse_tokens
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-__all__ = ["check_token", "naming", "pem_in", "token_in"]
+    from gigl_loader.rpc.tokens import Token
 
-_MIN_TOKEN = 16
-
-
-def check_token(token: str) -> None:
-    """Raise ``ValueError`` for a token that no header carries or that anyone guesses."""
-    if len(token) < _MIN_TOKEN or not all("!" <= each <= "~" for each in token):
-        raise ValueError(f"a token has at least {_MIN_TOKEN} visible ASCII characters and no space")
+__all__ = ["naming", "pem_in", "token_in", "tokens_in"]
 
 
 def token_in(path: str | os.PathLike[str] | None) -> str:
-    """Return the token in a file, or nothing without one. White space around it is an editor's."""
+    """Return the one token of a trainer's file, or nothing without a file."""
+    tokens = tokens_in(path)
+    if len(tokens) > 1:
+        raise ValueError(f"{path}: holds {len(tokens)} tokens: a caller shows one, give it a file of its own")
+    return tokens[0].secret if tokens else ""
+
+
+def tokens_in(path: str | os.PathLike[str] | None) -> tuple[Token, ...]:
+    """Return the tokens of a server's file, or none without a file. ``ValueError`` naming the file."""
     if path is None:
-        return ""
-    token = pem_in(path).decode().strip()
+        return ()
+    text = pem_in(path).decode()
     with naming(path):
-        check_token(token)
-    return token
+        return parse_tokens(text)
 
 
 @contextmanager

@@ -157,7 +157,7 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._ledger = ledger
 
     def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> _Visit | None:
-        if not self.credentials.accepts(headers.get("authorization", [])):
+        if self.credentials.identify(headers.get("authorization", [])) is None:
             self._ledger.add(refused=1)
             refused = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
             raise flight.FlightUnauthenticatedError(refused.message, refused.to_record())

@@ -142,10 +142,10 @@ def test_secrets_are_not_shown() -> None:
 def test_the_token_is_accepted_once_and_whole() -> None:
     credentials = Credentials(token=TOKEN)
     right = authorization(TOKEN)
-    assert credentials.accepts([right])
-    assert credentials.accepts([right.encode()])
+    assert credentials.identify([right]) == "1"
+    assert credentials.identify([right.encode()]) == "1"
     for wrong in ([], [right, right], [TOKEN], [right[:-1]], [right + "x"], ["Bearer é"], [b"\xff"]):
-        assert not credentials.accepts(wrong)
+        assert credentials.identify(wrong) is None
 
 
 def test_an_ephemeral_certificate_is_for_its_hosts_and_valid_on_clocks_that_are_apart() -> None:
@@ -180,8 +180,8 @@ def test_callers_trust_the_authority_where_there_is_one() -> None:
 def test_a_service_without_a_token_accepts_anyone() -> None:
     credentials = Credentials(token="")
     assert credentials.is_open
-    assert credentials.accepts([])
-    assert credentials.accepts([b"anything", ""])
+    assert credentials.identify([]) == ""
+    assert credentials.identify([b"anything", ""]) == ""
     assert Caller().headers == ()
     assert Caller(token=TOKEN).headers == (("authorization", authorization(TOKEN)),)
 

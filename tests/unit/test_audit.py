@@ -1,0 +1,76 @@
+"""The audit log: limits per caller and in all, and what becomes of bytes of strangers."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gigl_server.audit import AuditLog, printable
+from gigl_server.identity import Identity
+
+ALICE = Identity(address="10.0.0.1", token="alice")
+BOB = Identity(address="10.0.0.2")
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def audit(clock: Clock, caplog: pytest.LogCaptureFixture) -> AuditLog:
+    caplog.set_level(logging.WARNING)
+    return AuditLog(clock)
+
+
+def test_a_refusal_is_one_line_with_its_caller(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
+    audit.refused(ALICE, "wrong token")
+    assert caplog.messages == ["refused 10.0.0.1, token alice: wrong token"]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_a_flood_of_one_caller_is_cut_and_counted(
+    audit: AuditLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(1000):
+        audit.refused(ALICE, "wrong token")
+    audit.refused(BOB, "wrong token")
+    assert len(caplog.messages) == 6
+    assert caplog.messages[-1].startswith("refused 10.0.0.2")
+    clock.now = 61.0
+    audit.refused(ALICE, "wrong token")
+    assert caplog.messages[-1].endswith("(995 refusals of this caller before this one were not logged)")
+
+
+def test_a_flood_of_many_callers_is_cut(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(5000):
+        audit.refused(Identity(address=f"2001:db8:{number:x}::/64"), "wrong token")
+    assert len(caplog.messages) == 60
+    assert len(audit._callers) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("a\nb\x1b[2J\x00", r"a\nb\x1b[2J\x00"),
+        ("\u202e\udcff", r"\u202e\udcff"),
+        ("plain text", "plain text"),
+        ("x" * 1000, "x" * 300 + "..."),
+    ],
+)
+def test_bytes_of_strangers_are_escaped(
+    audit: AuditLog, caplog: pytest.LogCaptureFixture, said: str, shown: str
+) -> None:
+    assert printable(said) == shown
+    audit.refused(BOB, said)
+    assert caplog.messages[-1] == f"refused 10.0.0.2: {shown}"
