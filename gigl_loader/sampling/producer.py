@@ -18,6 +18,7 @@ from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.notes import add_note
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.errors import FormatError, WorkerDied
+from gigl_loader.resources import naming_channel
 from gigl_loader.sampling.companion import collect_stacks
 from gigl_loader.sampling.lane import Lane
 from gigl_loader.sampling.process import check_start_method
@@ -169,7 +170,8 @@ class WorkerSource:
                 timeout_s=self._timeout_s,
                 draw=None if self._schedule.draw is None else self._schedule.draw.files,
             )
-            lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
+            with naming_channel(options.channel_bytes):
+                lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
             self._lanes.append(lane)
             self._watch(lane)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import resource
 import threading
 from contextlib import suppress
 from functools import partial
@@ -21,7 +20,9 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
 from gigl_loader.processes import keep_freed_memory
+from gigl_loader.resources import raise_file_limit
 from gigl_server.logs import configure_logging
+from gigl_server.preflight import warn_of_limits
 from gigl_server.signals import RELOAD, Signals, wait_for_word
 from gigl_server.storage import build_storage_server
 
@@ -37,7 +38,6 @@ __all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
 
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
-_MOST_FILES = 1 << 16
 _CANNOT = "cannot become ready"
 LET_GO = "the parent let go"
 
@@ -54,6 +54,7 @@ def run(options: ServeOptions) -> int:
         with suppress(OSError, ValueError):  # No stderr.
             faulthandler.enable()
         log = configure_logging(options.log_file)
+        warn_of_limits(options)
         prepare_process()
         with suppress(OSError), open("/proc/self/comm", "w") as comm:
             comm.write("gigl-store")
@@ -114,6 +115,4 @@ def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
 def prepare_process() -> None:
     """Make this process fit to serve: many channels, large replies."""
     keep_freed_memory()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # Each ring and each connection is a file, and 1024 is a usual limit.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
+    raise_file_limit()

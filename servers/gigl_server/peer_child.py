@@ -16,7 +16,7 @@ from gigl_loader.graph.folder import folder_from
 from gigl_loader.graph.graph import Graph
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
-from gigl_server.peer_server import build_server
+from gigl_server.preflight import check_peer_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +49,9 @@ def main(link: socket.socket) -> None:
 
 def _server(order: Mapping[str, Any]) -> PeerServer:
     parts = order["partitions"]
+    check_peer_limits(order["reference"].get("path"), parts)
+    from gigl_server.peer_server import build_server
+
     return build_server(
         Graph.open(folder_from(order["reference"]), parts=parts),
         parts,

@@ -18,7 +18,19 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client": ROOT / "clients"}
 
 VALUES = frozenset(
-    {"errors", "group", "memfile", "options", "processes", "retry", "shared", "sizes", "tensors", "topology"}
+    {
+        "errors",
+        "group",
+        "memfile",
+        "options",
+        "processes",
+        "resources",
+        "retry",
+        "shared",
+        "sizes",
+        "tensors",
+        "topology",
+    }
 )
 EVERYTHING = frozenset({""})
 
