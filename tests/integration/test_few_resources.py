@@ -168,3 +168,32 @@ def trained(graph: Path, limit: str, value: int, workers: int, channel_size: str
     result = run([sys.executable, "-c", TRAINER, *arguments])
     assert result.returncode == 0, result.stderr
     return str(result.stdout)
+
+
+PEER = """
+import resource, sys
+from gigl_loader.graph.graph import Graph
+from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.host_service import HostService
+resource.setrlimit(getattr(resource, sys.argv[2]), (int(sys.argv[3]), int(sys.argv[3])))
+try:
+    HostService.start(
+        Graph.open(sys.argv[1]).reference, [0], credentials=Credentials.plaintext(), timeout_s=60
+    ).close()
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("limit", "value"), [("RLIMIT_NOFILE", 48), ("RLIMIT_DATA", 600 << 20)])
+def test_a_peer_service_below_a_limit_names_it(graph: Path, limit: str, value: int) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PEER, str(graph), limit, str(value)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "is too low: a peer service needs" in result.stdout
+    assert limit in result.stdout
