@@ -27,6 +27,7 @@ __all__ = [
     "die_with_starter",
     "enter",
     "in_main_thread",
+    "is_stopped",
     "keep_freed_memory",
     "leave_with",
     "run_state",
@@ -148,6 +149,17 @@ def run_state(pid: int) -> str:
     except OSError:
         return "dead"
     return _RUN_STATES.get(fields[0].decode(), "alive")
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal stopped a process, and no debugger is attached to it."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            fields = dict(line.split(":", 1) for line in file if ":" in line)
+    except OSError:
+        return False
+    state, tracer = fields.get("State", "").split(), fields.get("TracerPid", "").strip()
+    return state[:1] == ["T"] and tracer == "0"
 
 
 def in_main_thread() -> bool:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.processes import run_state
+from gigl_loader.retry import Backoff
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ __all__ = ["SharedTensors"]
 
 Array = npt.NDArray[Any]
 
-_FIRST_PAUSE_S = 50e-6
-_LONGEST_PAUSE_S = 2e-3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 2e-3
 _FOREVER_S = 1e6
 
 
@@ -177,7 +177,7 @@ class _Lock:
 
     def _locked_file(self, deadline: float, timeout: float) -> int:
         file = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         try:
             while True:
                 with suppress(BlockingIOError):
@@ -185,8 +185,7 @@ class _Lock:
                     return file
                 if time.monotonic() > deadline:
                     raise self._timeout(timeout, self._describe_holder())
-                time.sleep(pause)  # The kernel's lock knows no deadline.
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                time.sleep(backoff.next_s())  # The kernel's lock knows no deadline.
         except BaseException:
             os.close(file)
             raise

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigl_loader.retry import Backoff
+
 if TYPE_CHECKING:
     from gigl_client.line import Line, Opened
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.schedule import Request
 
 __all__ = ["Ask", "Book", "Ready", "Trouble"]
-
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,7 +45,7 @@ class Trouble:
     """A batch that did not come, and may come yet."""
 
     since: float
-    pause_s: float
+    backoff: Backoff
     not_before: float
     error: Exception
 
@@ -122,11 +121,11 @@ class Book:
         self._returned.append(batch)
         if error is not None:
             before = self.troubles.get(batch)
-            pause_s = _FIRST_PAUSE_S if before is None else min(2 * before.pause_s, _LONGEST_PAUSE_S)
+            backoff = Backoff() if before is None else before.backoff
             self.troubles[batch] = Trouble(
                 since=now if before is None else before.since,
-                pause_s=pause_s,
-                not_before=now + pause_s,
+                backoff=backoff,
+                not_before=now + backoff.next_s(),
                 error=error,
             )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, StorageUnavailable
+from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.control_errors import Busy
 from gigl_loader.rpc.endpoint import Endpoint
@@ -30,7 +31,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _ATTEMPT_S = 10.0
 _OTHER_S = 2.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_AT_ONCE = 32
 
 
@@ -74,19 +74,19 @@ def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: flo
     for another version, another graph or a certificate that is not good, ``SamplingError`` for a token.
     """
     search = _Search(addresses, caller, time.monotonic() + timeout_s)
-    pause, told = _FIRST_PAUSE_S, ""
+    backoff, told = Backoff(), ""
     while True:
         try:
             return search.attempt()
         except _PASSING as error:
             reason = str(error)
-        if search.left <= pause:
+        pause_s = backoff.next_s()
+        if search.left <= pause_s:
             raise StorageUnavailable(f"no storage cluster that is ready within {timeout_s:g} s: {reason}")
         if reason != told:
             _LOGGER.warning("waiting for storage servers, up to %.0f s more: %s", search.left, reason)
             told = reason
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        time.sleep(pause_s)
 
 
 class _Search:

@@ -13,6 +13,7 @@ import numpy as np
 from gigl_loader.channel.slots import SlotPool
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import map_memory
+from gigl_loader.resources import naming_channel
 
 if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
@@ -34,7 +35,8 @@ class RingLanding:
     def __init__(self, fd: int, *, slots: int, slot_bytes: int) -> None:
         """Map the memory file; ``fd`` is closed."""
         try:
-            memory = map_memory(fd, slots * slot_bytes)
+            with naming_channel(slots * slot_bytes):
+                memory = map_memory(fd, slots * slot_bytes)
         finally:
             os.close(fd)
         self._slots = SlotPool(memory, np.zeros(slots, np.uint8))
@@ -73,7 +75,8 @@ class PrivateLanding:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
             flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
-        memory = np.frombuffer(mmap.mmap(-1, slot_bytes * slots, flags=flags), np.uint8)
+        with naming_channel(nbytes):
+            memory = np.frombuffer(mmap.mmap(-1, slot_bytes * slots, flags=flags), np.uint8)
         self._slots = SlotPool(memory, np.zeros(slots, np.uint8))
         self._lock = threading.Lock()
         self.oversize = 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gigl_client.admission import admitted
 from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
 from gigl_loader.options import LONGEST_KEY
+from gigl_loader.retry import Backoff
 from gigl_loader.rpc.control_errors import Busy
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _SHARE_OF_LEADER = 0.9
 """Of the time that any rank waits: so that followers hear of a leader's failure before they give up."""
 _ATTEMPT_S = 10.0
 _UNDO_S = 2.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_LAST_ATTEMPT_S = 0.1
 _MOST_AT_ONCE = 32
 
 _KINDS = {
@@ -173,11 +174,10 @@ class _Order:
 
     def _create_on(self, server: Server) -> None:
         """Ask a server until there is an answer."""
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff()
         while not self._is_answered(server):
-            if self._given_up.wait(pause):
+            if self._given_up.wait(backoff.next_s()):
                 raise StorageUnavailable(f"{server.endpoint}: given up, as another server failed")
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _is_answered(self, server: Server) -> bool:
         """Return whether there was an answer. Raises what keeps it from coming when the time is over."""
@@ -186,7 +186,7 @@ class _Order:
             if server.client.create_producer(*self._order, max(min(left, _ATTEMPT_S), 0.1)):
                 self._made.append(server)
         except (StorageUnavailable, Busy):
-            if self._deadline - time.monotonic() <= _LONGEST_PAUSE_S / 10:
+            if self._deadline - time.monotonic() <= _LAST_ATTEMPT_S:
                 raise
             return False
         return True

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gigl_client.line import Line, Opened, bare, close_channel, may_pass, open_channel
+from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Lines"]
 
 _LOGGER = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class Lines:
@@ -150,20 +149,24 @@ class Lines:
     def _attempts(self, line: Line) -> Opened | Exception:
         """Return a channel, or what no other attempt can mend, or the last failure when time is over."""
         give_up = time.monotonic() + self._terms.timeout_s
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff()
         while True:
-            try:
-                return open_channel(
-                    line.server, self._terms, num_servers=len(self._lines), has_columns=self._has_columns
-                )
-            except Exception as error:
-                failure = bare(error)
-                if not may_pass(failure) or time.monotonic() > give_up:
-                    return failure
-                self._tried(line, failure)
-                if self._closed.wait(pause_s):
-                    return failure
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            outcome = self._attempt(line)
+            if not isinstance(outcome, Exception):
+                return outcome
+            if not may_pass(outcome) or time.monotonic() > give_up:
+                return outcome
+            self._tried(line, outcome)
+            if self._closed.wait(backoff.next_s()):
+                return outcome
+
+    def _attempt(self, line: Line) -> Opened | Exception:
+        try:
+            return open_channel(
+                line.server, self._terms, num_servers=len(self._lines), has_columns=self._has_columns
+            )
+        except Exception as error:
+            return bare(error)
 
     def _tried(self, line: Line, error: Exception) -> None:
         with self._lock:

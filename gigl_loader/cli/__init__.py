@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Annotated
 
-import typer
-
-from gigl_loader import __version__
-from gigl_loader.cli.errors import DEBUG_VARIABLE, USAGE_ERROR, importing, one_line, reported
-
-__all__ = ["build_app", "main"]
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"gigl-loader {__version__}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help=f"Show whole tracebacks; the same as {DEBUG_VARIABLE}=1.")
-    ] = False,
-) -> None:
-    """Sampled mini-batches of large graphs for GNN training."""
-    del version
-    if debug:
-        os.environ[DEBUG_VARIABLE] = "1"
-
-
-def build_app() -> typer.Typer:
-    """Return the whole command line. Nothing heavy is imported: ``--help`` takes a tenth of a second."""
-    from gigl_loader.cli.bench import bench
-    from gigl_loader.cli.demo import demo
-    from gigl_loader.cli.doctor import doctor
-    from gigl_loader.cli.inspect import inspect
-    from gigl_loader.cli.local_cluster import local_cluster
-    from gigl_loader.cli.partition import partition
-    from gigl_loader.cli.serve import serve
-    from gigl_loader.cli.top import top
-
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    app.callback()(_options)
-    for command in (partition, inspect, serve, local_cluster, top, demo, bench, doctor):
-        app.command()(reported(command))
-    return app
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line and exit."""
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if command == "serve":  # Before anything heavy is imported: a supervisor may end a server at any time.
+        from gigl_server.signals import leave_on_signals
+
+        leave_on_signals()
+    from gigl_loader.cli.errors import USAGE_ERROR, importing, one_line
+
     with importing():
+        import typer
+
+        from gigl_loader.cli.app import build_app
+
         app = build_app()
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="gigl-loader", standalone_mode=False)

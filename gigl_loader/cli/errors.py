@@ -88,9 +88,11 @@ def importing() -> Iterator[None]:
     """Let Ctrl-C end the process at once, as it ends any program that knows nothing of it.
 
     For heavy imports, while there is nothing to clean up yet: an exception in the middle of one may be
-    swallowed by who tries several ways to import something, and leave a module half there.
+    swallowed by who tries several ways to import something, and leave a module half there. A handler that
+    raises nothing, such as that of a server, stays.
     """
-    if threading.current_thread() is not threading.main_thread():
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not raises or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)

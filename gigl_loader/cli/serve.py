@@ -106,10 +106,12 @@ def serve(
     }
     with importing():
         from gigl_server.logs import quiet_grpc
+        from gigl_server.preflight import check_serve_limits
         from gigl_server.settings import read_settings, read_yaml
     quiet_grpc()
     document = read_yaml(config) if config else {}
     options = read_settings(flags, os.environ, document, str(config))
+    check_serve_limits(options)  # Before libraries are imported that crash or hang at a low limit.
     with importing():
         from gigl_server.daemon import run
     raise typer.Exit(run(options))

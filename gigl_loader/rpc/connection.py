@@ -20,6 +20,7 @@ from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.processes import keep_freed_memory
+from gigl_loader.retry import Backoff
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import WireCounts
@@ -34,8 +35,6 @@ __all__ = ["Connection"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
 _LAST_ATTEMPT_S = 0.2  # Kept of the time of a call, or a quarter of it; connecting takes some 10 ms.
 
 _CHANNEL_OPTIONS = [
@@ -44,6 +43,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     # Peers are reached directly, whatever the environment says about proxies for the web.
     ("grpc.enable_http_proxy", 0),
+    # A host that is away says nothing: by default, gRPC would wait for 20 s, and a call for all of its time.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -82,8 +83,8 @@ class Connection:
             raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
         self._endpoint = endpoint
         self._caller = caller
-        job_header = ((JOB_HEADER, job),) if job else ()
-        self._headers = [(name.encode(), text.encode()) for name, text in (*caller.headers, *job_header)]
+        self._job_header = ((JOB_HEADER, job),) if job else ()
+        self._headers = self._headers_of(caller)
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
         self._lock = threading.Lock()
@@ -118,7 +119,7 @@ class Connection:
         """
         began = time.monotonic()
         seconds = self._timeout_s if timeout_s is None else timeout_s
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff()
         reserve = min(_LAST_ATTEMPT_S, seconds / 4)
         last = ""
         while True:
@@ -134,12 +135,17 @@ class Connection:
             if attempts <= 0:
                 break
             left = began + seconds - time.monotonic()
-            if left <= reserve or self._closed.wait(min(pause, left - reserve)):
+            if left <= reserve or self._closed.wait(min(backoff.next_s(), left - reserve)):
                 break
             _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
             self.count(retries=1)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise self._unavailable(time.monotonic() - began, last)
+
+    def renew(self, caller: Caller) -> None:
+        """Show another token and another certificate from the next call on."""
+        with self._lock:
+            self._caller, self._headers = caller, self._headers_of(caller)
+            self._client = None
 
     def close(self) -> None:
         """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
@@ -182,6 +188,9 @@ class Connection:
                 keep_freed_memory()
                 self._client = self._new_client()
             return self._client
+
+    def _headers_of(self, caller: Caller) -> list[tuple[bytes, bytes]]:
+        return [(name.encode(), text.encode()) for name, text in (*caller.headers, *self._job_header)]
 
     def _new_client(self) -> Any:
         parts = self._caller.ssl_parts(self._endpoint)

@@ -82,6 +82,10 @@ class RemoteStore:
         """Return bytes, calls and retries since the store was made."""
         return self._connection.counts()
 
+    def renew(self, caller: Caller) -> None:
+        """Show another token and another certificate from the next call on."""
+        self._connection.renew(caller)
+
     def close(self) -> None:
         """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
 

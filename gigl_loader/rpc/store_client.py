@@ -45,7 +45,7 @@ _OPTIONS = [
     # A server that is started again is to be found soon: gRPC would wait for 1 s, then longer and longer.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 

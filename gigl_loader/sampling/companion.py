@@ -35,6 +35,7 @@ class Companion:
         self.started = False
         """It said that it is up."""
         self._trace_read = 0
+        self._verdict = ""
         self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._trace_fd = os.memfd_create(f"gigl-trace-{setting.worker}", os.MFD_CLOEXEC)
         try:
@@ -74,7 +75,13 @@ class Companion:
     def bury(self) -> tuple[str, int | None]:
         """Reap a process that closed its end of the socket. Return how it ended, in words and as status."""
         status = self._process.wait(_KILL_SECONDS)
-        return f"worker {self.worker} (pid {self.pid}) {describe_status(status)}", status
+        how = self._verdict or describe_status(status)
+        return f"worker {self.worker} (pid {self.pid}) {how}", status
+
+    def put_down(self, verdict: str) -> None:
+        """Kill the process: its end of the socket closes. ``verdict`` is how it ended, in words."""
+        self._verdict = verdict
+        self._process.send_signal(signal.SIGKILL)
 
     def hang_up(self) -> None:
         """Tell the process to leave. Does not wait."""

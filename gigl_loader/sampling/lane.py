@@ -87,6 +87,11 @@ class Lane:
         """Requests that the next one waits for, then finished frames. Less is better."""
         return len(self._open), self._undelivered
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the process owes an answer."""
+        return bool(self._open) or not self.companion.started
+
     def leave_epoch(self, generation: int) -> None:
         """Only requests of ``generation`` are wanted from now on."""
         self._generation = self._ring.generation = generation
@@ -157,6 +162,10 @@ class Lane:
     def describe(self) -> str:
         """Say who the worker is and what it does."""
         return f"worker {self.worker} (pid {self.companion.pid}): {self._activity()}"
+
+    def put_down(self, stopped_s: float) -> None:
+        """Kill a process that a signal stopped: it is then gone like any other."""
+        self.companion.put_down(f"was stopped by a signal for {stopped_s:.1f} s, and killed for it")
 
     def bury(self) -> Death:
         """Settle the affairs of a process that is gone. Its finished frames are still good."""

@@ -18,11 +18,13 @@ from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.notes import add_note
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.errors import FormatError, WorkerDied
+from gigl_loader.resources import naming_channel
 from gigl_loader.sampling.companion import collect_stacks
 from gigl_loader.sampling.lane import Lane
 from gigl_loader.sampling.process import check_start_method
 from gigl_loader.sampling.setting import WorkerSetting
 from gigl_loader.sampling.source import check_epoch
+from gigl_loader.sampling.stall import LOOK_S, StallDetector
 from gigl_loader.sampling.tally import statistics
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class WorkerSource:
         self._schedule = schedule
         self._options = options
         self._timeout_s = timeout_s
+        self._detector = StallDetector(timeout_s=timeout_s)
         self._pid = os.getpid()
         self._generation = 0
         self._epoch = -1
@@ -167,7 +170,8 @@ class WorkerSource:
                 timeout_s=self._timeout_s,
                 draw=None if self._schedule.draw is None else self._schedule.draw.files,
             )
-            lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
+            with naming_channel(options.channel_bytes):
+                lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
             self._lanes.append(lane)
             self._watch(lane)
 
@@ -191,10 +195,11 @@ class WorkerSource:
 
     def _wait(self, deadline: float, timeout: float) -> None:
         """Wait until something comes from a worker, take it, and keep the workers busy."""
-        remaining = min(max(deadline - time.monotonic(), 0), 1e6)
-        events = self._poll.poll(remaining * 1000)
-        if not events:
-            raise self._timeout_error(timeout)
+        while not (events := self._poll.poll(1000 * _until(deadline, at_most=LOOK_S))):
+            if time.monotonic() >= deadline:
+                raise self._timeout_error(timeout)
+            for lane, seconds in self._detector.stalled(self._lanes).items():
+                lane.put_down(seconds)
         for fd, _ in events:
             if not self._collect(self._by_fd[fd]):
                 self._replace(self._by_fd[fd], fd)
@@ -282,6 +287,11 @@ class WorkerSource:
         for worker, stacks in collect_stacks([lane.companion for lane in self._lanes]).items():
             add_note(error, f"stacks of worker {worker}:\n{stacks}")
         return error
+
+
+def _until(deadline: float, *, at_most: float) -> float:
+    """Return the seconds left until a time, within bounds."""
+    return min(max(deadline - time.monotonic(), 0), at_most)
 
 
 def _load(lane: Lane) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import numpy as np
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.slots import SlotPool
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.resources import naming_channel
 from gigl_loader.sampling.weighted import WeightedSampler
 
 if TYPE_CHECKING:
@@ -228,5 +229,6 @@ def _private_slots(nbytes: int) -> SlotPool:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
         flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
-    memory = np.frombuffer(mmap.mmap(-1, slot_bytes * _INLINE_SLOTS, flags=flags), np.uint8)
+    with naming_channel(nbytes):
+        memory = np.frombuffer(mmap.mmap(-1, slot_bytes * _INLINE_SLOTS, flags=flags), np.uint8)
     return SlotPool(memory, np.zeros(_INLINE_SLOTS, np.uint8))

@@ -57,6 +57,12 @@ class ClusterStores:
             undo.pop_all()
             return store_of_all
 
+    def renew(self, caller: Caller) -> None:
+        """Show another token and another certificate to the other servers from now on."""
+        self._caller = caller
+        for _, store in list(self._remote):
+            store.renew(caller)
+
     def traffic(self) -> dict[int, WireCounts]:
         """Return what was exchanged with each other server, by rank."""
         sums: dict[int, WireCounts] = {}

@@ -14,6 +14,7 @@ from gigl_server.audit import AuditLog
 from gigl_server.health import Health
 from gigl_server.public_calls import PublicCalls
 from gigl_server.reception import Reception
+from gigl_server.renewal import ServedCertificate
 from gigl_server.reports import PeerCalls
 from gigl_server.store_calls import StoreCalls
 
@@ -91,6 +92,7 @@ class ControlService:
         reflected: tuple[str, ...] = ()
         self._ready_names: tuple[str, ...] = ()
         self._health = Health()
+        self._certificate = ServedCertificate(credentials)
         if service is not None and view is not None:
             calls = StoreCalls(service, peer, view=view, announced=announced)
             self._reception.add(STORE_SERVICE, calls.answers, STORE_METHODS)
@@ -113,7 +115,7 @@ class ControlService:
             maximum_concurrent_rpcs=max_calls,
         )
         try:
-            self.port = _listen(self._server, address, credentials)
+            self.port = _listen(self._server, address, self._certificate)
             self._server.start()
         except BaseException:
             self.close()
@@ -122,6 +124,12 @@ class ControlService:
     def set_serving(self, serving: bool) -> None:
         """Tell whoever asks for the health whether trainers may come. Does nothing once it is closed."""
         self._health.set(self._ready_names, serving)
+
+    def renew(self, credentials: Credentials) -> None:
+        """Show another certificate and ask for other tokens from now on: as ``ServedCertificate.replace``."""
+        self._certificate.replace(credentials)
+        self._reception.renew(credentials)
+        self._public.renew(credentials)
 
     def close(self) -> None:
         """Stop answering; calls under way are cancelled. Closing twice is fine."""
@@ -144,9 +152,9 @@ def _stop(server: Any) -> bool:
     return bool(server.stop(grace=_GRACE_S).wait(_STOP_S))
 
 
-def _listen(server: Any, address: Address, credentials: Credentials) -> int:
+def _listen(server: Any, address: Address, certificate: ServedCertificate) -> int:
     try:
-        secure = credentials.grpc_server_credentials()
+        secure = certificate.grpc_server_credentials()
         if secure is None:
             return int(server.add_insecure_port(str(address)))
         return int(server.add_secure_port(str(address), secure))

@@ -13,25 +13,26 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import os
-import resource
-import signal
 import threading
-import time
-from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
 from gigl_loader.processes import keep_freed_memory
+from gigl_loader.resources import raise_file_limit
 from gigl_server.last_resort import leave_within
 from gigl_server.logs import configure_logging
+from gigl_server.preflight import warn_of_limits
+from gigl_server.signals import RELOAD, Signals, wait_for_word
 from gigl_server.storage import build_storage_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from queue import SimpleQueue
 
     from gigl_server.config import ServeOptions
+    from gigl_server.logs import LineHandler
     from gigl_server.storage import StorageServer
 
 __all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
@@ -40,9 +41,6 @@ _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
 _END_S = 8.0
 """For closing everything, after the drain: each part waits for some seconds at most."""
-_SAME_S = 0.5
-_WAKE_S = 1.0
-_MOST_FILES = 1 << 16
 _CANNOT = "cannot become ready"
 LET_GO = "the parent let go"
 
@@ -52,32 +50,39 @@ def run(options: ServeOptions) -> int:
 
     Raises what ``build_storage_server`` raises; a mistake in the options before anything else is done.
     """
-    credentials = options.load_credentials()
-    credentials.check_reach(options.address)
-    graph = open_partitions(options.graph_dir, options.partitions)
-    with suppress(OSError, ValueError):  # No stderr.
-        faulthandler.enable()
-    configure_logging(options.log_file)
-    prepare_process()
-    with suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write("gigl-store")
-    told: SimpleQueue[str] = SimpleQueue()
-    with (
-        _signals(told),
-        build_storage_server(options, graph=graph, credentials=credentials) as server,
-    ):
-        code = serve_until_told(server, told, options.drain_s)
-        leave_within(_END_S, code)
-        return code
+    with Signals(end_at_once=_LOGGER.warning) as signals:
+        credentials = options.load_credentials()
+        credentials.check_reach(options.address)
+        graph = open_partitions(options.graph_dir, options.partitions)
+        with suppress(OSError, ValueError):  # No stderr.
+            faulthandler.enable()
+        log = configure_logging(options.log_file)
+        warn_of_limits(options)
+        prepare_process()
+        with suppress(OSError), open("/proc/self/comm", "w") as comm:
+            comm.write("gigl-store")
+        signals.hold()
+        with build_storage_server(options, graph=graph, credentials=credentials) as server:
+            reload = partial(_reload, server, options, log)
+            code = serve_until_told(server, signals.told, options.drain_s, reload=reload)
+            leave_within(_END_S, code)
+            return code
 
 
-def serve_until_told(server: StorageServer, told: SimpleQueue[str], drain_s: float) -> int:
+def serve_until_told(
+    server: StorageServer,
+    told: SimpleQueue[str],
+    drain_s: float,
+    *,
+    reload: Callable[[], None] = lambda: None,
+) -> int:
     """Wait for a word in ``told``, drain, and return the exit code: 1 if the server cannot become ready.
 
-    After ``LET_GO`` nobody is there to fetch anything, and it does not drain.
+    After ``LET_GO`` nobody is there to fetch anything, and it does not drain. ``RELOAD`` calls ``reload``.
     """
     threading.Thread(target=_tell_failure, args=(server, told), name="readiness", daemon=True).start()
-    word = _heard(told)
+    while (word := wait_for_word(told)) == RELOAD:
+        reload()
     if word == _CANNOT:
         return _FAILED
     _LOGGER.info("%s: ending", word)
@@ -87,12 +92,23 @@ def serve_until_told(server: StorageServer, told: SimpleQueue[str], drain_s: flo
     return 0
 
 
-def _heard(told: SimpleQueue[str]) -> str:
-    """Wait for a word. A signal that comes in the moment before a wait begins does not interrupt it, nor does
-    one that another thread is given: the handler runs when the main thread wakes."""
-    while True:
-        with suppress(Empty):
-            return told.get(timeout=_WAKE_S)
+def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> None:
+    """Open the log again, and go on with the certificates and tokens that the files hold now.
+
+    What cannot be read, or does not fit, leaves everything of its kind as it was.
+    """
+    try:
+        log.reopen()
+    except OSError as error:
+        _LOGGER.error("%s: the log stays where it is: %s", RELOAD, error)
+    try:
+        credentials = options.load_credentials()
+        credentials.check_reach(options.address)
+        server.renew(credentials)
+    except (OSError, ValueError) as error:
+        _LOGGER.error("%s: certificates and tokens stay as they are: %s", RELOAD, error)
+    else:
+        _LOGGER.info("%s: log, certificates and tokens are those of now", RELOAD)
 
 
 def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
@@ -101,37 +117,7 @@ def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
         told.put(_CANNOT)
 
 
-@contextmanager
-def _signals(told: SimpleQueue[str]) -> Iterator[None]:
-    """Put the first signal into ``told``; the second ends the process at once.
-
-    One that follows on the heels of the first is the same: ``timeout`` and some supervisors send it to a
-    process and to its group.
-    """
-    first: list[float] = []
-
-    def take(number: int, _: object) -> None:
-        name = signal.Signals(number).name
-        now = time.monotonic()
-        if not first:
-            first.append(now)
-            told.put(name)
-        elif now - first[0] > _SAME_S:
-            _LOGGER.warning("%s again: ending at once", name)
-            os._exit(_FAILED)
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, take) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def prepare_process() -> None:
     """Make this process fit to serve: many channels, large replies."""
     keep_freed_memory()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # Each ring and each connection is a file, and 1024 is a usual limit.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
+    raise_file_limit()

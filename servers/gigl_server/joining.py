@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
 from gigl_server.neighbours import Answer, JoinRefused, check_fit, check_partitions, listed
 
@@ -26,7 +27,6 @@ _AT_ONCE = 8
 _ATTEMPT_S = 5.0
 _TOLD_ATTEMPT_S = 2.0
 _TOLD_AT_ONCE = 16  # Whoever has the token may tell us of servers: silent ones shall not delay those we need.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
 
 
@@ -107,7 +107,7 @@ class Joining:
         ``StorageUnavailable`` with what is missing after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff()
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
             while self.missing or self._to_ask():
                 left = deadline - time.monotonic()
@@ -118,8 +118,8 @@ class Joining:
                 if not self.missing:
                     continue
                 self._tell_log()
-                woken = self._news.wait(min(pause, max(deadline - time.monotonic(), 0.0)))
-                pause = _FIRST_PAUSE_S if woken else min(2 * pause, _LONGEST_PAUSE_S)
+                if self._news.wait(min(backoff.next_s(), max(deadline - time.monotonic(), 0.0))):
+                    backoff.reset()
         return self.members
 
     def _to_ask(self) -> bool:

@@ -16,6 +16,7 @@ from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.config import ServeOptions
 from gigl_server.logs import configure_logging, quiet_grpc
+from gigl_server.preflight import check_serve_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,15 +35,20 @@ def main(link: socket.socket) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
     quiet_grpc()
-    from gigl_server.daemon import prepare_process, serve_until_told
-    from gigl_server.storage import build_storage_server
-
     with link, link.makefile("rb") as lines:
         order = json.loads(lines.readline() or b"null")
         if order is None:
             return
         leave_with(order["parent_pid"])
         options = _options(order["options"])
+        try:
+            check_serve_limits(options)
+        except ValueError as error:
+            _say(link, {"error": _told(error)})
+            raise SystemExit(2) from None
+        from gigl_server.daemon import prepare_process, serve_until_told
+        from gigl_server.storage import build_storage_server
+
         configure_logging(options.log_file, name=order["name"], level=order["log_level"])
         prepare_process()
         told: SimpleQueue[str] = SimpleQueue()

@@ -25,12 +25,23 @@ class LineHandler(logging.Handler):
     disk that stays full for hours would fill the memory, too.
     """
 
-    def __init__(self, fd: int) -> None:
-        """``fd`` stays the caller's."""
+    def __init__(self, fd: int, *, path: str | None = None) -> None:
+        """``fd`` stays the caller's; ``path`` is what it was opened from, if it may be opened again."""
         super().__init__()
         self._fd = fd
+        self._path = path
         self._lost = 0
         self._torn = False
+
+    def reopen(self) -> None:
+        """Go on in a new file of the same name: the one so far was moved away. ``OSError`` keeps that one."""
+        if self._path is None:
+            return
+        fresh = _opened(self._path)
+        try:
+            os.dup2(fresh, self._fd, inheritable=False)  # At once, for writers in other threads.
+        finally:
+            os.close(fresh)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -50,17 +61,13 @@ class LineHandler(logging.Handler):
             raise OSError("only a part of the line was written")
 
 
-def configure_logging(log_file: str | None, *, name: str = "", level: str = "INFO") -> None:
+def configure_logging(log_file: str | None, *, name: str = "", level: str = "INFO") -> LineHandler:
     """Log to a file, appending, or to stderr. ``OSError`` if the file cannot be opened.
 
     ``name`` stands in front of every message: where several servers share a log. Messages below ``level``
     are left out.
     """
-    if log_file is None:
-        fd = _STDERR
-    else:
-        fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    handler = LineHandler(fd)
+    handler = LineHandler(_STDERR if log_file is None else _opened(log_file), path=log_file)
     handler.addFilter(GrpcLogFilter())
     handler.setFormatter(logging.Formatter(_FORMAT % (f"{name}: " if name else "")))
     logging.raiseExceptions = False  # Else a failing handler prints, to a stderr that may be as full.
@@ -68,6 +75,11 @@ def configure_logging(log_file: str | None, *, name: str = "", level: str = "INF
     threading.excepthook = _log_exception
     for noisy in ("grpc", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    return handler
+
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 def quiet_grpc() -> None:

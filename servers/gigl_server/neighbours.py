@@ -56,6 +56,10 @@ class Asker:
         self._graph = graph
         self._cluster_key = cluster_key
 
+    def renew(self, caller: Caller) -> None:
+        """Show another token and another certificate from the next ask on."""
+        self._caller = caller
+
     def ask(self, address: str, timeout_s: float) -> Answer:
         """Return what a server says.
 

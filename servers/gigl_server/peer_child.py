@@ -19,6 +19,7 @@ from gigl_loader.rpc.credentials import Credentials
 from gigl_server.audit import GrpcLogFilter
 from gigl_server.last_resort import leave_within
 from gigl_server.logs import quiet_grpc
+from gigl_server.preflight import check_peer_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,9 +57,10 @@ def main(link: socket.socket) -> None:
 
 
 def _server(order: Mapping[str, Any]) -> PeerServer:
+    parts = order["partitions"]
+    check_peer_limits(order["reference"].get("path"), parts)
     from gigl_server.peer_server import build_server
 
-    parts = order["partitions"]
     return build_server(
         Graph.open(folder_from(order["reference"]), parts=parts),
         parts,

@@ -75,6 +75,10 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             return None
         return handler(partial(self._begin, answer, details.method.rpartition("/")[2]))
 
+    def renew(self, credentials: Credentials) -> None:
+        """Ask callers for the tokens of other credentials from now on."""
+        self._credentials = credentials
+
     def close(self) -> None:
         """End calls that last. Closing twice is fine."""
         self._closed.set()

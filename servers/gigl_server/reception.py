@@ -99,6 +99,10 @@ class Reception(grpc.GenericRpcHandler):  # type: ignore[misc]
         receive = methods.get(name)
         return None if receive is None else handler(partial(self._begin, receive, name, token))
 
+    def renew(self, credentials: Credentials) -> None:
+        """Ask callers for the tokens of other credentials from now on."""
+        self._credentials = credentials
+
     def close(self) -> None:
         """Read no more messages. Closing twice is fine."""
         self._reader.close()

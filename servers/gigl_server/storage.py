@@ -15,13 +15,14 @@ from gigl_server.audit import AuditLog
 from gigl_server.binding import check_free
 from gigl_server.cluster_stores import ClusterStores
 from gigl_server.control import ControlService
-from gigl_server.data import open_data_service, shut_down
+from gigl_server.data_port import DataPort
 from gigl_server.introductions import Introductions
 from gigl_server.joining import Joining
 from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.metrics_port import MetricsPort
 from gigl_server.neighbours import Asker
+from gigl_server.renewal import check_renewal
 from gigl_server.ring_door import RingDoor
 from gigl_server.service import THREADS_PER_WORKER, SamplingService
 from gigl_server.standing import Standing
@@ -71,6 +72,7 @@ class StorageServer:
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
         self._closed = False
+        self._stores: ClusterStores | None = None
         with ExitStack() as stack:
             self._compose(stack)
             self._parts = stack.pop_all()
@@ -114,6 +116,20 @@ class StorageServer:
             raise TimeoutError(f"not ready after {timeout_s:g} s: {self._standing.view().reason}")
         if self.failure is not None:
             raise self.failure
+
+    def renew(self, credentials: Credentials) -> None:
+        """Show other certificates and tokens, and ask callers for other tokens, from now on.
+
+        ``ValueError`` for what only another process can do, ``OSError`` where the data port could not be
+        opened again: then nothing has changed.
+        """
+        check_renewal(self._credentials, credentials)
+        self._data.renew(credentials)
+        self._control.renew(credentials)
+        self._credentials = credentials
+        self._asker.renew(credentials.caller())
+        if self._stores is not None:
+            self._stores.renew(credentials.caller())
 
     def drain(self, timeout_s: float) -> bool:
         """Take no new asks; finish those under way and let them be fetched. ``False``: time was over."""
@@ -164,10 +180,8 @@ class StorageServer:
         door = RingDoor(self._service.ring_of)
         stack.callback(door.close)
         self._service.ring_door = door.name
-        data = open_data_service(
-            options.data_address, answers, ledger, credentials, frames=self._service.frames
-        )
-        stack.callback(shut_down, data)
+        self._data = DataPort(options.data_address, answers, ledger, credentials, frames=self._service.frames)
+        stack.callback(self._data.close)
         self._metrics: MetricsPort | None = None
         if options.metrics:
             self._metrics = MetricsPort(
@@ -180,14 +194,14 @@ class StorageServer:
             ledger,
             graph=graph.manifest.digest,
             partitions=graph.parts,
-            data_port=data.port,
+            data_port=self._data.port,
             service=self._service,
             view=self._standing.view,
             announced=Introductions(credentials.cluster_key, self._standing.heard_of, audit).exchange,
             audit=audit,
         )
         stack.callback(self._control.close)
-        self._meet_others(data.port)
+        self._meet_others(self._data.port)
 
     def _meet_others(self, data_port: int) -> None:
         self._own = Endpoint(
@@ -233,7 +247,7 @@ class StorageServer:
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
         members = self._joining.run(self._options.join_timeout_s)
-        stores = ClusterStores(
+        self._stores = stores = ClusterStores(
             self._graph,
             members,
             self._credentials.caller(),

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gigl_client import RemoteDistDataset
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages

@@ -126,6 +126,29 @@ def test_a_server_that_stops_for_a_while(cluster: LocalCluster, expected: list[i
         assert seen == expected
 
 
+@pytest.mark.parametrize(("transport", "rows"), WAYS)
+def test_a_server_that_stops_for_longer_than_its_lease_loses_nothing(
+    graph: Path, expected: list[int], transport: str, rows: str
+) -> None:
+    """Nor does it once it goes on, when its trainers are silent but for their heartbeats."""
+    lease_s = 3.0
+    with LocalCluster(graph, servers=2, options={"lease": lease_s}) as cluster, ExitStack() as stack:
+        loader = opened(stack, cluster.addresses, 2 * DEADLINE, transport=transport, rows=rows)
+        batches, seen = iter(loader), list[int]()
+        take(batches, seen, 3)
+        os.kill(cluster.pids[1], signal.SIGSTOP)
+        later = threading.Timer(2.5 * lease_s, os.kill, (cluster.pids[1], signal.SIGCONT))
+        later.start()
+        take(batches, seen, 6)
+        later.join()
+        take(batches, seen, 1)
+        before = loader.stats()["reconnects"]
+        time.sleep(2.5 * lease_s)  # Nothing is asked for: heartbeats alone keep the channels.
+        take(batches, seen)
+        assert seen == expected
+        assert loader.stats()["reconnects"] == before
+
+
 def test_all_servers_are_replaced_one_by_one_under_load(cluster: LocalCluster, graph: Path) -> None:
     def roll() -> None:
         for server in (0, 1):

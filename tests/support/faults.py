@@ -45,6 +45,8 @@ class FaultPlan:
     """At this batch. ``None``: at the start, before the worker is up."""
     worker: int | None = None
     """In this worker, or in any."""
+    seconds: float = 60.0
+    """How long it sleeps."""
     lives: int = 1
     """In so many processes of a worker, one after the other."""
 
@@ -66,7 +68,7 @@ class FaultPlan:
             case "raise":
                 raise Mishap("as planned")
             case "sleep":
-                time.sleep(60)
+                time.sleep(self.seconds)
 
 
 @dataclass(frozen=True)

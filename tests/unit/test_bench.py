@@ -25,7 +25,7 @@ from gigl_loader.bench.report import ratios, save_plot
 from gigl_loader.bench.rounds import Measured, run_rounds
 from gigl_loader.bench.suite import Suite
 from gigl_loader.bench.workload import QUICK, Workload, prepare
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.graph.graph import Graph
 
 TINY = Workload(nodes=400, edges=3_000, dim=4, fanout=(3, 2), batch_size=10, batches=4)

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 import gigl_loader
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.cli.checkup import Finding, examine
 from gigl_loader.cli.errors import DEBUG_VARIABLE, exit_code, one_line, reported
 from gigl_loader.errors import FormatError, SamplingError
@@ -32,7 +32,7 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys, gigl_loader.cli as cli\n"
+        "import sys, gigl_loader.cli.app as cli\n"
         "from typer.testing import CliRunner\n"
         "result = CliRunner().invoke(cli.build_app(), ['--help'])\n"
         "assert result.exit_code == 0, result.output\n"

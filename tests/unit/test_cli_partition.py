@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.cli.table_options import TableOptions, open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph
 

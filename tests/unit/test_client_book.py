@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
 
 from gigl_client.book import Ask, Book
 from gigl_loader.channel.frame import Frame
@@ -75,7 +74,8 @@ def test_a_batch_that_failed_to_come_is_asked_for_again_after_a_pause_that_doubl
         assert book.next(now) == 1  # Others need not wait for it.
         now = book.next_retry(now)
         assert book.next_retry(now) == float("inf"), "it waits for a server now, not for a time"
-    assert pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    for pause, whole in zip(pauses, (0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5), strict=True):
+        assert 0.7 * whole < pause < 1.01 * whole
     assert book.trouble() is not None
     book.land(_ask(book, line, now=now), _frame())
     book.take()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.demo.choices import SyntheticSize
 from gigl_loader.demo.datasets import Demonstration, load_demonstration
 from gigl_loader.demo.debian import debian_packages, read_stanzas

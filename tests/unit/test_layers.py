@@ -25,6 +25,8 @@ VALUES = frozenset(
         "memfile",
         "options",
         "processes",
+        "resources",
+        "retry",
         "shared",
         "sizes",
         "strict_json",

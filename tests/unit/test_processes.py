@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ import threading
 
 import pytest
 
-from gigl_loader.processes import FreshProcess, describe_status, leave_with, run_state
+from gigl_loader.processes import FreshProcess, describe_status, is_stopped, leave_with, run_state
 from tests.support.leftovers import is_gone, wait_until
 
 
@@ -129,3 +130,23 @@ def test_freed_memory_is_kept_but_where_the_environment_tunes_glibc() -> None:
         return int(subprocess.run(run, env=plain | environment, capture_output=True, check=True).stdout)
 
     assert faults() < 2_000 < faults(MALLOC_MMAP_THRESHOLD_=str(1 << 20))
+
+
+def test_a_stopped_process_is_told_from_one_that_is_debugged() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    attach, detach = 16, 17  # sys/ptrace.h
+    try:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: is_stopped(process.pid), seconds=20)
+        if ptrace(attach, process.pid, None, None) == 0:  # Some sandboxes forbid it.
+            assert wait_until(lambda: run_state(process.pid) == "stopped by a debugger", seconds=20)
+            assert not is_stopped(process.pid)
+            ptrace(detach, process.pid, None, None)
+        process.send_signal(signal.SIGCONT)
+        assert wait_until(lambda: not is_stopped(process.pid), seconds=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert not is_stopped(process.pid)

@@ -1,0 +1,138 @@
+"""Limits that the system sets this process (``ulimit``, control groups), and errors that name them.
+
+Standard library only: a server checks its limits before it imports libraries that crash or hang at them.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Needs", "check_resources", "naming_channel", "raise_file_limit"]
+
+_MAX_FILES = 1 << 16
+_STACK_BYTES = 2 << 20  # Of a thread where RLIMIT_STACK is unlimited (glibc, x86-64).
+_LIBRARY_BYTES = 1200 << 20  # NumPy, pyarrow and gRPC: 1.16 GB (pyarrow 26, gRPC 1.85).
+_LIBRARY_DATA_BYTES = 200 << 20  # Of the same, beside stacks: 130 MB.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a service takes of the system once it runs."""
+
+    files: int
+    """Open files: its own, and some connections."""
+    threads: int
+    map_bytes: int = 0
+    """Files that it maps."""
+    memory_bytes: int = 0
+    """Memory that it fills at most, beside what libraries take."""
+    memory_option: str = ""
+    """The option that sets ``memory_bytes``."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Private memory, filled or not: what RLIMIT_DATA counts."""
+        return _LIBRARY_DATA_BYTES + self.threads * _stack_bytes() + self.memory_bytes
+
+    @property
+    def address_bytes(self) -> int:
+        """Address space in all: what RLIMIT_AS counts."""
+        return self.data_bytes + _LIBRARY_BYTES + self.map_bytes
+
+
+def check_resources(needs: Needs, *, what: str) -> None:
+    """Raise ``ValueError`` in one line that names the limit below ``needs``. ``what`` is who needs it."""
+    files = _limit("RLIMIT_NOFILE", hard=True)
+    if files < needs.files:
+        raise ValueError(
+            f"a limit of {files} open files is too low: {what} needs {needs.files} (ulimit -n, RLIMIT_NOFILE)"
+        )
+    for name, option, of, needed in (
+        ("RLIMIT_AS", "-v", "address space", needs.address_bytes),
+        ("RLIMIT_DATA", "-d", "private memory", needs.data_bytes),
+    ):
+        limit = _limit(name)
+        if limit < needed:
+            batches = f", {_megabytes(needs.memory_bytes)} of it for batches" if needs.memory_option else ""
+            lower = f", or lower {needs.memory_option}" if needs.memory_option else ""
+            raise ValueError(
+                f"a limit of {_megabytes(limit)} of {of} is too low: {what} needs {_megabytes(needed)}"
+                f"{batches}: raise it (ulimit {option}, {name}){lower}"
+            )
+    started = _startable(needs.threads)
+    if started < needs.threads:
+        raise ValueError(
+            f"only {started} threads can be started: {what} needs {needs.threads} (ulimit -u, RLIMIT_NPROC, "
+            "or pids.max of the control group)"
+        )
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each connection is one, and 1024 is a usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MAX_FILES)), hard))
+
+
+@contextmanager
+def naming_channel(nbytes: int) -> Iterator[None]:
+    """Name ``channel_size``, or the limit of open files, where the memory of a loader cannot be had."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            text = (
+                f"channel_size of {_megabytes(nbytes)} does not fit the address space of this process: lower "
+                "channel_size, or raise the limit (ulimit -v)"
+            )
+        elif error.errno in (errno.EMFILE, errno.ENFILE):
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            text = f"the limit of {files} open files is reached: raise it (ulimit -n)"
+        elif error.errno == errno.EFBIG:
+            text = (
+                f"channel_size of {_megabytes(nbytes)} exceeds the limit of file sizes: lower channel_size, "
+                "or raise the limit (ulimit -f)"
+            )
+        else:
+            raise
+        raise OSError(error.errno, text) from error
+
+
+def _limit(name: str, *, hard: bool = False) -> float:
+    value = resource.getrlimit(getattr(resource, name))[hard]
+    return float("inf") if value == resource.RLIM_INFINITY else value
+
+
+def _stack_bytes() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return threading.stack_size() or (_STACK_BYTES if soft == resource.RLIM_INFINITY else soft)
+
+
+def _startable(count: int) -> int:
+    """Return how many threads can be started, ``count`` at most. They end before this returns."""
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except (RuntimeError, MemoryError):
+        pass
+    finally:
+        over.set()
+    for thread in threads:
+        thread.join()
+    return len(threads)
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / (1 << 20):.0f} MB"

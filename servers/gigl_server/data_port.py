@@ -1,0 +1,96 @@
+"""The data port of a server: a Flight service that can be replaced by another on the same port.
+
+pyarrow's server takes its certificate when it is made and never again, so another certificate needs another
+server. Calls under way on the old one are cut, and their callers ask again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gigl_loader.retry import Backoff
+from gigl_loader.rpc.address import Address
+from gigl_server.data import open_data_service, shut_down
+
+if TYPE_CHECKING:
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.answers import Answers
+    from gigl_server.data import DataService, FrameSource
+    from gigl_server.ledger import Ledger
+
+__all__ = ["DataPort"]
+
+_LOGGER = logging.getLogger(__name__)
+_REOPEN_S = 5.0
+
+
+class DataPort:
+    """Serves from its construction to ``close``."""
+
+    def __init__(
+        self,
+        address: Address,
+        answers: Answers,
+        ledger: Ledger,
+        credentials: Credentials,
+        *,
+        frames: FrameSource | None = None,
+    ) -> None:
+        """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be."""
+        self._answers, self._ledger, self._frames = answers, ledger, frames
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._closed = False
+        self.service: DataService = self._open(address, credentials)
+        self._address = Address(address.host, self.port)
+
+    @property
+    def port(self) -> int:
+        port: int = self.service.port
+        return port
+
+    def renew(self, credentials: Credentials) -> None:
+        """Go on with other credentials. ``OSError`` where the port could not be opened with them.
+
+        Another token takes effect at once; another certificate closes the port for a moment.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            if credentials.flight_options() == self._credentials.flight_options():
+                self.service.renew(credentials)
+            else:
+                self._reopen(credentials)
+            self._credentials = credentials
+
+    def close(self) -> None:
+        """Stop answering. It waits a while for calls under way. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            shut_down(self.service)
+
+    def _reopen(self, credentials: Credentials) -> None:
+        threading.Thread(target=self.service.shutdown, name="data shutdown", daemon=True).start()
+        try:
+            self.service = self._opened(credentials)
+        except OSError:
+            self.service = self._opened(self._credentials)
+            raise
+        _LOGGER.info("data port %d: opened again with another certificate", self.port)
+
+    def _opened(self, credentials: Credentials) -> DataService:
+        """Open the port as soon as the service before has let go of it."""
+        deadline = time.monotonic() + _REOPEN_S
+        backoff = Backoff(first_s=0.01, longest_s=0.2)
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                return self._open(self._address, credentials)
+            time.sleep(backoff.next_s())
+        return self._open(self._address, credentials)
+
+    def _open(self, address: Address, credentials: Credentials) -> DataService:
+        return open_data_service(address, self._answers, self._ledger, credentials, frames=self._frames)

@@ -1,0 +1,107 @@
+"""Checks before a server imports its libraries and binds its ports: does it fit the limits of its process?
+
+Below them, libraries crash or hang where nothing can be told any more. Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gigl_loader.resources import Needs, check_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gigl_server.config import ServeOptions
+
+__all__ = ["check_peer_limits", "check_serve_limits", "warn_of_limits"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_OWN_FILES = 32  # 26 of a server that is ready, and some while it starts.
+_CALLER_FILES = 32  # Two connections per trainer, a ring each, and one or two to each other server.
+_OWN_THREADS = 64  # 22 at rest; the rest for calls.
+_THREADS_PER_WORKER = 4
+_RING_BYTES = 64 << 20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_serve_limits(options: ServeOptions) -> None:
+    """Raise ``ValueError`` in one line that names a limit below what a storage server needs."""
+    needs = Needs(
+        files=_OWN_FILES + _CALLER_FILES,
+        threads=_OWN_THREADS + _THREADS_PER_WORKER * options.num_workers,
+        map_bytes=_stored_bytes(options.graph_dir, options.partitions),
+        memory_bytes=options.frame_memory,
+        memory_option="frame_memory",
+    )
+    check_resources(needs, what=f"a storage server with {options.num_workers} workers")
+
+
+def check_peer_limits(graph_dir: str | os.PathLike[str] | None, partitions: Iterable[int]) -> None:
+    """Raise ``ValueError`` in one line that names a limit below what a peer service needs."""
+    mapped = 0 if graph_dir is None else _stored_bytes(graph_dir, partitions)
+    needs = Needs(files=_OWN_FILES + _CALLER_FILES, threads=_OWN_THREADS, map_bytes=mapped)
+    check_resources(needs, what="a peer service")
+
+
+def warn_of_limits(options: ServeOptions) -> None:
+    """Log limits that a server can live with, and that users should know of."""
+    memory = _cgroup_bytes()
+    if memory < options.frame_memory:
+        _LOGGER.warning(
+            "frame_memory of %d MB exceeds the %d MB that the control group has: the kernel would end this "
+            "server before frame_memory is full; lower it",
+            options.frame_memory >> 20,
+            int(memory) >> 20,
+        )
+    file_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if file_bytes != resource.RLIM_INFINITY and file_bytes < _RING_BYTES:
+        _LOGGER.warning(
+            "files are limited to %d MB (ulimit -f): larger rings are refused, and the log ends there",
+            file_bytes >> 20,
+        )
+
+
+def _stored_bytes(graph_dir: str | os.PathLike[str], partitions: Iterable[int] | None) -> int:
+    """Return the size of the partitions; 0 where they cannot be looked at: opening them tells why."""
+    folder = Path(graph_dir)
+    names = ["part-*"] if partitions is None else [f"part-{part:05d}" for part in partitions]
+    try:
+        return sum(
+            file.stat().st_size
+            for name in names
+            for place in folder.glob(name)
+            for file in place.rglob("*")
+            if file.is_file()
+        )
+    except OSError:
+        return 0
+
+
+def _cgroup_bytes() -> float:
+    """Return the memory limit of the control group; infinity where there is none."""
+    return min(map(_number_in, _cgroup_files()), default=float("inf"))
+
+
+def _cgroup_files() -> Iterator[Path]:
+    """Yield where the limit may stand: of this process's group, or of a container that sees its own only."""
+    yield from (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            if not controllers:
+                yield _CGROUP / place.lstrip("/") / "memory.max"
+            elif "memory" in controllers.split(","):
+                yield _CGROUP / "memory" / place.lstrip("/") / "memory.limit_in_bytes"
+
+
+def _number_in(path: Path) -> float:
+    with suppress(OSError, ValueError):  # "max" is no number.
+        return int(path.read_text())
+    return float("inf")

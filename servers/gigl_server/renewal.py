@@ -1,0 +1,63 @@
+"""Certificates of a server that runs: replaced without ending it, for connections from then on."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gigl_loader.rpc.credentials import Credentials
+
+__all__ = ["ServedCertificate", "check_renewal"]
+
+
+class ServedCertificate:
+    """The certificate that a gRPC port shows. Any thread may replace it."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._news: Any = None
+
+    def grpc_server_credentials(self) -> Any:
+        """Return what a gRPC server needs to listen. ``None``: plain text."""
+        import grpc
+
+        if not self._credentials.certificate:
+            return None
+        asks = bool(self._credentials.client_authority)
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._credentials), self._fetch, require_client_authentication=asks
+        )
+
+    def replace(self, credentials: Credentials) -> None:
+        """Show another certificate from the next handshake on. ``ValueError`` where a restart is needed."""
+        check_renewal(self._credentials, credentials)
+        if self._credentials.certificate:
+            with self._lock:
+                self._news = _configuration(credentials)
+        self._credentials = credentials
+
+    def _fetch(self) -> Any:
+        """Return what changed since the last handshake, for gRPC: it keeps what it got before."""
+        with self._lock:
+            news, self._news = self._news, None
+        return news
+
+
+def check_renewal(before: Credentials, after: Credentials) -> None:
+    """Raise ``ValueError`` for what only another process can do."""
+    for name, had, has in (
+        ("TLS", before.certificate, after.certificate),
+        ("certificates of callers", before.client_authority, after.client_authority),
+        ("a token", not before.is_open, not after.is_open),
+    ):
+        if bool(had) != bool(has):
+            raise ValueError(f"{name} cannot begin or end to be asked for: start the server again")
+
+
+def _configuration(credentials: Credentials) -> Any:
+    import grpc
+
+    pair = (credentials.key, credentials.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], credentials.client_authority or None)

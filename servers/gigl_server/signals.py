@@ -1,0 +1,107 @@
+"""Signals of a storage server's process. Standard library only: handlers are installed before all else.
+
+=========  ====================================================================================
+signal     effect
+=========  ====================================================================================
+SIGTERM    before the server exists: exit code 0 at once. Then: drain, exit code 0. The second
+           one ends the process at once, with 1
+SIGINT     the same
+SIGHUP     read log file, certificates and tokens again; nothing before the server exists, as it
+           reads them later
+=========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RELOAD", "Signals", "leave_on_signals", "wait_for_word"]
+
+RELOAD = "SIGHUP"
+"""The word for a signal that asks to reload. All others ask to end."""
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_STDERR = 2
+_SAME_S = 0.5
+_WAKE_S = 1.0
+
+
+def leave_on_signals() -> None:
+    """End this process in order, with 0, at SIGTERM or SIGINT: while it has nothing to clean up."""
+    for number in _ENDING:
+        signal.signal(number, _leave)
+    signal.signal(signal.SIGHUP, _pass_over)
+
+
+class Signals:
+    """Puts signals into a queue as words, inside a ``with`` of the main thread.
+
+    Ends the process at once on SIGTERM until ``hold`` is called.
+    """
+
+    def __init__(self, *, end_at_once: Callable[[str], None]) -> None:
+        """``end_at_once`` logs why the process ends; it is called where nothing else can be done."""
+        self.told: SimpleQueue[str] = SimpleQueue()
+        self._end_at_once = end_at_once
+        self._first_s: float | None = None
+        self._held = False
+        self._before: dict[int, Any] = {}
+
+    def hold(self) -> None:
+        """Leave it to the reader of ``told`` to end the process from now on."""
+        self._held = True
+
+    def __enter__(self) -> Signals:
+        self._before = {number: signal.signal(number, self._end) for number in _ENDING}
+        self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._reload)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _end(self, number: int, _: object) -> None:
+        """Take the first signal; the second ends the process at once.
+
+        One that follows within half a second is the same: ``timeout`` and some supervisors send it to a
+        process and to its group.
+        """
+        name, now = signal.Signals(number).name, time.monotonic()
+        if not self._held:
+            self._end_at_once(f"{name}: ending, nothing was started yet")
+            os._exit(0)
+        if self._first_s is None:
+            self._first_s = now
+            self.told.put(name)
+        elif now - self._first_s > _SAME_S:
+            self._end_at_once(f"{name} again: ending at once")
+            os._exit(1)
+
+    def _reload(self, *_: object) -> None:
+        self.told.put(RELOAD)
+
+
+def wait_for_word(told: SimpleQueue[str]) -> str:
+    """Wait for a word. A signal that comes in the moment before a wait begins does not interrupt it, nor does
+    one that another thread is given: the handler runs when the main thread wakes."""
+    while True:
+        with suppress(Empty):
+            return told.get(timeout=_WAKE_S)
+
+
+def _leave(number: int, _: object) -> None:
+    with suppress(OSError):
+        os.write(_STDERR, f"{signal.Signals(number).name}: ending, nothing was started yet\n".encode())
+    os._exit(0)
+
+
+def _pass_over(*_: object) -> None:
+    """Not SIG_IGN, which a child process would inherit."""
