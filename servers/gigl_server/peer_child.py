@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from gigl_server.peer_server import PeerServer
 
 __all__ = ["main"]
+
+_PART_DIED = 3
 
 
 def main(link: socket.socket) -> None:
@@ -45,8 +48,18 @@ def main(link: socket.socket) -> None:
         with server:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _say(link, {"endpoint": server.endpoint.to_json()})
+            threading.Thread(target=_end_with, args=(server, link), name="death", daemon=True).start()
             with suppress(OSError):
                 link.recv(1)
+            if server.died.is_set():
+                raise SystemExit(_PART_DIED)  # The parent starts the service again.
+
+
+def _end_with(server: PeerServer, link: socket.socket) -> None:
+    """Wake the main thread when a part of the service is dead."""
+    server.died.wait()
+    with suppress(OSError):
+        link.shutdown(socket.SHUT_RD)
 
 
 def _server(order: Mapping[str, Any]) -> PeerServer:

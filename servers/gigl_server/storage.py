@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_server.answers import Answers
+from gigl_server.audit import AuditLog
 from gigl_server.binding import check_free
 from gigl_server.cluster_stores import ClusterStores
 from gigl_server.control import ControlService
@@ -19,16 +22,19 @@ from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.metrics_port import MetricsPort
 from gigl_server.neighbours import Asker
+from gigl_server.probes import ControlProbe, DataProbe
 from gigl_server.ring_door import RingDoor
 from gigl_server.service import THREADS_PER_WORKER, SamplingService
 from gigl_server.standing import Standing
+from gigl_server.supervision import Part, Supervisor, check_threads
 from gigl_server.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.config import ServeOptions
+    from gigl_server.standing import View
 
 __all__ = ["StorageServer", "build_storage_server"]
 
@@ -62,10 +68,13 @@ class StorageServer:
         """Why this server will not become ready."""
         self.settled = threading.Event()
         """Set once the server is ready, or cannot become so."""
+        self.died = threading.Event()
+        """Set once a part of the server is dead: it should end, and be started again."""
         self._options, self._graph, self._credentials = options, graph, credentials
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
         self._closed = False
+        self._supervisor: Supervisor | None = None
         with ExitStack() as stack:
             self._compose(stack)
             self._parts = stack.pop_all()
@@ -79,6 +88,7 @@ class StorageServer:
         )
         self._thread = threading.Thread(target=self._live, name="cluster", daemon=True)
         self._thread.start()
+        self._supervise()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -129,6 +139,8 @@ class StorageServer:
                 return
             self._closed = True
         self._ending.set()
+        if self._supervisor is not None:
+            self._supervisor.close()
         self._standing.ends("it is closed")
         self._joining.close()
         self._thread.join(_JOIN_END_S)
@@ -145,7 +157,7 @@ class StorageServer:
     def _compose(self, stack: ExitStack) -> None:
         """Make all parts. What is pushed last is closed first: calls end before what answers them."""
         options, graph, credentials = self._options, self._graph, self._credentials
-        ledger, self._standing = Ledger(), Standing()
+        ledger, audit, self._standing = Ledger(), AuditLog(), Standing()
         answers = Answers(graph, graph.parts, ledger)
         stack.callback(answers.close)
         self._service = SamplingService(
@@ -156,9 +168,9 @@ class StorageServer:
             ledger=ledger,
         )
         stack.callback(self._service.close)
-        door = RingDoor(self._service.ring_of)
-        stack.callback(door.close)
-        self._service.ring_door = door.name
+        self._door = RingDoor(self._service.ring_of)
+        stack.callback(self._door.close)
+        self._service.ring_door = self._door.name
         data = open_data_service(
             options.data_address, answers, ledger, credentials, frames=self._service.frames
         )
@@ -166,7 +178,7 @@ class StorageServer:
         self._metrics: MetricsPort | None = None
         if options.metrics:
             self._metrics = MetricsPort(
-                options.metrics, service=self._service, ledger=ledger, view=self._standing.view
+                options.metrics, service=self._service, ledger=ledger, view=self._health_view
             )
             stack.callback(self._metrics.close)
         self._control = ControlService(
@@ -179,6 +191,7 @@ class StorageServer:
             service=self._service,
             view=self._standing.view,
             announced=self._standing.heard_of,
+            audit=audit,
         )
         stack.callback(self._control.close)
         self._meet_others(data.port)
@@ -204,6 +217,32 @@ class StorageServer:
             check=self._asker.check,
         )
         self._standing.joins(self._joining)
+
+    def _supervise(self) -> None:
+        own, options, credentials = self._own, self._options, self._credentials
+        control = ControlProbe(options.address, own.control_port, credentials, host=own.host)
+        data = DataProbe(options.data_address, own.data_port, credentials, graph=self._graph.manifest.digest)
+        threads: dict[str, Callable[[], Sequence[threading.Thread]]] = {
+            "the control port": lambda: self._control.threads,
+            "the ring door": lambda: (self._door.thread,),
+            "the sampling service": lambda: self._service.threads,
+            "the metrics port": lambda: (self._metrics.thread,) if self._metrics else (),
+            "the watch over other servers": lambda: (self._thread,) if self.ready else (),
+        }
+        parts = [Part(name=name, check=partial(_check_each, each)) for name, each in threads.items()]
+        parts.append(Part(name="the control port", check=control.check))
+        parts.append(Part(name="the data port", check=data.check))
+        self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
+        self._supervisor.start()
+
+    def _die(self, fault: str) -> None:
+        self._standing.ends(fault)
+        self.died.set()
+
+    def _health_view(self) -> View:
+        """Return the standing as probes are told it: not ready while a part does not answer."""
+        view, fault = self._standing.view(), self._supervisor.fault if self._supervisor else ""
+        return replace(view, ready=False, reason=fault) if view.ready and fault else view
 
     def _live(self) -> None:
         """Join, then look after the others."""
@@ -247,7 +286,11 @@ class StorageServer:
     def _tell_health(self) -> None:
         """Make the port's health that of the standing, also where it begins and ends at the same time."""
         with self._health_lock:
-            self._control.set_serving(self.ready)
+            self._control.set_serving(self._health_view().ready)
+
+
+def _check_each(threads: Callable[[], Sequence[threading.Thread]]) -> None:
+    check_threads(threads())
 
 
 def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
