@@ -76,7 +76,7 @@ def serve_until_told(server: StorageServer, told: SimpleQueue[str], drain_s: flo
     After ``LET_GO`` nobody is there to fetch anything, and it does not drain.
     """
     threading.Thread(target=_tell_failure, args=(server, told), name="readiness", daemon=True).start()
-    threading.Thread(target=_tell_death, args=(server, told), name="death", daemon=True).start()
+    threading.Thread(target=_tell_death, args=(server.died, told), name="death", daemon=True).start()
     word = _heard(told)
     if word == _CANNOT:
         return _FAILED
@@ -103,8 +103,9 @@ def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
         told.put(_CANNOT)
 
 
-def _tell_death(server: StorageServer, told: SimpleQueue[str]) -> None:
-    server.died.wait()
+def _tell_death(died: threading.Event, told: SimpleQueue[str]) -> None:
+    """Wait without the server, which would outlive its end in this thread."""
+    died.wait()
     told.put(_DIED)
 
 

@@ -48,16 +48,16 @@ def main(link: socket.socket) -> None:
         with server:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _say(link, {"endpoint": server.endpoint.to_json()})
-            threading.Thread(target=_end_with, args=(server, link), name="death", daemon=True).start()
+            threading.Thread(target=_end_with, args=(server.died, link), name="death", daemon=True).start()
             with suppress(OSError):
                 link.recv(1)
             if server.died.is_set():
                 raise SystemExit(_PART_DIED)  # The parent starts the service again.
 
 
-def _end_with(server: PeerServer, link: socket.socket) -> None:
+def _end_with(died: threading.Event, link: socket.socket) -> None:
     """Wake the main thread when a part of the service is dead."""
-    server.died.wait()
+    died.wait()
     with suppress(OSError):
         link.shutdown(socket.SHUT_RD)
 

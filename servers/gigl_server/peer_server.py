@@ -117,7 +117,7 @@ def build_server(
     digest = graph.manifest.digest
     probes = (
         ControlProbe(address, control.port, credentials, host=host),
-        DataProbe(data_address, data.port, credentials, graph=digest),
+        DataProbe(data_address, data.port, credentials, host=host, graph=digest),
     )
     return PeerServer(endpoint, control, data, answers, probes=probes)
 

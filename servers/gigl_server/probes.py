@@ -36,16 +36,19 @@ class ControlProbe:
 
     def check(self) -> None:
         """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
-        if not _accepts(self._where):
-            return
+        # Any other status is an answer, or a connection that was ended: beyond the limit of connections, or
+        # for a certificate that has expired. The port is there.
+        if _accepts(self._where) and self.status() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise PartSilent(f"no answer within {_CALL_S:g} s")
+
+    def status(self) -> grpc.StatusCode:
+        """Make the call, and return how it ended."""
         with self._channel() as channel:
             try:
                 channel.unary_unary(_METHOD)(b"", timeout=_CALL_S)
             except grpc.RpcError as error:
-                # Any other status is an answer, or a connection that was ended, beyond the limit of them or
-                # for a certificate that is over: somebody is there.
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise PartSilent(f"no answer within {_CALL_S:g} s") from None
+                return error.code()
+        return grpc.StatusCode.OK
 
     def _channel(self) -> grpc.Channel:
         own = self._credentials
@@ -60,8 +63,11 @@ class ControlProbe:
 class DataProbe:
     """Pings the data port."""
 
-    def __init__(self, listen: Address, port: int, credentials: Credentials, *, graph: str) -> None:
-        """``graph`` is the digest of what is served."""
+    def __init__(
+        self, listen: Address, port: int, credentials: Credentials, *, host: str, graph: str
+    ) -> None:
+        """``host`` is a name of the certificate, ``graph`` the digest of what is served."""
+        self._host = host
         self._ping = encode_ping(Envelope(graph=graph, partition=0))
         self._where = _reached(listen, port)
         self._credentials = credentials
@@ -85,7 +91,8 @@ class DataProbe:
         if not own.certificate:
             return flight.FlightClient(f"grpc+tcp://{self._where}")
         pair = {"cert_chain": own.certificate, "private_key": own.key} if own.client_authority else {}
-        return flight.FlightClient(f"grpc+tls://{self._where}", disable_server_verification=True, **pair)
+        trust = {"tls_root_certs": own.trusted, "override_hostname": self._host}
+        return flight.FlightClient(f"grpc+tls://{self._where}", **trust, **pair)
 
 
 def _reached(listen: Address, port: int) -> Address:

@@ -221,7 +221,9 @@ class StorageServer:
     def _supervise(self) -> None:
         own, options, credentials = self._own, self._options, self._credentials
         control = ControlProbe(options.address, own.control_port, credentials, host=own.host)
-        data = DataProbe(options.data_address, own.data_port, credentials, graph=self._graph.manifest.digest)
+        data = DataProbe(
+            options.data_address, own.data_port, credentials, host=own.host, graph=self._graph.manifest.digest
+        )
         threads: dict[str, Callable[[], Sequence[threading.Thread]]] = {
             "the control port": lambda: self._control.threads,
             "the ring door": lambda: (self._door.thread,),

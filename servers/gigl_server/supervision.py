@@ -20,7 +20,7 @@ _SILENT_S = 60.0
 """A part is dead after so many looks without an answer and so long: a busy machine is slow for a while."""
 _FAULT_LOOKS = 2
 _STALE_S = 90.0
-_JOIN_S = 1.0  # A look takes seconds, and touches nothing that is closed.
+_JOIN_S = 5.0
 
 
 class PartDead(Exception):
