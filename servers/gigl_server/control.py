@@ -19,6 +19,7 @@ from gigl_server.reports import PeerCalls
 from gigl_server.store_calls import StoreCalls
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.address import Address
@@ -120,6 +121,11 @@ class ControlService:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """Threads of ours that live until ``close``. gRPC's own show by what the port answers."""
+        return (*self._reception.threads, *self._public.threads)
 
     def set_serving(self, serving: bool) -> None:
         """Tell whoever asks for the health whether trainers may come. Does nothing once it is closed."""

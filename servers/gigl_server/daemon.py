@@ -6,6 +6,7 @@ code  meaning
 0     told to end, and ended in order: drained, or the time for it was over
 1     a failure: a port is taken, the other servers do not come or do not fit, a second signal
 2     the user's mistake: options, files, certificates; nothing was bound
+3     a part of the server died, a port or a thread; the log names it. To be started again
 ====  ==================================================================
 """
 
@@ -39,9 +40,11 @@ __all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
 
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
+_PART_DIED = 3
 _END_S = 8.0
 """For closing everything, after the drain: each part waits for some seconds at most."""
 _CANNOT = "cannot become ready"
+_DIED = "a part of the server died"
 LET_GO = "the parent let go"
 
 
@@ -76,16 +79,20 @@ def serve_until_told(
     *,
     reload: Callable[[], None] = lambda: None,
 ) -> int:
-    """Wait for a word in ``told``, drain, and return the exit code: 1 if the server cannot become ready.
+    """Wait for a word in ``told``, drain, and return the exit code: 1 if the server cannot become ready,
+    3 if a part of it died.
 
     After ``LET_GO`` nobody is there to fetch anything, and it does not drain. ``RELOAD`` calls ``reload``.
     """
     threading.Thread(target=_tell_failure, args=(server, told), name="readiness", daemon=True).start()
+    threading.Thread(target=_tell_death, args=(server.died, told), name="death", daemon=True).start()
     while (word := wait_for_word(told)) == RELOAD:
         reload()
     if word == _CANNOT:
         return _FAILED
     _LOGGER.info("%s: ending", word)
+    if word == _DIED:  # Its trainers ask again, at the server that comes after it.
+        return _PART_DIED
     if word == LET_GO:
         return 0
     server.drain(drain_s)
@@ -115,6 +122,12 @@ def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
     server.settled.wait()
     if server.failure is not None:
         told.put(_CANNOT)
+
+
+def _tell_death(died: threading.Event, told: SimpleQueue[str]) -> None:
+    """Wait without the server, which would outlive its end in this thread."""
+    died.wait()
+    told.put(_DIED)
 
 
 def prepare_process() -> None:

@@ -45,6 +45,8 @@ class DataPort:
         self._credentials = credentials
         self._lock = threading.Lock()
         self._closed = False
+        self.reopening = False
+        """Nobody listens for a moment."""
         self.service: DataService = self._open(address, credentials)
         self._address = Address(address.host, self.port)
 
@@ -74,12 +76,15 @@ class DataPort:
             shut_down(self.service)
 
     def _reopen(self, credentials: Credentials) -> None:
+        self.reopening = True
         threading.Thread(target=self.service.shutdown, name="data shutdown", daemon=True).start()
         try:
             self.service = self._opened(credentials)
         except OSError:
             self.service = self._opened(self._credentials)
             raise
+        finally:
+            self.reopening = False
         _LOGGER.info("data port %d: opened again with another certificate", self.port)
 
     def _opened(self, credentials: Credentials) -> DataService:

@@ -90,6 +90,11 @@ class MessageReader:
         """No message is read or waited for."""
         return not self._callers
 
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """They live until ``close``."""
+        return () if self._watcher is None else (self._watcher,)
+
     def read(self, call: ControlCall, then: Callable[[bytes], None]) -> None:
         """Read the message of ``call`` and give it to ``then``: here, or later in another thread.
 

@@ -50,6 +50,11 @@ class MetricsPort:
         )
         self._thread.start()
 
+    @property
+    def thread(self) -> threading.Thread:
+        """It lives until ``close``."""
+        return self._thread
+
     def close(self) -> None:
         """Stop listening. Closing twice is fine."""
         self._server.shutdown()

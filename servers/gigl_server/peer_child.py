@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _END_S = 5.0
+_PART_DIED = 3
 
 
 def main(link: socket.socket) -> None:
@@ -49,11 +51,21 @@ def main(link: socket.socket) -> None:
         with server:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _say(link, {"endpoint": server.endpoint.to_json()})
+            threading.Thread(target=_end_with, args=(server.died, link), name="death", daemon=True).start()
             try:
                 with suppress(OSError):
                     link.recv(1)
             finally:
-                leave_within(_END_S, 0)
+                leave_within(_END_S, _PART_DIED if server.died.is_set() else 0)
+            if server.died.is_set():
+                raise SystemExit(_PART_DIED)  # The parent starts the service again.
+
+
+def _end_with(died: threading.Event, link: socket.socket) -> None:
+    """Wake the main thread when a part of the service is dead."""
+    died.wait()
+    with suppress(OSError):
+        link.shutdown(socket.SHUT_RD)
 
 
 def _server(order: Mapping[str, Any]) -> PeerServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from gigl_server.binding import check_free
 from gigl_server.control import ControlService
 from gigl_server.data import open_data_service, shut_down
 from gigl_server.ledger import Ledger
+from gigl_server.probes import ControlProbe, DataProbe
+from gigl_server.supervision import Part, Supervisor, check_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,15 +30,31 @@ class PeerServer:
     """A service that answers until it is closed."""
 
     def __init__(
-        self, endpoint: Endpoint, control: ControlService, data: DataService, answers: Answers
+        self,
+        endpoint: Endpoint,
+        control: ControlService,
+        data: DataService,
+        answers: Answers,
+        *,
+        probes: tuple[ControlProbe, DataProbe],
     ) -> None:
         self.endpoint = endpoint
+        self.died = threading.Event()
+        """Set once a part of the service is dead: it should end, and be started again."""
         self._control = control
         self._data = data
         self._answers = answers
+        parts = [
+            Part(name="the control port", check=lambda: check_threads(control.threads)),
+            Part(name="the control port", check=probes[0].check),
+            Part(name="the data port", check=probes[1].check),
+        ]
+        self._supervisor = Supervisor(parts, died=lambda _: self.died.set())
+        self._supervisor.start()
 
     def close(self) -> None:
         """Stop listening and end calls under way. Closing twice is fine."""
+        self._supervisor.close()
         self._control.close()
         shut_down(self._data)
         self._answers.close()
@@ -95,7 +114,12 @@ def build_server(
         partitions=tuple(sorted(partitions)),
         certificate=credentials.trusted,
     )
-    return PeerServer(endpoint, control, data, answers)
+    digest = graph.manifest.digest
+    probes = (
+        ControlProbe(address, control.port, credentials, host=host),
+        DataProbe(data_address, data.port, credentials, host=host, graph=digest),
+    )
+    return PeerServer(endpoint, control, data, answers, probes=probes)
 
 
 def _reachable(address: Address, advertise: str | None) -> str:

@@ -68,6 +68,11 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._reflect, servicer, reflection_pb2.ServerReflectionRequest
             )
 
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """They live until ``close``."""
+        return self._reader.threads
+
     def service(self, details: Any) -> Any:
         """Return gRPC's handler of a call, or ``None`` if it is none of these. Runs on gRPC's one thread."""
         answer = self._calls.get(details.method)

@@ -19,6 +19,7 @@ from gigl_server.quota import Quota
 from gigl_server.refusal import Refusal
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
     from concurrent.futures import ThreadPoolExecutor
 
@@ -74,6 +75,11 @@ class Reception(grpc.GenericRpcHandler):  # type: ignore[misc]
     def idle(self) -> bool:
         """No message is read or waited for."""
         return self._reader.idle
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """They live until ``close``."""
+        return self._reader.threads
 
     def add(
         self, service: str, answers: Mapping[str, Answer], methods: Mapping[str, tuple[Any, Any]]

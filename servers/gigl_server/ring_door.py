@@ -49,6 +49,11 @@ class RingDoor:
         self._thread = threading.Thread(target=self._serve, name="ring door", daemon=True)
         self._thread.start()
 
+    @property
+    def thread(self) -> threading.Thread:
+        """It lives until ``close``."""
+        return self._thread
+
     def close(self) -> None:
         """Answer nobody any more. Closing twice is fine."""
         with suppress(OSError):

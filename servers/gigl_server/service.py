@@ -125,6 +125,13 @@ class SamplingService:
             store.close()
         raise ValueError(f"the service is {self.state}: it becomes ready once")
 
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """Threads that live while the service is ready: those that sample, and the housekeeper."""
+        with self._lock:
+            pool = self._pool if self.state in ("ready", "draining") else None
+        return () if pool is None else (*pool.threads, self._housekeeper.thread)
+
     def drain(self, timeout_s: float) -> bool:
         """Take no more asks, finish those under way. Return whether all was fetched in time."""
         with self._lock:

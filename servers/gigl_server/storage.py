@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import Graph, open_partitions
@@ -22,18 +24,21 @@ from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.metrics_port import MetricsPort
 from gigl_server.neighbours import Asker
+from gigl_server.probes import ControlProbe, DataProbe
 from gigl_server.renewal import check_renewal
 from gigl_server.ring_door import RingDoor
 from gigl_server.service import THREADS_PER_WORKER, SamplingService
 from gigl_server.standing import Standing
+from gigl_server.supervision import Part, PartDead, Supervisor, check_threads
 from gigl_server.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.config import ServeOptions
+    from gigl_server.standing import View
 
 __all__ = ["StorageServer", "build_storage_server"]
 
@@ -68,11 +73,14 @@ class StorageServer:
         """Why this server will not become ready."""
         self.settled = threading.Event()
         """Set once the server is ready, or cannot become so."""
+        self.died = threading.Event()
+        """Set once a part of the server is dead: it should end, and be started again."""
         self._options, self._graph, self._credentials = options, graph, credentials
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
         self._closed = False
         self._stores: ClusterStores | None = None
+        self._supervisor: Supervisor | None = None
         with ExitStack() as stack:
             self._compose(stack)
             self._parts = stack.pop_all()
@@ -86,6 +94,7 @@ class StorageServer:
         )
         self._thread = threading.Thread(target=self._live, name="cluster", daemon=True)
         self._thread.start()
+        self._supervise()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -150,6 +159,8 @@ class StorageServer:
                 return
             self._closed = True
         self._ending.set()
+        if self._supervisor is not None:
+            self._supervisor.close()
         self._standing.ends("it is closed")
         self._joining.close()
         self._thread.join(_JOIN_END_S)
@@ -177,15 +188,15 @@ class StorageServer:
             ledger=ledger,
         )
         stack.callback(self._service.close)
-        door = RingDoor(self._service.ring_of)
-        stack.callback(door.close)
-        self._service.ring_door = door.name
+        self._door = RingDoor(self._service.ring_of)
+        stack.callback(self._door.close)
+        self._service.ring_door = self._door.name
         self._data = DataPort(options.data_address, answers, ledger, credentials, frames=self._service.frames)
         stack.callback(self._data.close)
         self._metrics: MetricsPort | None = None
         if options.metrics:
             self._metrics = MetricsPort(
-                options.metrics, service=self._service, ledger=ledger, view=self._standing.view
+                options.metrics, service=self._service, ledger=ledger, view=self._health_view
             )
             stack.callback(self._metrics.close)
         self._control = ControlService(
@@ -226,6 +237,46 @@ class StorageServer:
             check=self._asker.check,
         )
         self._standing.joins(self._joining)
+
+    def _supervise(self) -> None:
+        threads: dict[str, Callable[[], Sequence[threading.Thread]]] = {
+            "the control port": lambda: self._control.threads,
+            "the ring door": lambda: (self._door.thread,),
+            "the sampling service": lambda: self._service.threads,
+            "the metrics port": lambda: (self._metrics.thread,) if self._metrics else (),
+            "the watch over other servers": lambda: (self._thread,) if self.ready else (),
+        }
+        parts = [Part(name=name, check=partial(_check_each, each)) for name, each in threads.items()]
+        parts.append(Part(name="the control port", check=self._check_control))
+        parts.append(Part(name="the data port", check=self._check_data))
+        self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
+        self._supervisor.start()
+
+    def _check_control(self) -> None:
+        own = self._own
+        ControlProbe(self._options.address, own.control_port, self._credentials, host=own.host).check()
+
+    def _check_data(self) -> None:
+        own, service = self._own, self._data.service
+        digest = self._graph.manifest.digest
+        probe = DataProbe(
+            self._options.data_address, own.data_port, self._credentials, host=own.host, graph=digest
+        )
+        try:
+            probe.check()
+        except PartDead:
+            if self._data.reopening or self._data.service is not service:
+                return  # With another certificate: nobody listened for a moment.
+            raise
+
+    def _die(self, fault: str) -> None:
+        self._standing.ends(fault)
+        self.died.set()
+
+    def _health_view(self) -> View:
+        """Return the standing as probes are told it: not ready while a part does not answer."""
+        view, fault = self._standing.view(), self._supervisor.fault if self._supervisor else ""
+        return replace(view, ready=False, reason=fault) if view.ready and fault else view
 
     def _live(self) -> None:
         """Join, then look after the others."""
@@ -269,7 +320,11 @@ class StorageServer:
     def _tell_health(self) -> None:
         """Make the port's health that of the standing, also where it begins and ends at the same time."""
         with self._health_lock:
-            self._control.set_serving(self.ready)
+            self._control.set_serving(self._health_view().ready)
+
+
+def _check_each(threads: Callable[[], Sequence[threading.Thread]]) -> None:
+    check_threads(threads())
 
 
 def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:

@@ -39,6 +39,11 @@ class WorkerPool:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """They live until ``next_errand`` tells them to leave."""
+        return tuple(self._threads)
+
     def __len__(self) -> int:
         return len(self._threads)
 
@@ -71,6 +76,11 @@ class Housekeeper:
         self._every_s = every_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
+
+    @property
+    def thread(self) -> threading.Thread:
+        """It lives from ``start`` to ``close``."""
+        return self._thread
 
     def start(self) -> None:
         self._thread.start()

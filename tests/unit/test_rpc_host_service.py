@@ -22,6 +22,7 @@ from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
 from tests.support.leftovers import is_gone, wait_until
+from tests.support.listeners import shut_listener
 from tests.support.peers import CALLER, TOKEN
 from tests.support.sources import small_graph
 
@@ -120,6 +121,16 @@ def test_a_child_whose_port_was_taken_meanwhile_stays_down() -> None:
 
 
 @pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("port", ["control_port", "data_port"])
+def test_a_child_with_a_dead_port_is_started_again(port: str) -> None:
+    with start() as service:
+        pid = service.pid
+        shut_listener(pid, getattr(service.endpoint, port))
+        assert wait_until(lambda: service.restarts == 1, seconds=60)
+        assert wait_until(lambda: reachable(service.endpoint), seconds=30)
+        assert service.pid != pid
+
+
 def test_a_child_that_lived_long_earns_its_restarts_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_service, "_MOST_RESTARTS", 1)
     monkeypatch.setattr(host_service, "_EARNED_S", 0.0)

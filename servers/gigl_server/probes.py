@@ -1,0 +1,118 @@
+"""Checks of a server's own ports: a real call over a connection of its own, as a caller makes it."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import grpc
+import pyarrow as pa
+from pyarrow import flight
+
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.requests import Envelope, encode_ping
+from gigl_server.supervision import PartDead, PartSilent
+
+if TYPE_CHECKING:
+    from gigl_loader.rpc.credentials import Credentials
+
+__all__ = ["ControlProbe", "DataProbe"]
+
+_CALL_S = 10.0
+_CONNECT_S = 5.0
+_METHOD = "/grpc.health.v1.Health/List"
+"""Answered without a message: callers who send none cannot hold it up."""
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+
+
+class ControlProbe:
+    """Calls the control port."""
+
+    def __init__(self, listen: Address, port: int, credentials: Credentials, *, host: str) -> None:
+        """``host`` is a name of the certificate."""
+        self._where = _reached(listen, port)
+        self._credentials = credentials
+        self._host = host
+
+    def check(self) -> None:
+        """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
+        # Any other status is an answer, or a connection that was ended: beyond the limit of connections, or
+        # for a certificate that has expired. The port is there.
+        if _accepts(self._where) and self.status() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise PartSilent(f"no answer within {_CALL_S:g} s")
+
+    def status(self) -> grpc.StatusCode:
+        """Make the call, and return how it ended."""
+        with self._channel() as channel:
+            try:
+                channel.unary_unary(_METHOD)(b"", timeout=_CALL_S)
+            except grpc.RpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+    def _channel(self) -> grpc.Channel:
+        own = self._credentials
+        if not own.certificate:
+            return grpc.insecure_channel(str(self._where), _OPTIONS)
+        pair = (own.key, own.certificate) if own.client_authority else (None, None)
+        secure = grpc.ssl_channel_credentials(own.trusted.encode(), *pair)
+        named = [*_OPTIONS, ("grpc.ssl_target_name_override", self._host)]
+        return grpc.secure_channel(str(self._where), secure, named)
+
+
+class DataProbe:
+    """Pings the data port."""
+
+    def __init__(
+        self, listen: Address, port: int, credentials: Credentials, *, host: str, graph: str
+    ) -> None:
+        """``host`` is a name of the certificate, ``graph`` the digest of what is served."""
+        self._host = host
+        self._ping = encode_ping(Envelope(graph=graph, partition=0))
+        self._where = _reached(listen, port)
+        self._credentials = credentials
+
+    def check(self) -> None:
+        """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
+        if not _accepts(self._where):
+            return
+        headers = [(name.encode(), value.encode()) for name, value in self._credentials.caller().headers]
+        options = flight.FlightCallOptions(timeout=_CALL_S, headers=headers)
+        try:
+            with self._client() as client:
+                client.do_get(flight.Ticket(self._ping), options).read_all()
+        except flight.FlightTimedOutError:
+            raise PartSilent(f"no answer within {_CALL_S:g} s") from None
+        except (pa.ArrowException, OSError):
+            return  # As for the control port.
+
+    def _client(self) -> flight.FlightClient:
+        own = self._credentials
+        if not own.certificate:
+            return flight.FlightClient(f"grpc+tcp://{self._where}")
+        pair = {"cert_chain": own.certificate, "private_key": own.key} if own.client_authority else {}
+        trust = {"tls_root_certs": own.trusted, "override_hostname": self._host}
+        return flight.FlightClient(f"grpc+tls://{self._where}", **trust, **pair)
+
+
+def _reached(listen: Address, port: int) -> Address:
+    """Return where this process reaches a port of its own."""
+    if not listen.is_wildcard:
+        return Address(listen.host, port)
+    return Address("::1" if ":" in listen.host else "127.0.0.1", port)
+
+
+def _accepts(where: Address) -> bool:
+    """Return whether a connection can be made. ``PartDead``: nobody listens.
+
+    ``False`` says nothing of the port: this process may have no descriptor left, for one.
+    """
+    try:
+        socket.create_connection((where.host, where.port), _CONNECT_S).close()
+    except ConnectionRefusedError:
+        raise PartDead(f"nothing listens at {where}") from None
+    except TimeoutError:
+        raise PartSilent(f"no connection within {_CONNECT_S:g} s") from None
+    except OSError:
+        return False
+    return True

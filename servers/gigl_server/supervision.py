@@ -1,0 +1,144 @@
+"""Supervision of the parts of a server: which of them can die, and what is said when one has."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["Part", "PartDead", "PartSilent", "Supervisor", "check_threads"]
+
+_LOGGER = logging.getLogger(__name__)
+_EVERY_S = 5.0
+_SILENT_LOOKS = 4
+_SILENT_S = 60.0
+"""A part is dead after so many looks without an answer and so long: a busy machine is slow for a while."""
+_FAULT_LOOKS = 2
+_STALE_S = 90.0
+_JOIN_S = 5.0
+
+
+class PartDead(Exception):
+    """A part will never answer again."""
+
+
+class PartSilent(Exception):
+    """A part did not answer in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a server that can die by itself."""
+
+    name: str
+    check: Callable[[], None]
+    """Raises ``PartDead`` or ``PartSilent``. Returns within seconds."""
+
+
+class Supervisor:
+    """Looks at each part every few seconds, from a thread of its own, until it is closed."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        *,
+        died: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
+        every_s: float = _EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``died`` is called once, with one line, when the first part is dead; ``changed`` with each new
+        ``fault``."""
+        self._parts = parts
+        self._died = died
+        self._changed = changed
+        self._every_s = every_s
+        self._clock = clock
+        self._silent: dict[str, tuple[int, float]] = {}
+        self._fault = ""
+        self._looked = clock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+
+    @property
+    def fault(self) -> str:
+        """Why the server is not well, in one line. Empty: every part answers."""
+        if not self._ended.is_set() and self._clock() - self._looked > _STALE_S:
+            return "the parts of the server are not looked after"
+        return self._fault
+
+    def start(self) -> None:
+        self._looked = self._clock()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more. Closing twice is fine, and so is one that was not started."""
+        self._ended.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def look(self) -> bool:
+        """Look at each part once. Return whether all live."""
+        try:
+            faults = [fault for part in self._parts if (fault := self._fault_of(part))]
+        except PartDead as dead:
+            self._report(str(dead))
+            return False
+        self._looked = self._clock()
+        self._set_fault("; ".join(faults))
+        return True
+
+    def _fault_of(self, part: Part) -> str:
+        """Return why a part is not well. Raises ``PartDead`` naming it."""
+        try:
+            part.check()
+        except PartDead as dead:
+            raise PartDead(f"{part.name} is dead: {dead}") from None
+        except PartSilent as silent:
+            return self._fault_of_silent(part.name, silent)
+        except Exception:  # A check of ours that fails says nothing of the part.
+            _LOGGER.exception("%s could not be checked", part.name)
+        else:
+            self._silent.pop(part.name, None)
+        return ""
+
+    def _fault_of_silent(self, name: str, silent: PartSilent) -> str:
+        looks, since = self._silent.get(name, (0, self._clock()))
+        looks += 1
+        self._silent[name] = looks, since
+        if looks >= _SILENT_LOOKS and self._clock() - since >= _SILENT_S:
+            raise PartDead(f"{name} is dead: {silent}, {looks} times in a row")
+        return f"{name} does not answer: {silent}" if looks >= _FAULT_LOOKS else ""
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            if not self.look():
+                return
+
+    def _report(self, fault: str) -> None:
+        if self._ended.is_set():  # What is being closed does not answer.
+            return
+        _LOGGER.error("%s", fault)
+        self._ended.set()
+        self._set_fault(fault)
+        self._died(fault)
+
+    def _set_fault(self, fault: str) -> None:
+        if fault == self._fault:
+            return
+        if fault and not self._ended.is_set():
+            _LOGGER.warning("%s", fault)
+        self._fault = fault
+        self._changed()
+
+
+def check_threads(threads: Iterable[threading.Thread]) -> None:
+    """Raise ``PartDead`` naming a thread that has ended."""
+    for thread in threads:
+        if not thread.is_alive():
+            raise PartDead(f"its thread {thread.name!r} ended")
