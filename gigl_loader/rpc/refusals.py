@@ -25,6 +25,8 @@ class Kind(Enum):
 
     MALFORMED = "malformed"
     """Bytes that break a rule of the format, or another version of it."""
+    DAMAGED = "damaged"
+    """A request that does not match its checksum: ask again."""
     INVALID = "invalid"
     """A well-formed request for what does not exist."""
     UNAUTHENTICATED = "unauthenticated"
@@ -80,6 +82,7 @@ class Refused(Exception):
 
 _ERRORS: Mapping[Kind, type[Exception]] = {
     Kind.MALFORMED: FormatError,
+    Kind.DAMAGED: FormatError,
     Kind.INVALID: ValueError,
     Kind.UNAUTHENTICATED: SamplingError,
     Kind.OTHER_GRAPH: SamplingError,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 from pyarrow import flight
 
+from gigl_loader.native import crc32c
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text, checksum_trailer
 from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Kind, Refused
@@ -74,10 +76,13 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         """Return the reply to a request, as a stream."""
         request = ticket.ticket
         self._ledger.add(calls=1, bytes_in=len(request))
+        visit = context.get_middleware("guard")
         with self._refusals():
+            if visit is not None and visit.checksum not in (None, checksum_text(request)):
+                raise Refused(Kind.DAMAGED, "the request does not match its checksum")
             handle = frame_handle(request)
             if handle is not None:
-                return self._frame(context.get_middleware("guard"), handle)
+                return self._frame(visit, handle)
             with self._turn():
                 partition, asked = self._answers.read(request)
                 if partition is not None and isinstance(asked, RowAsk):
@@ -87,11 +92,14 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
     def _stream(self, partition: int | None, asked: Request | Inquiry, ticket_bytes: int) -> Iterator[Any]:
         with self._refusals(), self._turn():
             first = True
+            crc = 0
             for chunk in self._answers.chunks(partition, asked, ticket_bytes):
                 self._ledger.add(bytes_out=chunk.nbytes)
+                crc = crc32c(chunk.memory[: chunk.nbytes], crc)
                 batch = _batch(pa.py_buffer(chunk.memory).slice(0, chunk.nbytes))
                 yield (batch, chunk.total.to_bytes(8, "little")) if first else batch
                 first = False
+            yield _batch(pa.py_buffer(checksum_trailer(crc)))
 
     def _frame(self, visit: _Visit | None, handle: bytes) -> Any:
         """Return a frame as a stream."""
@@ -110,6 +118,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self._ledger.add(bytes_out=len(memory))
         whole = pa.py_buffer(memory)
         batches = [_batch(whole.slice(each.start, len(each))) for each in chunks]
+        batches.append(_batch(pa.py_buffer(checksum_trailer(crc32c(memory)))))
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(_SCHEMA, batches))
 
     @contextmanager
@@ -138,9 +147,11 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
 class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
     """What is known of the caller of one call."""
 
-    def __init__(self, job: bytes | None) -> None:
+    def __init__(self, job: bytes | None, checksum: str | None) -> None:
         super().__init__()
         self.job = job
+        self.checksum = checksum
+        """Of the ticket, where the caller sent one."""
 
 
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -157,7 +168,10 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             refused = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
             raise flight.FlightUnauthenticatedError(refused.message, refused.to_record())
         job = headers.get(JOB_HEADER)
-        return _Visit(job_key(job)) if job else None
+        checksum = headers.get(CHECKSUM_HEADER)
+        if not job and not checksum:
+            return None
+        return _Visit(job_key(job) if job else None, str(checksum[0]) if checksum else None)
 
 
 def open_data_service(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message_is_whole
 from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_server.channels import Ask, ChannelOrder
@@ -77,30 +78,30 @@ class StoreCalls:
         )
 
     async def _create_producer(self, request: Any, context: Any) -> Any:
-        return await self._answered(context, lambda job: self._create(job, request))
+        return await self._answered(context, request, lambda job: self._create(job, request))
 
     async def _open_channel(self, request: Any, context: Any) -> Any:
-        return await self._answered(context, lambda job: self._open(job, request))
+        return await self._answered(context, request, lambda job: self._open(job, request))
 
     async def _heartbeat(self, request: Any, context: Any) -> Any:
         def renew(job: bytes) -> Any:
             return messages.HeartbeatReply(channels=self._service.heartbeat(job, request.channels))
 
-        return await self._answered(context, renew)
+        return await self._answered(context, request, renew)
 
     async def _close_channel(self, request: Any, context: Any) -> Any:
         def close(job: bytes) -> Any:
             self._service.close_channel(job, request.channel)
             return messages.CloseChannelReply()
 
-        return await self._answered(context, close)
+        return await self._answered(context, request, close)
 
     async def _destroy_producer(self, request: Any, context: Any) -> Any:
         def destroy(job: bytes) -> Any:
             self._service.destroy_producer(job, request.key)
             return messages.DestroyProducerReply()
 
-        return await self._answered(context, destroy)
+        return await self._answered(context, request, destroy)
 
     async def _sample(self, request: Any, context: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -110,12 +111,12 @@ class StoreCalls:
             _post(loop, settled, outcome)
 
         channel, asks = request.channel, [_ask(request)]
-        del request  # It holds the seeds once more, and the call may wait for minutes.
 
         def submit(job: bytes) -> Any:
             return self._service.submit(job, channel, asks.pop(), done)
 
-        errand = await self._answered(context, submit)
+        errand = await self._answered(context, request, submit)
+        del request  # It holds the seeds once more, and the call may wait for minutes.
         try:
             outcome = await settled
         except asyncio.CancelledError:  # The caller is gone, or its time is over.
@@ -123,7 +124,9 @@ class StoreCalls:
             raise
         if outcome.refusal is not None:
             await self._refuse(context, outcome.refusal)
-        return _reply(outcome)
+        reply = _reply(outcome)
+        context.set_trailing_metadata(((CHECKSUM_HEADER, message_checksum(reply)),))
+        return reply
 
     def _create(self, job: bytes, request: Any) -> Any:
         created = self._service.create_producer(job, key=request.key, plan=request.plan, graph=request.graph)
@@ -148,10 +151,12 @@ class StoreCalls:
             ring_door=self._service.ring_door if channel.ring is not None else "",
         )
 
-    async def _answered(self, context: Any, answer: Callable[[bytes], Any]) -> Any:
+    async def _answered(self, context: Any, request: Any, answer: Callable[[bytes], Any]) -> Any:
         """Return the answer to a call of a job, or end the call with the refusal's status."""
         job = job_key(header_values(context.invocation_metadata(), JOB_HEADER))
         try:
+            if not message_is_whole(request, context.invocation_metadata()):
+                raise Refusal(Status.DAMAGED, "the request does not match its checksum")
             if job is None:
                 raise Refusal(Status.INVALID, f"the header {JOB_HEADER!r} has 64 hex digits, once")
             return answer(job)

@@ -365,7 +365,9 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
         def submit(self, job: bytes, channel: bytes, ask: Any, done: Any) -> None:
             self.done = done
 
-    context = SimpleNamespace(invocation_metadata=lambda: [(JOB_HEADER, JOB)])
+    context = SimpleNamespace(
+        invocation_metadata=lambda: [(JOB_HEADER, JOB)], set_trailing_metadata=lambda metadata: None
+    )
     service: Any = Service()
     request: Any = Request()
     gone = weakref.ref(request)
