@@ -62,7 +62,7 @@ class Graph:
         manifest = Manifest.read(folder)
         opened = range(manifest.schema.num_partitions) if parts is None else sorted(set(parts))
         graph = cls(folder, manifest, _documents(folder, manifest, opened), tuple(opened))
-        graph._check_edge_counts()
+        graph._check_counts()
         return graph
 
     @classmethod
@@ -197,7 +197,8 @@ class Graph:
             raise ValueError(f"unknown edge type {edge_type!r}; known: {_listed(self.schema.edges)}")
         return self.schema.edges[edge_type]
 
-    def _check_edge_counts(self) -> None:
+    def _check_counts(self) -> None:
+        """Compare the sizes of arrays with those of the schema, which nothing else says."""
         if not self.is_whole:
             return
         for edge_type, edges in self.schema.edges.items():
@@ -209,6 +210,16 @@ class Graph:
                 raise FormatError(
                     f"edge type {edge_type}: {stored} edges stored, the schema says {edges.count}"
                 )
+        for node_type, nodes in self.schema.nodes.items():
+            for name, count in nodes.splits.items():
+                stored = sum(
+                    self._documents[splits_path(part, node_type)].specs[name].shape[0] for part in self.parts
+                )
+                if stored != count:
+                    raise FormatError(
+                        f"split {name!r} of node type {node_type!r}: {stored} nodes stored, the schema says "
+                        f"{count}"
+                    )
 
 
 def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
@@ -227,11 +238,11 @@ def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> dict
     for part in parts:
         if not 0 <= part < schema.num_partitions:
             raise ValueError(f"no partition {part} in a graph of {schema.num_partitions}")
-    documents = {}
-    for name in _expected(schema, parts):
-        if name not in manifest.files:
-            raise FormatError(f"{name}: missing from {MANIFEST_NAME}")
-        documents[name] = Document(folder, name, manifest.files[name])
+    for name in sorted(manifest.files.keys() ^ set(_expected(schema, range(schema.num_partitions)))):
+        what = "is no file of this schema" if name in manifest.files else f"missing from {MANIFEST_NAME}"
+        raise FormatError(f"{name}: {what}")
+    names = _expected(schema, parts)
+    documents = {name: Document(folder, name, manifest.files[name]) for name in names}
     for part in parts:
         check_part(schema, documents, part)
     return documents
