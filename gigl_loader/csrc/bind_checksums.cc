@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <nanobind/stl/string.h>
 
 #include "binding.h"
 #include "bus_error.h"

@@ -73,6 +73,8 @@ class Document:
     def __init__(self, folder: Folder, name: str, record: FileRecord) -> None:
         self.name = name
         self._record = record
+        self.status = folder.status(name)
+        """Of the file, when it was mapped."""
         self._buffer = _opened(folder, name)
         if len(self._buffer) != record.nbytes:
             raise FormatError(f"{name}: {len(self._buffer)} bytes, graph.json says {record.nbytes}")

@@ -23,6 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
+from gigl_loader.graph.verifier import check_verify
 from gigl_loader.processes import keep_freed_memory
 from gigl_server.logs import configure_logging
 from gigl_server.storage import build_storage_server
@@ -51,7 +52,7 @@ def run(options: ServeOptions) -> int:
     """
     credentials = options.load_credentials()
     credentials.check_reach(options.address)
-    graph = open_partitions(options.graph_dir, options.partitions)
+    graph = open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
     with suppress(OSError, ValueError):  # No stderr.
         faulthandler.enable()
     configure_logging(options.log_file)
@@ -91,9 +92,8 @@ def _heard(told: SimpleQueue[str]) -> str:
 
 
 def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
-    server.settled.wait()
-    if server.failure is not None:
-        told.put(_CANNOT)
+    server.failed.wait()
+    told.put(_CANNOT)
 
 
 @contextmanager
