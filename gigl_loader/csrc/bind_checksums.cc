@@ -42,6 +42,7 @@ void BindChecksums(nb::module_& m) {
   m.def("watch_mapping", [](const Bytes& data, const std::string& name) {
     return WatchMapping(reinterpret_cast<uintptr_t>(data.data()), data.shape(0), name);
   }, "data"_a.noconvert(), "name"_a);
+  m.def("install_bus_error_handler", &InstallBusErrorHandler);
   m.def("forget_mapping", &ForgetMapping, "key"_a);
 }
 

@@ -24,6 +24,7 @@ struct Mapping {
 std::atomic<Mapping*> g_mappings{nullptr};
 std::mutex g_lock;
 struct sigaction g_before;
+std::atomic<bool> g_told{false};
 
 // Only what is safe in a handler: no allocation, no locks, no stdio.
 void Say(const char* text) {
@@ -46,33 +47,26 @@ const char* NameAt(uintptr_t address) {
 
 void OnBusError(int signal, siginfo_t* info, void*) {
   const bool of_an_access = info->si_code > 0;
-  const char* name = of_an_access ? NameAt(reinterpret_cast<uintptr_t>(info->si_addr)) : nullptr;
-  if (name != nullptr) {
-    Say("\ngigl-loader: bus error: ");
-    Say(name);
-    Say(" was cut, or cannot be read any more, while it was mapped\n");
+  if (g_told.exchange(true)) {
+    // The handler before ours has had its turn and came back to us, as faulthandler does.
+    std::signal(SIGBUS, SIG_DFL);
+  } else {
+    const char* name = of_an_access ? NameAt(reinterpret_cast<uintptr_t>(info->si_addr)) : nullptr;
+    if (name != nullptr) {
+      Say("\ngigl-loader: bus error: ");
+      Say(name);
+      Say(" was cut, or cannot be read any more, while it was mapped\n");
+    }
+    sigaction(SIGBUS, &g_before, nullptr);
   }
-  // The access is repeated on return and the signal comes again, for the handler that was there before.
-  sigaction(SIGBUS, &g_before, nullptr);
+  // An access is repeated on return, and the signal comes again for the handler that is there now.
   if (!of_an_access) raise(signal);
-}
-
-void InstallOnce() {
-  static const bool installed = [] {
-    struct sigaction action {};
-    action.sa_sigaction = OnBusError;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    return sigaction(SIGBUS, &action, &g_before) == 0;
-  }();
-  static_cast<void>(installed);
 }
 
 }  // namespace
 
 int64_t WatchMapping(uintptr_t begin, size_t bytes, const std::string& name) {
   const std::lock_guard<std::mutex> guard(g_lock);
-  InstallOnce();
   Mapping* entry = g_mappings.load();
   while (entry != nullptr && entry->end.load() != 0) entry = entry->next;
   const bool is_new = entry == nullptr;
@@ -93,6 +87,18 @@ int64_t WatchMapping(uintptr_t begin, size_t bytes, const std::string& name) {
 void ForgetMapping(int64_t key) {
   const std::lock_guard<std::mutex> guard(g_lock);
   reinterpret_cast<Mapping*>(key)->end.store(0, std::memory_order_release);
+}
+
+void InstallBusErrorHandler() {
+  const std::lock_guard<std::mutex> guard(g_lock);
+  struct sigaction now {};
+  if (sigaction(SIGBUS, nullptr, &now) != 0 || now.sa_sigaction == OnBusError || g_told) return;
+  g_before = now;
+  struct sigaction action {};
+  action.sa_sigaction = OnBusError;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 }  // namespace gigl

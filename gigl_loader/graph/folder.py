@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
-from gigl_loader.native import forget_mapping, watch_mapping
+from gigl_loader.native import forget_mapping, install_bus_error_handler, watch_mapping
 
 __all__ = ["DiskFolder", "FileStatus", "Folder", "MemoryFolder", "Sink", "Status", "folder_from"]
 
@@ -209,6 +209,7 @@ def _map(fd: int, *, what: str = "") -> Bytes:
     mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)
     memory = np.frombuffer(mapping, dtype=np.uint8)
     if what:
+        install_bus_error_handler()
         weakref.finalize(mapping, forget_mapping, watch_mapping(memory, what)).atexit = False
     return memory
 

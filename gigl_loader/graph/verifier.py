@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import Folder, Status
+from gigl_loader.native import install_bus_error_handler
 
 __all__ = ["VERIFY_MODES", "LazyVerifier", "NoVerifier", "Verifier", "Verify", "check_verify"]
 
@@ -126,6 +127,7 @@ class LazyVerifier:
     def _begin(self) -> None:
         if self._begun:
             return
+        install_bus_error_handler()  # First again, though faulthandler was enabled since files were mapped.
         features = [name for name in self._features if name not in self._state.good]
         self._verify(self._documents.keys() - set(features))
         if sum(self._documents[name].layout.nbytes for name in features) <= _SMALL_BYTES:

@@ -39,14 +39,17 @@ def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
     """Return the CRC-32C of two strings of bytes in a row, of which the second has ``second_bytes``."""
 
 def watch_mapping(data: npt.NDArray[np.uint8], name: str) -> int:
-    """Name the file that is mapped at ``data``, and return a key for ``forget_mapping``.
-
-    Should the file be cut, a process that reads ``data`` writes a line with that name to stderr before
-    SIGBUS ends it. The first call installs the handler, which hands on to the one that was there.
-    """
+    """Name the file that is mapped at ``data``, for ``install_bus_error_handler``. Return a key."""
 
 def forget_mapping(key: int) -> None:
     """Forget a mapping that ends. Each key is good once."""
+
+def install_bus_error_handler() -> None:
+    """Have a process that reads a mapped file which was cut name it on stderr before SIGBUS ends it.
+
+    The handler hands on to the one that was there. Calling it again puts it first again, if another was
+    installed since.
+    """
 
 def build_adjacency(
     targets: Int64Array,

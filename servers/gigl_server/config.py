@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from gigl_loader.graph.verifier import check_verify
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_authority, check_name
 from gigl_loader.rpc.credentials import Credentials
@@ -56,8 +57,8 @@ class ServeOptions:
     frame_memory: int = 4 << 30
     """Bytes of batches that may lie ready to be fetched. A server that is full stops sampling."""
     verify: str = "lazy"
-    """``"full"``: every byte of the graph is read before a port is bound; ``"lazy"``: topology, ids and splits
-    before the server is ready, features in the background; ``"none"``: headers only."""
+    """``"full"``: every byte of the graph is read before a port is bound. ``"lazy"``: topology, ids and
+    splits before the server is ready, features in the background. ``"none"``: headers only."""
     scrub_rate: int = 64 << 20
     """Bytes per second at which a server that verifies reads its files again and again. 0: once is enough."""
     log_file: str | None = None

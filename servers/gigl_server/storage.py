@@ -7,6 +7,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.graph.verifier import check_verify
 from gigl_loader.rpc.endpoint import Endpoint
@@ -272,9 +273,7 @@ class StorageServer:
 
 def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
     if graph is None:
-        return open_partitions(
-            options.graph_dir, options.partitions, verify=check_verify(options.verify)
-        )
+        return open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
     if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
         return graph
     return Graph.open(graph.folder, parts=options.partitions, verify=check_verify(options.verify))
