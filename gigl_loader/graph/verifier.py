@@ -32,6 +32,7 @@ _LOOK_EVERY_S = 1.0
 _MOST_LOOKS = 256
 """Files that are looked at, at a time. A look takes 1 to 2 us."""
 _NICE = 10
+_END_S = 5.0
 
 
 class Verifier(Protocol):
@@ -77,6 +78,7 @@ class _State:
     good: set[str] = field(default_factory=set)
     failure: str | None = None
     over: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list)
 
 
 class _Stopped(Exception):
@@ -98,7 +100,8 @@ class LazyVerifier:
         self._watched = [name for name, status in self._seen.items() if status is not None]
         self._next_look = 0.0
         self._next_watched = 0
-        weakref.finalize(self, self._state.over.set)
+        # Also when the interpreter ends: a thread that comes back from a kernel after that aborts it.
+        weakref.finalize(self, _end, self._state)
 
     def require(self, name: str) -> None:
         if name not in self._state.good:
@@ -144,7 +147,9 @@ class LazyVerifier:
     def _start(self, names: Sequence[str], bytes_per_second: float | None) -> None:
         documents = [self._documents[name] for name in names]
         arguments = (self._state, documents, bytes_per_second)
-        threading.Thread(target=_read_through, args=arguments, name="verification", daemon=True).start()
+        thread = threading.Thread(target=_read_through, args=arguments, name="verification", daemon=True)
+        self._state.threads.append(thread)
+        thread.start()
 
     def _look(self) -> None:
         """Look whether mapped files were changed, and verify those again."""
@@ -188,6 +193,14 @@ def check_verify(verify: object) -> Verify:
 
 def _ignore(nbytes: int) -> None:
     """Nobody is told of the progress."""
+
+
+def _end(state: _State) -> None:
+    """Have the threads end, which they do after 8 MiB at the latest."""
+    state.over.set()
+    for thread in state.threads:
+        if thread is not threading.current_thread():
+            thread.join(_END_S)
 
 
 def _verify_into(state: _State, document: Document, report: Callable[[int], None]) -> None:

@@ -246,6 +246,22 @@ def test_a_file_that_is_cut_is_named_before_it_is_read(copy: Path, monkeypatch: 
         graph.verifier.check()
 
 
+def test_a_process_may_end_while_files_are_read(built: Path) -> None:
+    program = (
+        "import sys; from gigl_loader.graph import Graph; graph = Graph.open(sys.argv[1]); "
+        "[graph.verifier.scrub(1e12) for _ in range(8)]"
+    )
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(built)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 READ_CUT = """
 import os, sys, signal, faulthandler
 from gigl_loader.graph import Graph
