@@ -16,7 +16,7 @@ from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sampling.start import start_source
 from gigl_loader.sizes import byte_count
-from gigl_loader.topology import announce_host
+from gigl_loader.topology import Topology, announce_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.graph.verifier import Verify
     from gigl_loader.hosts.membership import Membership
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.rpc.credentials import Credentials
@@ -74,6 +75,7 @@ class DistDataset:
         advertise: str | None = None,
         credentials: Credentials | None = None,
         cache_size: int | str = "256MB",
+        verify: Verify = "lazy",
         timeout: float = 300.0,
     ) -> DistDataset:
         """Map the graph directory at ``path``, whatever its size.
@@ -96,6 +98,11 @@ class DistDataset:
             Memory of this host for rows of nodes elsewhere, in bytes or as ``"1GB"``; 0 for none. Filled
             here, once, with the nodes that the lists of this host refer to most. It spares the network, and
             changes no batch.
+        ``verify``
+            ``"lazy"`` reads topology, ids and splits before they are first used and compares them with
+            their checksums, and features in a thread: batches raise ``FormatError`` once damage is found.
+            ``"full"`` reads every byte here; ``"none"`` checks headers only. Of several ranks on a host,
+            with ``"lazy"`` local rank 0 alone reads.
         ``timeout``
             Seconds that any wait for another rank may take.
 
@@ -109,7 +116,7 @@ class DistDataset:
         group = RankGroup.current(patience_s=timeout)
         try:
             cache_bytes = byte_count("cache_size", cache_size, minimum=0)
-            graph = open_partitions(path, partitions)
+            graph = open_partitions(path, partitions, verify=_share_of_verifying(verify, group))
             if graph.is_whole:
                 _tell_of_whole(group, graph)
                 return cls(graph)
@@ -306,14 +313,21 @@ class DistDataset:
         channel_bytes = request.workers.channel_bytes
         if self._membership is None:
             sampler = Sampler(self._graph, request.plan)
-            return InlineSource(sampler, request.schedule, channel_bytes=channel_bytes)
+            check = self._graph.verifier.check
+            return InlineSource(sampler, request.schedule, channel_bytes=channel_bytes, check=check)
         from gigl_loader.sampling.stepped import SteppedSampler
 
         timeout_s = _SHARE_OF_PEERS * request.timeout_s
         store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
         self._stores.add(store)
         stepped = SteppedSampler(self._graph, request.plan, store)
-        return InlineSource(stepped, request.schedule, channel_bytes=channel_bytes, store=store)
+        return InlineSource(
+            stepped,
+            request.schedule,
+            channel_bytes=channel_bytes,
+            store=store,
+            check=self._graph.verifier.check,
+        )
 
     def __reduce__(self) -> tuple[Callable[[str], DistDataset], tuple[Any, ...]]:
         if self._membership is not None:
@@ -353,6 +367,13 @@ def _tell_of_whole(group: RankGroup | None, graph: Graph) -> None:
         with suppress(ConnectionError):
             announce_host(group)
             group.publish(f"{WHOLE}/{graph.manifest.digest}", str(graph.folder))
+
+
+def _share_of_verifying(verify: Verify, group: RankGroup | None) -> Verify:
+    """Return what this rank verifies: ranks of a host map the same files."""
+    if verify != "lazy" or group is None:
+        return verify
+    return "lazy" if Topology.without_asking().local_rank == 0 else "none"
 
 
 def _alone_with(graph: Graph) -> str:

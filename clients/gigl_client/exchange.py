@@ -6,9 +6,11 @@ puts in a queue, and a few threads behind it fetch. All others hold the lock for
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +22,9 @@ from gigl_client.arrivals import Scratch
 from gigl_client.book import Ask, Book
 from gigl_client.line import bare
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.rpc.control_errors import Unknown
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
+from gigl_loader.rpc.control_errors import Damaged, Unknown
 from gigl_loader.rpc.frames import Gone
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     Answers = queue.SimpleQueue["Answer | None"]
 
 __all__ = ["FETCHERS", "Exchange"]
+
+_LOGGER = logging.getLogger(__name__)
 
 FETCHERS = 2
 """Threads of a source that fetch frames, and rows for them."""
@@ -78,6 +83,9 @@ class Exchange:
         # Longer than servers are looked for, so that one that is away is named and not who waits for it.
         self._call_s = timeout_s + min(timeout_s / 4, _LONGER_S)
         self.retries = self.calls = self.bytes_out = 0
+        self.damaged = 0
+        """Answers and asks that did not match their checksum, or broke a rule."""
+        self._times_damaged: Counter[int] = Counter()  # By batch of the epoch under way.
         self.cpu_s = 0.0
         """Of the threads that fetch."""
         self.needed = False
@@ -101,6 +109,7 @@ class Exchange:
         """Leave the epoch under way, and ask for the first batches of another."""
         with self._changed:
             self._book.start(epoch, first_batch)
+            self._times_damaged.clear()
             self._lines.forget_loads()
             self._hand_out()
 
@@ -194,6 +203,10 @@ class Exchange:
         except Exception as error:
             self._call_failed(ask, _translated(ask, error))
             return
+        if not message_is_whole(reply, answer.call.trailing_metadata()):
+            ask.give_slot()
+            self._came_damaged(ask, FormatError(f"{ask.line}: a reply does not match its checksum"))
+            return
         if not current or reply.skipped:
             ask.give_slot()
             self._again(ask, StorageUnavailable(f"{ask.line} skipped it"))
@@ -202,6 +215,8 @@ class Exchange:
             frame = self._arrivals.frame(ask, reply, scratch)
         except (StorageUnavailable, Gone) as error:
             self._again(ask, error)
+        except FormatError as error:
+            self._came_damaged(ask, error)
         else:
             self._land(ask, frame)
 
@@ -211,7 +226,9 @@ class Exchange:
             self._lose(ask, error)
             return
         ask.give_slot()
-        if isinstance(error, SamplingError):  # Not of the batch: that comes as an answer.
+        if isinstance(error, Damaged):
+            self._came_damaged(ask, FormatError(str(error)))
+        elif isinstance(error, SamplingError):  # Not of the batch: that comes as an answer.
             self._again(ask, error)
         else:
             self._land(ask, error)
@@ -223,6 +240,19 @@ class Exchange:
                 self.retries += 1
                 self._book.put_back(ask, bare(error), time.monotonic())
                 self._go_on()
+
+    def _came_damaged(self, ask: Ask, error: FormatError) -> None:
+        """Have a batch asked for again. When it came damaged three times, it fails."""
+        with self._changed:
+            self.damaged += 1
+            if self._book.is_current(ask):
+                self._times_damaged[ask.request.batch] += 1
+            last = self._times_damaged[ask.request.batch] >= MAX_DAMAGED
+        _LOGGER.warning("batch %d of epoch %d: %s", ask.request.batch, ask.request.epoch, error)
+        if last:
+            self._land(ask, error)
+        else:
+            self._again(ask, error)
 
     def _lose(self, ask: Ask, error: Exception) -> None:
         """Give a channel up, with all that it was asked for: its ring may still be written to."""

@@ -66,6 +66,13 @@ def serve(
     frame_memory: Annotated[
         str | None, typer.Option(show_default="4GB", help="Of batches that wait to be fetched.")
     ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(show_default="lazy", help="full, lazy or none: what is read and checked before use."),
+    ] = None,
+    scrub_rate: Annotated[
+        str | None, typer.Option(show_default="64MB", help="Read the files again, so many bytes a second.")
+    ] = None,
     log_file: Annotated[str | None, typer.Option(show_default="stderr", help="Append the log here.")] = None,
     join_timeout: Annotated[
         float | None, typer.Option(show_default="300", help="Seconds to wait for the other servers.")
@@ -101,6 +108,8 @@ def serve(
         "lease": lease,
         "drain": drain,
         "frame_memory": frame_memory,
+        "verify": verify,
+        "scrub_rate": scrub_rate,
         "log_file": log_file,
         "join_timeout": join_timeout,
     }

@@ -14,6 +14,7 @@ from gigl_loader.graph.schema import (
     edge_type_address,
     type_name,
 )
+from gigl_loader.graph.verifier import Verify
 
 __all__ = [
     "HOMOGENEOUS_EDGE",
@@ -28,6 +29,7 @@ __all__ = [
     "MemoryFolder",
     "NodeSchema",
     "NodeType",
+    "Verify",
     "edge_type_address",
     "type_name",
 ]

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.checksums import BlockSums, FileRecord
 from gigl_loader.graph.folder import Folder, Sink
+from gigl_loader.native import crc32c
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
 
-__all__ = ["Document", "DocumentWriter", "FileRecord", "write_document"]
-
-_VERIFY_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """What ``graph.json`` remembers of a file: its size and the CRC-32 of its header and arrays."""
-
-    nbytes: int
-    header: int
-    arrays: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"nbytes": self.nbytes, "header": self.header, "arrays": dict(self.arrays)}
-
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> FileRecord:
-        return cls(
-            int(entry["nbytes"]),
-            int(entry["header"]),
-            {str(name): int(value) for name, value in entry["arrays"].items()},
-        )
+__all__ = ["Document", "DocumentWriter", "write_document"]
 
 
 class DocumentWriter:
@@ -48,7 +26,8 @@ class DocumentWriter:
         self._sink: Sink = folder.create(name, self._layout.nbytes)
         self._sink.write(0, self._layout.header)
         self._written = dict.fromkeys(specs, 0)
-        self._sums = dict.fromkeys(specs, 0)
+        self._sums = BlockSums(self._layout.nbytes)
+        self._sums.add(0, np.frombuffer(self._layout.header, np.uint8))
 
     @property
     def specs(self) -> Mapping[str, ArraySpec]:
@@ -58,16 +37,17 @@ class DocumentWriter:
         """Write the next rows of an array."""
         assert rows.dtype == STORAGE_DTYPES[self.specs[array].dtype], (self.name, array, rows.dtype)
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-        self._sink.write(self._layout.offsets[array] + self._written[array], data)
+        begin = self._layout.offsets[array] + self._written[array]
+        self._sink.write(begin, data)
         self._written[array] += data.nbytes
-        self._sums[array] = zlib.crc32(data.data, self._sums[array])
+        self._sums.add(begin, data)
 
     def close(self) -> FileRecord:
         """Make the file durable and return its record. Every array must be complete."""
         for name, spec in self._layout.specs.items():
             assert self._written[name] == spec.nbytes, (self.name, name, self._written[name], spec)
         self._sink.close()
-        return FileRecord(self._layout.nbytes, zlib.crc32(self._layout.header), self._sums)
+        return self._sums.finish(crc32c(np.frombuffer(self._layout.header, np.uint8)))
 
     def abort(self) -> None:
         """Close an incomplete file, without waiting for the disk."""
@@ -93,13 +73,15 @@ class Document:
     def __init__(self, folder: Folder, name: str, record: FileRecord) -> None:
         self.name = name
         self._record = record
+        self.status = folder.status(name)
+        """Of the file, when it was mapped."""
         self._buffer = _opened(folder, name)
         if len(self._buffer) != record.nbytes:
             raise FormatError(f"{name}: {len(self._buffer)} bytes, graph.json says {record.nbytes}")
         self.layout = Layout.parse(self._buffer, what=name)
-        if zlib.crc32(self.layout.header) != record.header:
+        if not record.header_matches(self.layout.header):
             raise FormatError(f"{name}: the header does not match its checksum in graph.json")
-        if self.layout.nbytes != record.nbytes or set(self.layout.specs) != set(record.arrays):
+        if self.layout.nbytes != record.nbytes:
             raise FormatError(f"{name}: its arrays are not those of graph.json")
 
     @property
@@ -121,15 +103,7 @@ class Document:
 
     def verify(self, report: Callable[[int], None]) -> None:
         """Read every byte and compare it with the checksums. ``report`` is given each size read."""
-        for name, spec in self.specs.items():
-            begin = self.layout.offsets[name]
-            total = 0
-            for start in range(begin, begin + spec.nbytes, _VERIFY_BYTES):
-                piece = self._buffer[start : min(start + _VERIFY_BYTES, begin + spec.nbytes)]
-                total = zlib.crc32(piece.data, total)
-                report(len(piece))
-            if total != self._record.arrays[name]:
-                raise FormatError(f"{self.name}: the bytes of {name!r} do not match their checksum")
+        self._record.verify(self._buffer, self.layout, self.name, report)
 
 
 def _opened(folder: Folder, name: str) -> npt.NDArray[np.uint8]:

@@ -7,18 +7,34 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DiskFolder", "Folder", "MemoryFolder", "Sink", "folder_from"]
+from gigl_loader.errors import FormatError
+from gigl_loader.native import forget_mapping, install_bus_error_handler, watch_mapping
+
+__all__ = ["DiskFolder", "FileStatus", "Folder", "MemoryFolder", "Sink", "Status", "folder_from"]
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class FileStatus(NamedTuple):
+    """What tells whether a file was written to, or replaced by another."""
+
+    inode: int
+    nbytes: int
+    modified_ns: int
+
+
+Status = FileStatus | None
+"""``None``: there is no such file, or nobody else can write to it."""
 
 
 class Sink:
@@ -63,6 +79,9 @@ class Folder(Protocol):
     def open(self, name: str) -> Bytes:
         """Return a read-only map of a file. ``FileNotFoundError`` if there is none."""
 
+    def status(self, name: str) -> Status:
+        """Return the status of a file as it is now."""
+
     def names(self) -> list[str]:
         """Return the names of all files, sorted."""
 
@@ -92,11 +111,21 @@ class DiskFolder:
         return Sink(fd, on_disk=True)
 
     def open(self, name: str) -> Bytes:
-        fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        # Not blocking: opening a pipe would wait for who writes to it.
+        fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            return _map(fd)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise FormatError(f"{name}: not a regular file")
+            return _map(fd, what=str(self.path / name))
         finally:
             os.close(fd)
+
+    def status(self, name: str) -> Status:
+        try:
+            found = os.stat(self.path / name)
+        except OSError:
+            return None
+        return FileStatus(found.st_ino, found.st_size, found.st_mtime_ns)
 
     def names(self) -> list[str]:
         return sorted(
@@ -142,6 +171,9 @@ class MemoryFolder:
             raise FileNotFoundError(f"no file {name} in memory")
         return _map(self._fds[name])
 
+    def status(self, name: str) -> Status:
+        return None
+
     def names(self) -> list[str]:
         return sorted(self._fds)
 
@@ -169,11 +201,17 @@ def _flat(array: npt.NDArray[Any]) -> Bytes:
     return array.reshape(-1).view(np.uint8)
 
 
-def _map(fd: int) -> Bytes:
+def _map(fd: int, *, what: str = "") -> Bytes:
+    """Map a whole file. SIGBUS names ``what``, should it be cut while it is mapped."""
     size = os.fstat(fd).st_size
     if size == 0:
         return np.empty(0, dtype=np.uint8)
-    return np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ), dtype=np.uint8)
+    mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+    memory = np.frombuffer(mapping, dtype=np.uint8)
+    if what:
+        install_bus_error_handler()
+        weakref.finalize(mapping, forget_mapping, watch_mapping(memory, what)).atexit = False
+    return memory
 
 
 def _anonymous_file(name: str) -> int:

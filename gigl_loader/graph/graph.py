@@ -25,6 +25,7 @@ from gigl_loader.graph.paths import (
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 from gigl_loader.graph.verification import check_part, verify_graph
+from gigl_loader.graph.verifier import LazyVerifier, NoVerifier, Verifier, Verify, check_verify
 
 __all__ = ["Graph", "open_partitions"]
 
@@ -39,7 +40,12 @@ class Graph:
     """
 
     def __init__(
-        self, folder: Folder, manifest: Manifest, documents: Mapping[str, Document], parts: tuple[int, ...]
+        self,
+        folder: Folder,
+        manifest: Manifest,
+        documents: Mapping[str, Document],
+        parts: tuple[int, ...],
+        verifier: Verifier,
     ) -> None:
         self.schema: GraphSchema = manifest.schema
         self.parts = parts
@@ -48,27 +54,41 @@ class Graph:
         self.manifest = manifest
         self.notes: dict[str, Any] = {}
         """What else a process that opens the graph by its ``reference`` shall know, JSON-able."""
+        self.verifier = verifier
+        """Vouches for what is read. ``check`` it before a batch is used."""
         self._documents = documents
         self._directories = {node_type: self._directory(node_type) for node_type in self.schema.nodes}
 
     @classmethod
-    def open(cls, where: str | os.PathLike[str] | Folder, *, parts: Sequence[int] | None = None) -> Graph:
+    def open(
+        cls,
+        where: str | os.PathLike[str] | Folder,
+        *,
+        parts: Sequence[int] | None = None,
+        verify: Verify = "lazy",
+    ) -> Graph:
         """Open a graph, or only some of its partitions.
 
         ``FormatError`` if anything is missing, damaged or inconsistent, as far as sizes, headers and
-        the ends of each adjacency tell; ``verify`` reads the rest.
+        the ends of each adjacency tell. With ``verify="lazy"``, files of topology, ids and splits are read
+        when they are first asked for, and features from the first ``verifier.check()`` on; with ``"full"``,
+        every byte is read here; with ``"none"``, no more is.
         """
+        mode = check_verify(verify)
         folder = _folder(where)
         manifest = Manifest.read(folder)
         opened = range(manifest.schema.num_partitions) if parts is None else sorted(set(parts))
-        graph = cls(folder, manifest, _documents(folder, manifest, opened), tuple(opened))
-        graph._check_edge_counts()
+        documents = _documents(folder, manifest, opened)
+        graph = cls(folder, manifest, documents, tuple(opened), _verifier(folder, documents, mode))
+        graph._check_counts()
+        if mode == "full":
+            graph.verifier.finish()
         return graph
 
     @classmethod
     def from_reference(cls, reference: Mapping[str, Any]) -> Graph:
-        """Open the graph that another process named by its ``reference``."""
-        return cls.open(folder_from(reference), parts=reference.get("parts"))
+        """Open the graph that another process named by its ``reference``, and which that process verifies."""
+        return cls.open(folder_from(reference), parts=reference.get("parts"), verify="none")
 
     @property
     def is_whole(self) -> bool:
@@ -108,6 +128,7 @@ class Graph:
         """
         self._known_edge_type(edge_type)
         document = self._document(topology_path(part, edge_type))
+        self.verifier.require(document.name)
         return {name: document.array(name) for name in document.specs}
 
     def node_column(self, node_type: NodeType, name: str, part: int) -> Array:
@@ -132,13 +153,11 @@ class Graph:
 
     def node_ids(self, node_type: NodeType) -> Int64Array | None:
         """Return the node id at each position, or ``None`` where they are equal."""
-        self._known_node_type(node_type)
-        return self._directories[node_type].ids
+        return self._directory_of(node_type).ids
 
     def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
         """Return the position of each node id. ``ValueError`` with the first ten unknown ids."""
-        self._known_node_type(node_type)
-        positions = self._directories[node_type].find(ids)
+        positions = self._directory_of(node_type).find(ids)
         unknown = ids[positions < 0]
         if len(unknown):
             listed = ", ".join(map(str, unknown[:10].tolist())) + (", ..." if len(unknown) > 10 else "")
@@ -150,8 +169,7 @@ class Graph:
 
         Or ``count`` of them, from the one at ``first`` in that order.
         """
-        self._known_node_type(node_type)
-        return self._directories[node_type].in_id_order(first, count)
+        return self._directory_of(node_type).in_id_order(first, count)
 
     def split(self, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split by ascending node id: one order for every partitioning."""
@@ -160,7 +178,7 @@ class Graph:
 
     def in_id_order(self, node_type: NodeType, positions: Array) -> Array:
         """Return ascending positions by ascending node id."""
-        directory = self._directories[node_type]
+        directory = self._directory_of(node_type)
         if directory.ascending:
             return positions
         return np.asarray(positions[np.argsort(directory.node_ids(positions))])
@@ -170,7 +188,14 @@ class Graph:
         splits = self._known_node_type(node_type).splits
         if name not in splits:
             raise ValueError(f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(splits)}")
-        return self._document(splits_path(part, node_type)).array(name)
+        document = self._document(splits_path(part, node_type))
+        self.verifier.require(document.name)
+        return document.array(name)
+
+    def _directory_of(self, node_type: NodeType) -> Directory:
+        if self._known_node_type(node_type).ids != "identity":
+            self.verifier.require(ids_path(node_type))
+        return self._directories[node_type]
 
     def _directory(self, node_type: NodeType) -> Directory:
         nodes = self.schema.nodes[node_type]
@@ -197,7 +222,8 @@ class Graph:
             raise ValueError(f"unknown edge type {edge_type!r}; known: {_listed(self.schema.edges)}")
         return self.schema.edges[edge_type]
 
-    def _check_edge_counts(self) -> None:
+    def _check_counts(self) -> None:
+        """Compare the sizes of arrays with those of the schema, which nothing else says."""
         if not self.is_whole:
             return
         for edge_type, edges in self.schema.edges.items():
@@ -209,6 +235,16 @@ class Graph:
                 raise FormatError(
                     f"edge type {edge_type}: {stored} edges stored, the schema says {edges.count}"
                 )
+        for node_type, nodes in self.schema.nodes.items():
+            for name, count in nodes.splits.items():
+                stored = sum(
+                    self._documents[splits_path(part, node_type)].specs[name].shape[0] for part in self.parts
+                )
+                if stored != count:
+                    raise FormatError(
+                        f"split {name!r} of node type {node_type!r}: {stored} nodes stored, the schema says "
+                        f"{count}"
+                    )
 
 
 def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
@@ -227,17 +263,27 @@ def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> dict
     for part in parts:
         if not 0 <= part < schema.num_partitions:
             raise ValueError(f"no partition {part} in a graph of {schema.num_partitions}")
-    documents = {}
-    for name in _expected(schema, parts):
-        if name not in manifest.files:
-            raise FormatError(f"{name}: missing from {MANIFEST_NAME}")
-        documents[name] = Document(folder, name, manifest.files[name])
+    for name in sorted(manifest.files.keys() ^ set(_expected(schema, range(schema.num_partitions)))):
+        what = "is no file of this schema" if name in manifest.files else f"missing from {MANIFEST_NAME}"
+        raise FormatError(f"{name}: {what}")
+    names = _expected(schema, parts)
+    documents = {name: Document(folder, name, manifest.files[name]) for name in names}
     for part in parts:
         check_part(schema, documents, part)
     return documents
 
 
-def open_partitions(path: str | os.PathLike[str], partitions: int | Sequence[int] | None) -> Graph:
+def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -> Verifier:
+    """Return what verifies these files. Nobody damages what lies in memory."""
+    if mode == "none" or not isinstance(folder, DiskFolder):
+        return NoVerifier()
+    features = [name for name in documents if name.split("/")[1] in ("nodes", "edges")]
+    return LazyVerifier(folder, documents, features)
+
+
+def open_partitions(
+    path: str | os.PathLike[str], partitions: int | Sequence[int] | None, *, verify: Verify = "lazy"
+) -> Graph:
     """Open those partitions of the graph at ``path``, by default all that lie there.
 
     ``ValueError`` for partitions that are not there, besides what ``Graph.open`` raises.
@@ -252,7 +298,7 @@ def open_partitions(path: str | os.PathLike[str], partitions: int | Sequence[int
             f"partitions {_listed(absent or range(schema.num_partitions))} do not lie at {folder}: of "
             f"{schema.num_partitions}, it has {_listed(there)}"
         )
-    return Graph.open(folder, parts=wanted)
+    return Graph.open(folder, parts=wanted, verify=verify)
 
 
 def _part_numbers(partitions: Any) -> list[int]:

@@ -1,6 +1,7 @@
 """``graph.json``: format version, schema, and size and checksums of every file.
 
-It is written last, so a directory without a valid one is not a graph.
+It is written last, so a directory without a valid one is not a graph. Its digest covers all the rest of it,
+and through the checksums every byte of the graph.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.document import FileRecord
+from gigl_loader.graph.checksums import FileRecord, record_from_json
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.strict_json import read_json
 
 __all__ = ["FORMAT_VERSION", "MANIFEST_NAME", "Manifest"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_OLDEST_VERSION = 1
 MANIFEST_NAME = "graph.json"
 _FORMAT = "gigl-graph"
 _MAX_BYTES = 64 << 20  # Of some 300,000 files.
@@ -35,24 +37,35 @@ class Manifest:
     """How the graph was built, for people. Nothing reads it."""
     files: Mapping[str, FileRecord]
 
+    version: int = FORMAT_VERSION
+    """Of the format. In version 1, files have the CRC-32 of their arrays in place of blocks."""
+
     @property
     def digest(self) -> str:
-        """SHA-256 of schema and file records, in hexadecimal: equal for graphs with the same contents."""
-        files = {name: record.to_json() for name, record in self.files.items()}
-        text = json.dumps({"schema": self.schema.to_json(), "files": files}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 of the document, in hexadecimal: equal for graphs with the same contents."""
+        if self.version == 1:
+            document = self._document()
+            text = json.dumps({name: document[name] for name in ("schema", "files")}, sort_keys=True)
+            return hashlib.sha256(text.encode()).hexdigest()
+        return _digest(self._document())
 
     def to_bytes(self) -> bytes:
-        """Return the file, with a checksum of all the rest as its last entry."""
-        document = {
+        """Return the file, with the digest of all the rest as its last entry."""
+        document = self._document()
+        if self.version == 1:
+            document["checksum"] = _checksum(document)
+        else:
+            document["digest"] = _digest(document)
+        return json.dumps(document, indent=1).encode() + b"\n"
+
+    def _document(self) -> dict[str, Any]:
+        return {
             "format": _FORMAT,
-            "version": FORMAT_VERSION,
+            "version": self.version,
             "schema": self.schema.to_json(),
             "build": dict(self.build),
             "files": {name: self.files[name].to_json() for name in sorted(self.files)},
         }
-        document["checksum"] = _checksum(document)
-        return json.dumps(document, indent=1).encode() + b"\n"
 
     @classmethod
     def read(cls, folder: Folder) -> Manifest:
@@ -69,15 +82,17 @@ class Manifest:
         document = _parsed(data)
         if document.get("format") != _FORMAT:
             raise FormatError(f"{what}: {MANIFEST_NAME} is not that of a graph")
-        if document.get("version") != FORMAT_VERSION:
+        version = document.get("version")
+        if type(version) is not int or not _OLDEST_VERSION <= version <= FORMAT_VERSION:
             raise FormatError(
-                f"{what}: format version {document.get('version')!r}, this library reads {FORMAT_VERSION}"
+                f"{what}: format version {version!r}, this library reads {_OLDEST_VERSION} to "
+                f"{FORMAT_VERSION}"
             )
-        if document.pop("checksum", None) != _checksum(document):
-            raise FormatError(f"{MANIFEST_NAME}: the contents do not match their checksum")
+        _check_digest(document, version)
         if missing := {"schema", "build", "files"} - set(document):
             raise FormatError(f"{MANIFEST_NAME}: no entry {min(missing)!r}")
-        return cls(GraphSchema.from_json(document["schema"]), document["build"], _files(document["files"]))
+        schema, build = GraphSchema.from_json(document["schema"]), document["build"]
+        return cls(schema, build, _files(document["files"], version), version)
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
@@ -87,12 +102,29 @@ def _parsed(data: bytes) -> dict[str, Any]:
     return document
 
 
-def _files(entries: Mapping[str, Any]) -> dict[str, FileRecord]:
+def _files(entries: Mapping[str, Any], version: int) -> dict[str, FileRecord]:
     try:
-        return {name: FileRecord.from_json(entry) for name, entry in entries.items()}
+        return {name: record_from_json(entry, version=version) for name, entry in entries.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{MANIFEST_NAME}: bad file record: {error}") from None
 
 
+def _check_digest(document: dict[str, Any], version: int) -> None:
+    """Take the digest out of the document, and compare them."""
+    if version == 1:
+        if document.pop("checksum", None) != _checksum(document):
+            raise FormatError(f"{MANIFEST_NAME}: the contents do not match their checksum")
+    elif document.pop("digest", None) != _digest(document):
+        raise FormatError(f"{MANIFEST_NAME}: the contents do not match their digest")
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(document)).hexdigest()
+
+
 def _checksum(document: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+    return zlib.crc32(_canonical(document))
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

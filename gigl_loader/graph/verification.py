@@ -105,7 +105,6 @@ def verify_graph(
 
     for document in documents.values():
         document.verify(report)
-        report(len(document.layout.header))
     for node_type, directory in directories.items():
         _verify_ids(directory, ids_path(node_type))
     for part in range(schema.num_partitions):

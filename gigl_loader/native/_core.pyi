@@ -23,6 +23,34 @@ def permutation(run_seed: int, epoch: int, out: Int64Array) -> None:
 def uniforms(key: int, out: npt.NDArray[np.float64]) -> None:
     """Fill ``out`` with numbers in [0, 1): number i is a function of key and i alone."""
 
+def crc32c(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
+    """Return the CRC-32C of the bytes that ``crc`` was computed of, followed by ``data`` (uint8 [N])."""
+
+def crc32c_portable(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
+    """Return what ``crc32c`` returns, by tables: what processors without the instructions do."""
+
+def crc32c_blocks(data: npt.NDArray[np.uint8], block_bytes: int, sums: npt.NDArray[np.uint32]) -> None:
+    """Write the CRC-32C of each block of ``data`` (uint8 [N]) to ``sums`` (uint32 [blocks]).
+
+    Blocks have ``block_bytes``, the last one what is left.
+    """
+
+def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32C of two strings of bytes in a row, of which the second has ``second_bytes``."""
+
+def watch_mapping(data: npt.NDArray[np.uint8], name: str) -> int:
+    """Name the file that is mapped at ``data``, for ``install_bus_error_handler``. Return a key."""
+
+def forget_mapping(key: int) -> None:
+    """Forget a mapping that ends. Each key is good once."""
+
+def install_bus_error_handler() -> None:
+    """Have a process that reads a mapped file which was cut name it on stderr before SIGBUS ends it.
+
+    The handler hands on to the one that was there. Calling it again puts it first again, if another was
+    installed since.
+    """
+
 def build_adjacency(
     targets: Int64Array,
     neighbor_ids: Int64Array,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from gigl_loader.graph.document import DocumentWriter, FileRecord
+from gigl_loader.graph.checksums import FileRecord
+from gigl_loader.graph.document import DocumentWriter
 from gigl_loader.graph.folder import Folder
 from gigl_loader.partition.assigners import Assigner
 from gigl_loader.partition.limits import Budget

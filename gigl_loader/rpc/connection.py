@@ -21,6 +21,7 @@ from pyarrow import flight
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.retry import Backoff
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, checksum_text, verified_chunks
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import WireCounts
@@ -61,6 +62,18 @@ class _NoAnswer(_AskAgain):
 
 class _Busy(_AskAgain):
     """The peer has as much to do as it takes. The connection is good."""
+
+
+class _Damaged(_AskAgain):
+    """The request or the reply does not match its checksum, or breaks a rule. The connection is good."""
+
+
+class _Refusal(Exception):
+    """The peer refused the request: no other attempt can mend it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Connection:
@@ -115,19 +128,26 @@ class Connection:
 
         ``read`` is called again for every attempt. Raises ``StorageUnavailable`` when ``timeout_s`` (by
         default the connection's) are over or ``attempts`` have failed, not counting those for which the
-        server was too busy, and at once what another attempt cannot mend.
+        server was too busy, and at once what another attempt cannot mend. ``FormatError`` when three
+        attempts in a row, or all, came damaged.
         """
         began = time.monotonic()
         seconds = self._timeout_s if timeout_s is None else timeout_s
         backoff = Backoff()
         reserve = min(_LAST_ATTEMPT_S, seconds / 4)
         last = ""
+        damaged = 0
         while True:
             left = began + seconds - time.monotonic()
             try:
                 # gRPC takes a deadline that is over for none at all.
                 return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
+            except _Refusal as refusal:
+                raise refusal.error from None
             except _AskAgain as error:
+                damaged = damaged + 1 if isinstance(error, _Damaged) else 0
+                if damaged >= min(MAX_DAMAGED, attempts):
+                    raise FormatError(f"{self._endpoint}: {error}") from None
                 # That an attempt with little time left had no answer tells less than the one before it.
                 if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
                     last = str(error)
@@ -167,13 +187,20 @@ class Connection:
         self, request: bytes, read: Callable[[Iterator[tuple[Bytes, int | None]]], Result], seconds: float
     ) -> Result:
         client = self._connected()
-        options = flight.FlightCallOptions(timeout=seconds, headers=self._headers)
+        headers = [*self._headers, (CHECKSUM_HEADER.encode(), checksum_text(request).encode())]
+        options = flight.FlightCallOptions(timeout=seconds, headers=headers)
         self.count(calls=1, bytes_out=len(request))
         try:
             with self._errors():
                 stream = client.do_get(flight.Ticket(request), options)
             with self._watched(stream):
                 return read(self._chunks(stream))
+        except FormatError as error:
+            self.count(damaged=1)
+            raise _Damaged(str(error)) from None
+        except _Damaged:
+            self.count(damaged=1)
+            raise
         except _Busy:
             raise
         except _AskAgain:
@@ -227,15 +254,19 @@ class Connection:
 
     def _chunks(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
         """Yield each chunk, and with the first the size of the whole reply."""
+        for chunk, total in verified_chunks(self._received(stream)):
+            self.count(bytes_in=len(chunk))
+            yield chunk, total
+
+    def _received(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
+        """Yield each chunk, the trailer included."""
         while True:
             with self._errors():
                 try:
                     message = stream.read_chunk()
                 except StopIteration:
                     return
-            chunk = _bytes_of(message.data)
-            self.count(bytes_in=len(chunk))
-            yield chunk, _size_of(message.app_metadata)
+            yield _bytes_of(message.data), _size_of(message.app_metadata)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -249,8 +280,10 @@ class Connection:
                 raise _AskAgain(_first_line(error)) from None
             if refused.kind is Kind.BUSY:
                 raise _Busy(refused.message) from None
-            raise refused.error(str(self._endpoint)) from None
-        except pa.ArrowException as error:
+            if refused.kind is Kind.DAMAGED:
+                raise _Damaged(refused.message) from None
+            raise _Refusal(refused.error(str(self._endpoint))) from None
+        except (pa.ArrowException, OSError) as error:  # OSError: messages of Arrow's that came damaged.
             raise _AskAgain(_first_line(error)) from None
 
     def _unavailable(self, seconds: float, last: str) -> Exception:
@@ -268,7 +301,10 @@ def _bytes_of(batch: Any) -> Bytes:
     column = batch.column(0)
     if column.null_count or column.offset or column.buffers()[1] is None:
         raise FormatError("reply: a column with nulls, an offset or no data")
-    return np.frombuffer(column.buffers()[1], np.uint8, count=len(column))
+    try:
+        return np.frombuffer(column.buffers()[1], np.uint8, count=len(column))
+    except ValueError:
+        raise FormatError("reply: a column longer than its data") from None
 
 
 def _size_of(metadata: Any) -> int | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["NO_TOKEN", "Busy", "Unknown", "control_error", "speaks_otherwise"]
+__all__ = ["NO_TOKEN", "Busy", "Damaged", "Unknown", "control_error", "speaks_otherwise"]
 
 NO_TOKEN = (
     "it wants a token, and none was given: Caller.from_files(token=PATH) in a script, --token-file PATH"
@@ -35,12 +35,17 @@ class Busy(SamplingError):
     """Beyond a limit of the server: asking again later may do."""
 
 
+class Damaged(SamplingError):
+    """The request or its reply came damaged: asking again may do."""
+
+
 _BY_STATUS: Mapping[grpc.StatusCode, type[Exception]] = {
     grpc.StatusCode.UNAVAILABLE: StorageUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: StorageUnavailable,
     grpc.StatusCode.CANCELLED: StorageUnavailable,
     grpc.StatusCode.NOT_FOUND: Unknown,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Busy,
+    grpc.StatusCode.DATA_LOSS: Damaged,
     grpc.StatusCode.INVALID_ARGUMENT: ValueError,
     grpc.StatusCode.FAILED_PRECONDITION: ValueError,
     grpc.StatusCode.UNIMPLEMENTED: ValueError,

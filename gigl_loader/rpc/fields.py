@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "Fields", "are_names", "known_name"]
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Of requests and replies: services refuse others, since nobody could tell what they mean."""
 
 MAX_HEADER_BYTES = 64 << 10

@@ -27,6 +27,8 @@ class Kind(Enum):
 
     MALFORMED = "malformed"
     """Bytes that break a rule of the format, or another version of it."""
+    DAMAGED = "damaged"
+    """A request that does not match its checksum: ask again."""
     INVALID = "invalid"
     """A well-formed request for what does not exist."""
     UNAUTHENTICATED = "unauthenticated"
@@ -87,6 +89,7 @@ def _printable(text: str) -> str:
 
 _ERRORS: Mapping[Kind, type[Exception]] = {
     Kind.MALFORMED: FormatError,
+    Kind.DAMAGED: FormatError,
     Kind.INVALID: ValueError,
     Kind.UNAUTHENTICATED: SamplingError,
     Kind.OTHER_GRAPH: SamplingError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import grpc
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
 from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
-from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
+from gigl_loader.rpc.control_errors import Damaged, control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.knock import knock
@@ -201,7 +203,9 @@ class StoreClient:
         """Ask for a batch and return a ``grpc.Future``. What it raises goes through ``error``."""
         self._check_open()
         try:
-            return self._calls["Sample"].future(request, timeout=timeout_s, metadata=self._metadata)
+            return self._calls["Sample"].future(
+                request, timeout=timeout_s, metadata=self._with_checksum(request)
+            )
         except ValueError:
             self._check_open()
             raise
@@ -234,9 +238,22 @@ class StoreClient:
         self._channel.close()
 
     def _call(self, name: str, request: Any, timeout_s: float) -> Any:
+        """Make a call, again where the request came damaged: ``FormatError`` when it did three times."""
+        for _ in range(MAX_DAMAGED - 1):
+            with suppress(Damaged):
+                return self._call_once(name, request, timeout_s)
+        try:
+            return self._call_once(name, request, timeout_s)
+        except Damaged as error:
+            raise FormatError(str(error)) from None
+
+    def _with_checksum(self, request: Any) -> tuple[tuple[str, str], ...]:
+        return (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)))
+
+    def _call_once(self, name: str, request: Any, timeout_s: float) -> Any:
         self._check_open()
         try:
-            return self._calls[name](request, timeout=timeout_s, metadata=self._metadata)
+            return self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:

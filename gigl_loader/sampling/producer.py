@@ -227,6 +227,7 @@ class WorkerSource:
             lane.ask(self._schedule.request(self._epoch, batch))
 
     def _deliver(self, batch: int) -> Frame:
+        self._graph.verifier.check()
         delivery = self._ready.pop(batch)
         if delivery.unavailable:
             self._raise_unavailable(delivery)

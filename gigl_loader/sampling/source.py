@@ -20,6 +20,8 @@ from gigl_loader.resources import naming_channel
 from gigl_loader.sampling.weighted import WeightedSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gigl_loader.channel.slots import Bytes
     from gigl_loader.group import RankGroup
     from gigl_loader.options import SamplingPlan, StoreOptions, WorkerOptions
@@ -129,14 +131,18 @@ class InlineSource:
         *,
         channel_bytes: int = 4 << 30,
         store: PartitionedStore | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """``channel_bytes`` of address space are set aside for frames; memory is committed when touched.
+
+        ``check`` is called before each batch, and raises if what it would be made of is damaged.
 
         ``store`` is what the sampler asks, where it is nobody else's: it is closed with the source.
         """
         self._sampler = sampler if schedule.draw is None else WeightedSampler(sampler, schedule.draw)
         self._schedule = schedule
         self._store = store
+        self._check = check
         self._slots: SlotPool | None = _private_slots(channel_bytes)
         self._epoch = -1
         self._position = schedule.num_batches
@@ -161,6 +167,8 @@ class InlineSource:
             raise ValueError("the source is closed")
         if self._position >= self.num_batches:
             raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
+        if self._check is not None:
+            self._check()
         began = time.perf_counter()
         try:
             frame = self._sample(self._slots)

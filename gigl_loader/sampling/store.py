@@ -80,6 +80,8 @@ class WireCounts:
     retries: int = 0
     placing_ns: int = 0
     """CPU time of copying rows from where they were received to their places: the last step of a gather."""
+    damaged: int = 0
+    """Attempts whose request or reply did not match its checksum."""
 
     def __add__(self, other: WireCounts) -> WireCounts:
         return WireCounts(
@@ -88,6 +90,7 @@ class WireCounts:
             calls=self.calls + other.calls,
             retries=self.retries + other.retries,
             placing_ns=self.placing_ns + other.placing_ns,
+            damaged=self.damaged + other.damaged,
         )
 
 

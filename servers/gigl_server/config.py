@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from gigl_loader.graph.verifier import check_verify
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_authority, check_name
 from gigl_loader.rpc.credentials import Credentials
@@ -58,6 +59,11 @@ class ServeOptions:
     """Batches under way have so long to be finished and fetched once the server is told to end."""
     frame_memory: int = 4 << 30
     """Bytes of batches that may lie ready to be fetched. A server that is full stops sampling."""
+    verify: str = "lazy"
+    """``"full"``: every byte of the graph is read before a port is bound. ``"lazy"``: topology, ids and
+    splits before the server is ready, features in the background. ``"none"``: headers only."""
+    scrub_rate: int = 64 << 20
+    """Bytes per second at which a server that verifies reads its files again and again. 0: once is enough."""
     log_file: str | None = None
     """``None``: stderr."""
     join_timeout_s: float = 300.0
@@ -72,6 +78,8 @@ class ServeOptions:
             whole_number("workers", self.workers, minimum=1)
             if self.workers > _MOST_WORKERS:
                 raise ValueError(f"workers must be at most {_MOST_WORKERS}, got {self.workers}")
+        check_verify(self.verify)
+        whole_number("scrub_rate", self.scrub_rate, minimum=0)
         whole_number("frame_memory", self.frame_memory, minimum=_LEAST_FRAME_MEMORY)
         for name, seconds, least in (
             ("lease", self.lease_s, 1.0),

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
+from gigl_loader.graph.verifier import check_verify
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.resources import raise_file_limit
 from gigl_server.last_resort import leave_within
@@ -56,7 +57,7 @@ def run(options: ServeOptions) -> int:
     with Signals(end_at_once=_LOGGER.warning) as signals:
         credentials = options.load_credentials()
         credentials.check_reach(options.address)
-        graph = open_partitions(options.graph_dir, options.partitions)
+        graph = open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
         with suppress(OSError, ValueError):  # No stderr.
             faulthandler.enable()
         log = configure_logging(options.log_file)
@@ -119,9 +120,8 @@ def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> N
 
 
 def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
-    server.settled.wait()
-    if server.failure is not None:
-        told.put(_CANNOT)
+    server.failed.wait()
+    told.put(_CANNOT)
 
 
 def _tell_death(died: threading.Event, told: SimpleQueue[str]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
 
+from gigl_loader.native import crc32c
+from gigl_loader.rpc.checksums import checksum_text, checksum_trailer
 from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
@@ -108,6 +111,8 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self._ledger.add(calls=1, bytes_in=len(request))
         with self._refusals(caller):
             self._begin(call, caller, context.peer())
+            if call.checksum not in (None, checksum_text(request)):
+                raise Refused(Kind.DAMAGED, "the request does not match its checksum")
             handle = frame_handle(request)
             if handle is not None:
                 return self._frame(call, handle)
@@ -132,10 +137,11 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         return self._stream([frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)])
 
     def _stream(self, chunks: list[Bytes], *, first_tells_size: bool = False) -> Any:
-        """Return chunks as a stream that runs without Python, or all but, and waits for nobody."""
+        """Return chunks and their checksum as a stream without Python, or all but, that waits for nobody."""
         total = sum(map(len, chunks))
         self._ledger.add(bytes_out=total)
-        batches = [_batch(pa.py_buffer(chunk)) for chunk in chunks]
+        trailer = checksum_trailer(reduce(_continued, chunks, 0))
+        batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, trailer)]
         if first_tells_size:  # Only Flight's generators take metadata; this one has nothing left to do.
             first, *others = batches
             return flight.GeneratorStream(_SCHEMA, iter([(first, total.to_bytes(8, "little")), *others]))
@@ -198,6 +204,10 @@ def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
         ender.join(timeout_s)
     if ender.is_alive():
         _LOGGER.error("the data port does not end")
+
+
+def _continued(crc: int, chunk: Bytes) -> int:
+    return crc32c(chunk, crc)
 
 
 def _batch(buffer: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import flight
 
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_server.audit import printable
@@ -30,11 +31,13 @@ _NO_TOKEN = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the s
 class Call(flight.ServerMiddleware):  # type: ignore[misc]
     """One call: what its headers showed, and what to let go of when its reply was sent, or cannot be."""
 
-    def __init__(self, token: str | None, job: bytes | None) -> None:
+    def __init__(self, token: str | None, job: bytes | None, checksum: str | None) -> None:
         super().__init__()
         self.token = token
         """Name of the token that was shown; ``None`` for none, or a wrong one."""
         self.job = job
+        self.checksum = checksum
+        """Of the ticket, where the caller sent one."""
         self.at_end = ExitStack()
 
     def call_completed(self, exception: object) -> None:
@@ -59,7 +62,8 @@ class Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if info.method != flight.FlightMethod.DO_GET:
             self._refuse_verb(info.method, token)
         job = headers.get(JOB_HEADER)
-        return Call(token, job_key(job) if job else None)
+        checksum = headers.get(CHECKSUM_HEADER)
+        return Call(token, job_key(job) if job else None, str(checksum[0]) if checksum else None)
 
     def refuse_stranger(self, caller: Identity) -> None:
         """Refuse a call without the token."""

@@ -18,6 +18,8 @@ class Status(Enum):
     """It is at odds with what is there: another graph, another producer of the same key."""
     BEYOND_LIMIT = "RESOURCE_EXHAUSTED"
     """Ask for less, or later."""
+    DAMAGED = "DATA_LOSS"
+    """The request does not match its checksum: ask again."""
     UNAVAILABLE = "UNAVAILABLE"
     """Not now: the server starts, or drains."""
 

@@ -126,6 +126,8 @@ SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "lease": ("lease_s", _seconds),
     "drain": ("drain_s", _seconds),
     "frame_memory": ("frame_memory", byte_count),
+    "verify": ("verify", _text),
+    "scrub_rate": ("scrub_rate", byte_count),
     "log_file": ("log_file", _text),
     "join_timeout": ("join_timeout_s", _seconds),
 }

@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.graph import Graph, open_partitions
+from gigl_loader.graph.verifier import check_verify
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
 from gigl_server.answers import Answers
@@ -75,6 +77,8 @@ class StorageServer:
         """Set once the server is ready, or cannot become so."""
         self.died = threading.Event()
         """Set once a part of the server is dead: it should end, and be started again."""
+        self.failed = threading.Event()
+        """Set with ``failure``: before the server was ready, or when damage of the graph was found later."""
         self._options, self._graph, self._credentials = options, graph, credentials
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
@@ -283,20 +287,37 @@ class StorageServer:
         try:
             watch = self._become_ready()
         except Exception as error:
-            self.failure = error
-            self._standing.ends(str(error))
-            if not self._ending.is_set():
-                _LOGGER.error("not ready: %s", str(error))  # Records must not hold its frames.
+            self._fail(error)
             return
         finally:
             self.settled.set()
-        while not self._ending.wait(_LOOK_EVERY_S):
-            watch.look(self._ending)
+        try:
+            while not self._ending.wait(_LOOK_EVERY_S):
+                self._graph.verifier.check()
+                watch.look(self._ending)
+        except FormatError as error:
+            self._fail(error)
+            self._tell_health()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self._standing.ends(str(error))
+        if not self._ending.is_set():
+            _LOGGER.error("not ready: %s", str(error))  # Records must not hold its frames.
+        self.failed.set()
+
+    def _verify(self) -> None:
+        """Verify what batches are drawn from, and begin with the rest. ``FormatError`` for damage."""
+        verifier = self._graph.verifier
+        verifier.check()
+        if self._options.scrub_rate:
+            verifier.scrub(self._options.scrub_rate)
 
     def _become_ready(self) -> Watch:
         fault = self._asker.own_fault() if self._credentials.certificate else None
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
+        self._verify()
         members = self._joining.run(self._options.join_timeout_s)
         self._stores = stores = ClusterStores(
             self._graph,
@@ -347,7 +368,7 @@ def _check_server_proof(address: Address, graph: Graph, credentials: Credentials
 
 def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
     if graph is None:
-        return open_partitions(options.graph_dir, options.partitions)
+        return open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
     if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
         return graph
-    return Graph.open(graph.folder, parts=options.partitions)
+    return Graph.open(graph.folder, parts=options.partitions, verify=check_verify(options.verify))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message_is_whole
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_server.channels import Ask, ChannelOrder
 from gigl_server.refusal import Refusal, Status
@@ -76,38 +77,39 @@ class StoreCalls:
         )
 
     def _create_producer(self, request: Any, call: ControlCall) -> Any:
-        return self._of_job(call, lambda job: self._create(job, request, call.caller))
+        return self._of_job(call, request, lambda job: self._create(job, request, call.caller))
 
     def _open_channel(self, request: Any, call: ControlCall) -> Any:
-        return self._of_job(call, lambda job: self._open(job, request))
+        return self._of_job(call, request, lambda job: self._open(job, request))
 
     def _heartbeat(self, request: Any, call: ControlCall) -> Any:
         def renew(job: bytes) -> Any:
             return messages.HeartbeatReply(channels=self._service.heartbeat(job, request.channels))
 
-        return self._of_job(call, renew)
+        return self._of_job(call, request, renew)
 
     def _close_channel(self, request: Any, call: ControlCall) -> Any:
         def close(job: bytes) -> Any:
             self._service.close_channel(job, request.channel)
             return messages.CloseChannelReply()
 
-        return self._of_job(call, close)
+        return self._of_job(call, request, close)
 
     def _destroy_producer(self, request: Any, call: ControlCall) -> Any:
         def destroy(job: bytes) -> Any:
             self._service.destroy_producer(job, request.key)
             return messages.DestroyProducerReply()
 
-        return self._of_job(call, destroy)
+        return self._of_job(call, request, destroy)
 
     def _sample(self, request: Any, call: ControlCall) -> None:
         channel, asks = request.channel, [_ask(request)]
+        _check_whole(request, call)
         del request  # It holds the seeds once more, and the call may wait for minutes.
         waiting = _Waiting(self._service, call, self._with_reason)
         call.on_gone(waiting.abandon)
         submit = self._service.submit
-        waiting.begun(self._of_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
+        waiting.begun(self._in_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
         created = self._service.create_producer(
@@ -134,8 +136,12 @@ class StoreCalls:
             ring_door=self._service.ring_door if channel.ring is not None else "",
         )
 
-    def _of_job(self, call: ControlCall, answer: Callable[[bytes], Any]) -> Any:
-        """Return the answer to a call of a job. Raises ``Refusal``."""
+    def _of_job(self, call: ControlCall, request: Any, answer: Callable[[bytes], Any]) -> Any:
+        """Return the answer to a call of a job, whose request is whole. Raises ``Refusal``."""
+        _check_whole(request, call)
+        return self._in_job(call, answer)
+
+    def _in_job(self, call: ControlCall, answer: Callable[[bytes], Any]) -> Any:
         job = job_key(call.headers(JOB_HEADER))
         if job is None:
             raise Refusal(Status.INVALID, f"the header {JOB_HEADER!r} has 64 hex digits, once")
@@ -181,7 +187,9 @@ class _Waiting:
         with self._lock:
             self._settled, self._errand = True, None
         if outcome.refusal is None:
-            self._call.reply(_reply(outcome))
+            reply = _reply(outcome)
+            self._call.set_trailers(((CHECKSUM_HEADER, message_checksum(reply)),))
+            self._call.reply(reply)
             return
         refusal = self._with_reason(outcome.refusal)
         self._call.refuse(grpc.StatusCode[refusal.status.value], refusal.message)
@@ -193,6 +201,11 @@ class _Waiting:
             errand, self._errand = self._errand, None
         if errand is not None:
             self._service.abandon(errand)
+
+
+def _check_whole(request: Any, call: ControlCall) -> None:
+    if not message_is_whole(request, call.metadata):
+        raise Refusal(Status.DAMAGED, "the request does not match its checksum")
 
 
 def _ask(request: Any) -> Ask:

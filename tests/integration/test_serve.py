@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +35,6 @@ from tests.support.store_graph import write_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 EDGE = ("node", "to", "node")
 PLAN = SamplingPlan(
@@ -163,9 +164,42 @@ def test_a_server_with_another_graph_ends_with_a_line_that_names_both(
     assert f"storage server at {cluster.addresses[0]} has another graph: digest " in line
 
 
+def _flip(file: Path) -> None:
+    """Flip a bit in the middle of a file, in place, and leave its time as it was."""
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(before.st_size // 2)
+        (byte,) = opened.read(1)
+        opened.seek(before.st_size // 2)
+        opened.write(bytes([byte ^ 4]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("verify", ["lazy", "full"])
+def test_a_server_of_a_damaged_graph_does_not_become_ready(graph: Path, tmp_path: Path, verify: str) -> None:
+    damaged = Path(shutil.copytree(graph, tmp_path / "graph"))
+    _flip(damaged / "part-00000/topology/node+to+node.safetensors")
+    with started("serve", str(damaged), "--listen", "127.0.0.1:0", "--verify", verify) as process:
+        _, log = process.communicate(timeout=60)
+    assert process.returncode in (1, 2)
+    assert "part-00000/topology/node+to+node.safetensors: bytes 0 to" in log.splitlines()[-1]
+    assert "do not match their checksum" in log.splitlines()[-1]
+
+
+def test_a_server_ends_when_damage_is_found_later(graph: Path, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(graph, tmp_path / "graph"))
+    with started("serve", str(damaged), "--listen", "127.0.0.1:0", "--scrub-rate", "100MB") as process:
+        line_with(process, "ready")
+        _flip(damaged / "part-00001/nodes/node.safetensors")
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "part-00001/nodes/node.safetensors: bytes 0 to" in log
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["GRAPH", "--verify", "all"], "verify must be one of 'full', 'lazy', 'none', got 'all'"),
         (["GRAPH", "-p", "7"], "partitions 7 do not lie at"),
         (["nowhere"], "no graph at nowhere"),
         (["GRAPH", "--listen", "here"], "listen: 'here' is not an address"),

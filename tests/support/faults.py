@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.graph.verifier import Verifier
     from gigl_loader.sampling.ledger import Ledger
     from gigl_loader.sampling.schedule import Request
     from gigl_loader.sampling.setting import WorkerSetting
@@ -81,6 +82,10 @@ class GraphWithFaults:
     @property
     def schema(self) -> GraphSchema:
         return self.graph.schema
+
+    @property
+    def verifier(self) -> Verifier:
+        return self.graph.verifier
 
     @property
     def pass_fds(self) -> tuple[int, ...]:

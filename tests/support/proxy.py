@@ -1,7 +1,8 @@
-"""A TCP proxy that treats what it carries badly: late, slowly, not at all, or one way only."""
+"""A TCP proxy that treats what it carries badly: late, slowly, not at all, one way only, or damaged."""
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import threading
@@ -65,6 +66,10 @@ class Proxy:
         """Added to every piece that is carried, either way."""
         self.bytes_per_second = 0
         """Of each direction of each connection; 0 for as fast as it goes."""
+        self.flips = 0
+        """Bits that were flipped."""
+        self._flip_every = 0
+        self._random = random.Random()
         self._state = threading.Condition()
         self._stalled = self._refuses = self._closed = False
         self._flip: int | None = None
@@ -91,6 +96,11 @@ class Proxy:
     def resume(self) -> None:
         """Undo ``stall`` and ``cut``."""
         self._become()
+
+    def flip_bits(self, every: int, seed: int = 0) -> None:
+        """Flip one random bit in so many bytes, on average, either way. 0: none from now on."""
+        with self._state:
+            self._flip_every, self._random = every, random.Random(seed)
 
     def half_close(self) -> None:
         """End the direction from the target to its clients, of all connections. The other goes on."""
@@ -171,7 +181,8 @@ class Proxy:
             while piece := source.recv(_CHUNK):
                 if not self._passes(link, len(piece)):
                     break
-                sink.sendall(self._damaged(piece) if sink is link.near else piece)
+                piece = self._damaged(piece)
+                sink.sendall(self._flipped(piece) if sink is link.near else piece)
                 if sink is link.near:
                     with self._state:
                         link.bytes_down += len(piece)
@@ -186,7 +197,20 @@ class Proxy:
             link.close()
 
     def _damaged(self, piece: bytes) -> bytes:
-        """Return a piece, with a bit flipped if that was wanted."""
+        """Return a piece, with bits flipped at random places if that was wanted."""
+        with self._state:
+            if not self._flip_every:
+                return piece
+            copy = bytearray(piece)
+            at = int(self._random.expovariate(1 / self._flip_every))
+            while at < len(copy):
+                copy[at] ^= 1 << self._random.randrange(8)
+                self.flips += 1
+                at += 1 + int(self._random.expovariate(1 / self._flip_every))
+            return bytes(copy)
+
+    def _flipped(self, piece: bytes) -> bytes:
+        """Return a piece, with the one bit flipped that was wanted."""
         with self._state:
             choice, self._flip = self._flip, None
         if choice is None:

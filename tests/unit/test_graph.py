@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import zlib
@@ -15,6 +16,7 @@ import safetensors.numpy
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph, MemoryFolder
+from gigl_loader.graph.manifest import Manifest
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 
 WRITES = ("author", "writes", "paper")
@@ -179,13 +181,13 @@ IDS = "ids/paper.safetensors"
 
 
 def _edit(path: Path, change: Callable[[dict[str, Any]], None], *, signed: bool = True) -> None:
-    """Change ``graph.json``, with a checksum that fits when ``signed``."""
+    """Change ``graph.json``, with a digest that fits when ``signed``."""
     document = json.loads((path / "graph.json").read_text())
     change(document)
     if signed:
-        document.pop("checksum", None)
+        document.pop("digest", None)
         text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-        document["checksum"] = zlib.crc32(text.encode())
+        document["digest"] = hashlib.sha256(text.encode()).hexdigest()
     (path / "graph.json").write_text(json.dumps(document))
 
 
@@ -225,18 +227,18 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a manifest that is a list": (lambda path: (path / "graph.json").write_text("[]"), "not an object"),
     "another format": (lambda path: _edit(path, _set("format", "other")), "not that of a graph"),
     "a newer version": (
-        lambda path: _edit(path, _set("version", 2)),
-        "format version 2, this library reads 1",
+        lambda path: _edit(path, _set("version", 3)),
+        "format version 3, this library reads 1 to 2",
     ),
     "a changed manifest": (
         lambda path: _edit(
             path, lambda document: document["schema"]["nodes"][0].update(count=4), signed=False
         ),
-        "do not match their checksum",
+        "do not match their digest",
     ),
-    "no checksum": (
-        lambda path: _edit(path, lambda document: document.pop("checksum"), signed=False),
-        "do not match their checksum",
+    "no digest": (
+        lambda path: _edit(path, lambda document: document.pop("digest"), signed=False),
+        "do not match their digest",
     ),
     "no schema": (lambda path: _edit(path, lambda document: document.pop("schema")), "'schema'"),
     "bad schema": (lambda path: _edit(path, _set("schema", {"edge_dir": 3})), "bad graph schema"),
@@ -289,6 +291,30 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an indptr that begins elsewhere": (
         lambda path: _rewrite(path, TOPOLOGY, _put("indptr", 0, -1)),
         "indptr runs from -1",
+    ),
+    "a file that no type has": (
+        lambda path: _edit(path, lambda document: document["files"].update(more=document["files"][TOPOLOGY])),
+        "more: is no file of this schema",
+    ),
+    "a name that occurs twice": (
+        lambda path: (path / "graph.json").write_text(
+            (path / "graph.json").read_text().replace('"format"', '"build": {}, "format"', 1)
+        ),
+        "a name occurs twice",
+    ),
+    "a size that is no number": (
+        lambda path: (path / "graph.json").write_text(
+            (path / "graph.json").read_text().replace('"nbytes": ', '"nbytes": Infinity, "n": ', 1)
+        ),
+        "Infinity is no number",
+    ),
+    "nodes of a split that are not there": (
+        lambda path: _edit(path, lambda document: document["schema"]["nodes"][1]["splits"].update(train=3)),
+        "split 'train' of node type 'paper': 2 nodes stored, the schema says 3",
+    ),
+    "ids that are said to be positions": (
+        lambda path: _edit(path, lambda document: document["schema"]["nodes"][1].update(ids="identity")),
+        r"ids/paper\.safetensors: is no file of this schema",
     ),
     "edges that are not there": (
         lambda path: _edit(path, lambda document: document["schema"]["edges"][0].update(count=6)),
@@ -344,7 +370,7 @@ def test_a_damaged_graph_does_not_open(copy: Path, damage: str) -> None:
 VERIFYING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a changed byte in a column": (
         lambda path: _flip(path / "part-00001/nodes/paper.safetensors", -1),
-        r"part-00001/nodes/paper\.safetensors: the bytes of 'x' do not match",
+        r"part-00001/nodes/paper\.safetensors: bytes 0 to \d+ do not match",
     ),
     "a changed byte in the topology": (
         lambda path: _flip(path / TOPOLOGY, -1),
@@ -374,9 +400,11 @@ VERIFYING: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a split outside its part": (
         lambda path: _rewrite(
-            path, "part-00000/splits/paper.safetensors", _set("test", np.array([-1], np.int64))
+            path,
+            "part-00000/splits/paper.safetensors",
+            lambda arrays: next(array for array in arrays.values() if len(array)).__setitem__(0, -1),
         ),
-        "'test' is -1 at row 0",
+        "is -1 at row 0",
     ),
 }
 
@@ -413,6 +441,37 @@ def test_every_changed_byte_is_found(copy: Path) -> None:
                 Graph.open(copy).verify()
         file.write_bytes(data)
     Graph.open(copy).verify()
+
+
+def _as_version_1(path: Path) -> None:
+    """Write ``graph.json`` as the library did before there were blocks."""
+    document = json.loads((path / "graph.json").read_text())
+    for name, entry in document["files"].items():
+        data = (path / name).read_bytes()
+        header = data[: 8 + int.from_bytes(data[:8], "little")]
+        spans = json.loads(header[8:])
+        sums = {
+            array: zlib.crc32(data[len(header) :][slice(*spec["data_offsets"])])
+            for array, spec in spans.items()
+        }
+        document["files"][name] = {"nbytes": entry["nbytes"], "header": zlib.crc32(header), "arrays": sums}
+    document.pop("digest")
+    document["version"] = 1
+    document["checksum"] = zlib.crc32(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+    (path / "graph.json").write_text(json.dumps(document))
+
+
+def test_a_graph_of_version_1_opens_and_is_verified_array_by_array(copy: Path) -> None:
+    digest = Graph.open(copy).manifest.digest
+    _as_version_1(copy)
+    graph = Graph.open(copy)
+    graph.verify()
+    assert graph.manifest.digest != digest
+    told = Manifest.parse(graph.manifest.to_bytes(), what="a reply")
+    assert (told.version, told.digest) == (1, graph.manifest.digest)
+    _flip(copy / TOPOLOGY, -1)
+    with pytest.raises(FormatError, match=r"writes.*: the bytes of '\w+' do not match their checksum"):
+        Graph.open(copy).verify()
 
 
 def _same_json(one: bytes, other: bytes) -> bool:

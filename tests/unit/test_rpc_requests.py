@@ -130,9 +130,9 @@ I32, I64 = np.int32, np.int64
         (N + b"x", Kind.MALFORMED, "1 bytes follow its end"),
         (edited(N, {"wire": None}), Kind.MALFORMED, "no 'wire'"),
         (
-            edited(N, {"wire": "2"}),
+            edited(N, {"wire": "1"}),
             Kind.MALFORMED,
-            "wire version '2', this service reads 1: install the same",
+            "wire version '1', this service reads 2: install the same",
         ),
         (edited(N, {"graph": None}), Kind.MALFORMED, "no 'graph'"),
         (

@@ -367,7 +367,13 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
             self.done = done
 
     replies: list[Any] = []
-    call: Any = SimpleNamespace(headers=lambda _: [JOB], on_gone=lambda _: None, reply=replies.append)
+    call: Any = SimpleNamespace(
+        headers=lambda _: [JOB],
+        metadata=[],
+        on_gone=lambda _: None,
+        set_trailers=lambda _: None,
+        reply=replies.append,
+    )
     service: Any = Service()
     request: Any = Request()
     gone = weakref.ref(request)

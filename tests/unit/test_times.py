@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from gigl_loader.cli import build_app
+from gigl_loader.cli.app import build_app
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import Column, Graph, GraphSchema
 from gigl_loader.partition import GraphTables, NodeTable, build_graph

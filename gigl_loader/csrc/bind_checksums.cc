@@ -1,0 +1,49 @@
+#include <nanobind/stl/string.h>
+
+#include "binding.h"
+#include "bus_error.h"
+#include "crc32c.h"
+
+namespace gigl {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<const std::byte> BytesOf(const Bytes& array) {
+  return {reinterpret_cast<const std::byte*>(array.data()), array.shape(0)};
+}
+
+uint32_t BindCrc32c(const Bytes& data, uint32_t crc) {
+  nb::gil_scoped_release release;
+  return Crc32c(BytesOf(data), crc);
+}
+
+uint32_t BindCrc32cPortable(const Bytes& data, uint32_t crc) {
+  nb::gil_scoped_release release;
+  return Crc32cPortable(BytesOf(data), crc);
+}
+
+void BindCrc32cBlocks(const Bytes& data, size_t block_bytes, const Array<uint32_t>& sums) {
+  Require(block_bytes > 0, "block_bytes must be positive");
+  Require(sums.shape(0) == data.shape(0) / block_bytes + (data.shape(0) % block_bytes != 0),
+          "sums must have one entry per block");
+  nb::gil_scoped_release release;
+  Crc32cBlocks(BytesOf(data), block_bytes, Span(sums));
+}
+
+}  // namespace
+
+void BindChecksums(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("crc32c", &BindCrc32c, "data"_a.noconvert(), "crc"_a = 0);
+  m.def("crc32c_portable", &BindCrc32cPortable, "data"_a.noconvert(), "crc"_a = 0);
+  m.def("crc32c_blocks", &BindCrc32cBlocks, "data"_a.noconvert(), "block_bytes"_a, "sums"_a.noconvert());
+  m.def("crc32c_combine", &Crc32cCombine, "first"_a, "second"_a, "second_bytes"_a);
+  m.def("watch_mapping", [](const Bytes& data, const std::string& name) {
+    return WatchMapping(reinterpret_cast<uintptr_t>(data.data()), data.shape(0), name);
+  }, "data"_a.noconvert(), "name"_a);
+  m.def("install_bus_error_handler", &InstallBusErrorHandler);
+  m.def("forget_mapping", &ForgetMapping, "key"_a);
+}
+
+}  // namespace gigl

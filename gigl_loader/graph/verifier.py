@@ -1,0 +1,233 @@
+"""Verification of a graph that is in use: files are read once, before first use or in the background."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.document import Document
+from gigl_loader.graph.folder import Folder, Status
+from gigl_loader.native import install_bus_error_handler
+
+__all__ = ["VERIFY_MODES", "LazyVerifier", "NoVerifier", "Verifier", "Verify", "check_verify"]
+
+Verify: TypeAlias = Literal["full", "lazy", "none"]
+"""``"full"``: opening reads every byte. ``"lazy"``: topology, ids and splits are read before their first use,
+features in the background. ``"none"``: only headers are checked."""
+
+VERIFY_MODES: tuple[Verify, ...] = ("full", "lazy", "none")
+
+_LOGGER = logging.getLogger(__name__)
+_SMALL_BYTES = 256 << 20
+"""Features of so many bytes take 50 ms: no thread is started for them."""
+_LOOK_EVERY_S = 1.0
+_MOST_LOOKS = 256
+"""Files that are looked at, at a time. A look takes 1 to 2 us."""
+_NICE = 10
+_END_S = 5.0
+
+
+class Verifier(Protocol):
+    """Vouches for the files of an opened graph. Any number of threads may ask."""
+
+    def require(self, name: str) -> None:
+        """Return when a file is verified. ``FormatError`` if it is damaged."""
+
+    def check(self) -> None:
+        """Return when all is verified that a batch is drawn from. Called for each batch.
+
+        ``FormatError`` for damage that was found so far, and for a file that was cut or overwritten since
+        it was mapped.
+        """
+
+    def finish(self) -> None:
+        """Return when every byte is verified. Raises as ``check``."""
+
+    def scrub(self, bytes_per_second: float) -> None:
+        """Read all files again and again, in a thread. What it finds, ``check`` raises."""
+
+
+class NoVerifier:
+    """Trusts the files: another process verifies them, or nobody wants it."""
+
+    def require(self, name: str) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def scrub(self, bytes_per_second: float) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _State:
+    """Shared with the thread, which must not keep the verifier alive."""
+
+    good: set[str] = field(default_factory=set)
+    failure: str | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
+class _Stopped(Exception):
+    """The verifier is gone."""
+
+
+class LazyVerifier:
+    """Verifies each file before its first use, but for features: those in the background."""
+
+    def __init__(self, folder: Folder, documents: Mapping[str, Document], features: Iterable[str]) -> None:
+        """``features`` names the files that a thread verifies while batches are made already."""
+        self._folder = folder
+        self._documents = documents
+        self._features = list(features)
+        self._state = _State()
+        self._lock = threading.RLock()
+        self._begun = False
+        self._seen: dict[str, Status] = {name: document.status for name, document in documents.items()}
+        self._watched = [name for name, status in self._seen.items() if status is not None]
+        self._next_look = 0.0
+        self._next_watched = 0
+        # Also when the interpreter ends: a thread that comes back from a kernel after that aborts it.
+        weakref.finalize(self, _end, self._state)
+
+    def require(self, name: str) -> None:
+        if name not in self._state.good:
+            with self._lock:
+                self._verify([name])
+        self._raise_failure()
+
+    def check(self) -> None:
+        if not self._begun:
+            with self._lock:
+                self._begin()
+        if time.monotonic() >= self._next_look:
+            with self._lock:
+                self._look()
+        self._raise_failure()
+
+    def finish(self) -> None:
+        with self._lock:
+            self._begun = True
+            self._verify(self._documents)
+        self._raise_failure()
+
+    def scrub(self, bytes_per_second: float) -> None:
+        self._start(list(self._documents), bytes_per_second)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        install_bus_error_handler()  # First again, though faulthandler was enabled since files were mapped.
+        features = [name for name in self._features if name not in self._state.good]
+        self._verify(self._documents.keys() - set(features))
+        if sum(self._documents[name].layout.nbytes for name in features) <= _SMALL_BYTES:
+            self._verify(features)
+        else:
+            self._start(features, None)
+        self._begun = True
+
+    def _verify(self, names: Iterable[str]) -> None:
+        """Verify those of these files that were not. The failure is kept: it is told again and again."""
+        for name in sorted(set(names) - self._state.good):
+            _verify_into(self._state, self._documents[name], _ignore)
+
+    def _start(self, names: Sequence[str], bytes_per_second: float | None) -> None:
+        documents = [self._documents[name] for name in names]
+        arguments = (self._state, documents, bytes_per_second)
+        thread = threading.Thread(target=_read_through, args=arguments, name="verification", daemon=True)
+        self._state.threads.append(thread)
+        thread.start()
+
+    def _look(self) -> None:
+        """Look whether mapped files were changed, and verify those again."""
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        for _ in range(min(_MOST_LOOKS, len(self._watched))):
+            name = self._watched[self._next_watched % len(self._watched)]
+            self._next_watched += 1
+            before, now = self._seen[name], self._folder.status(name)
+            if now == before or before is None:
+                continue
+            if now is None or now.inode != before.inode:  # Replaced: the map is still of the old file.
+                self._watched.remove(name)
+                if not self._watched:
+                    return
+                continue
+            self._seen[name] = now
+            self._verify_again(name, now)
+
+    def _verify_again(self, name: str, status: Status) -> None:
+        assert status is not None
+        nbytes = self._documents[name].layout.nbytes
+        if status.nbytes < nbytes:  # Reading it would end this process.
+            self._state.failure = f"{name}: cut from {nbytes} to {status.nbytes} bytes while it was mapped"
+            return
+        _LOGGER.warning("%s was written to while it was mapped: it is verified again", name)
+        self._state.good.discard(name)
+        self._verify([name])
+
+    def _raise_failure(self) -> None:
+        if self._state.failure is not None:
+            raise FormatError(self._state.failure)
+
+
+def check_verify(verify: object) -> Verify:
+    """Return ``verify``, if it is one of the modes. ``ValueError`` lists them."""
+    for mode in VERIFY_MODES:
+        if verify == mode:
+            return mode
+    raise ValueError(f"verify must be one of {', '.join(map(repr, VERIFY_MODES))}, got {verify!r}")
+
+
+def _ignore(nbytes: int) -> None:
+    """Nobody is told of the progress."""
+
+
+def _end(state: _State) -> None:
+    """Have the threads end, which they do after 8 MiB at the latest."""
+    state.over.set()
+    for thread in state.threads:
+        if thread is not threading.current_thread():
+            thread.join(_END_S)
+
+
+def _verify_into(state: _State, document: Document, report: Callable[[int], None]) -> None:
+    try:
+        document.verify(report)
+    except FormatError as error:
+        state.failure = str(error)
+    else:
+        state.good.add(document.name)
+
+
+def _read_through(state: _State, documents: Sequence[Document], bytes_per_second: float | None) -> None:
+    """Verify files: once as fast as possible, or endlessly at a rate. Others come first on the processor."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+    def report(nbytes: int) -> None:
+        if state.over.wait(nbytes / bytes_per_second if bytes_per_second else 0):
+            raise _Stopped
+
+    with suppress(_Stopped):
+        while True:
+            for document in documents:
+                _verify_into(state, document, report)
+                report(0)
+                if state.failure is not None:
+                    _LOGGER.error("damage found: %s", state.failure)
+                    return
+            if bytes_per_second is None or not documents:
+                return
