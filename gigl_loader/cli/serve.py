@@ -58,8 +58,14 @@ def serve(
     drain: Annotated[
         float | None, typer.Option(show_default="30", help="Seconds to finish what is under way at the end.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(show_default="3/4 of the machine's", help="Of all that sampling takes.")
+    ] = None,
     frame_memory: Annotated[
         str | None, typer.Option(show_default="4GB", help="Of batches that wait to be fetched.")
+    ] = None,
+    journal: Annotated[
+        str | None, typer.Option(show_default="in /var/tmp", help="Notes batches that servers died of.")
     ] = None,
     log_file: Annotated[str | None, typer.Option(show_default="stderr", help="Append the log here.")] = None,
     join_timeout: Annotated[
@@ -94,7 +100,9 @@ def serve(
         "metrics": metrics,
         "lease": lease,
         "drain": drain,
+        "memory": memory,
         "frame_memory": frame_memory,
+        "journal": journal,
         "log_file": log_file,
         "join_timeout": join_timeout,
     }

@@ -15,6 +15,7 @@ from gigl_server.cluster_stores import ClusterStores
 from gigl_server.control import ControlService
 from gigl_server.data import open_data_service, shut_down
 from gigl_server.joining import Joining
+from gigl_server.journal import Journal, default_path
 from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.metrics_port import MetricsPort
@@ -152,8 +153,9 @@ class StorageServer:
             graph,
             graph.parts,
             workers=options.num_workers,
-            limits=Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory),
+            limits=_limits(options),
             ledger=ledger,
+            journal=_journal(options),
         )
         stack.callback(self._service.close)
         door = RingDoor(self._service.ring_of)
@@ -256,3 +258,20 @@ def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
     if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
         return graph
     return Graph.open(graph.folder, parts=options.partitions)
+
+
+def _limits(options: ServeOptions) -> Limits:
+    given = {} if options.memory is None else {"memory": options.memory}
+    return Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory, **given)
+
+
+def _journal(options: ServeOptions) -> Journal:
+    """Open the journal. One that was asked for by name must be had."""
+    path = options.journal or default_path(options.address.host, options.address.port)
+    try:
+        return Journal.open(path) if path else Journal.none()
+    except OSError as error:
+        if options.journal:
+            raise ValueError(f"journal: {path} cannot be written: {error}") from None
+        _LOGGER.warning("no journal: a batch that kills this server will not be known: %s", error)
+        return Journal.none()
