@@ -63,6 +63,9 @@ def serve(
     drain: Annotated[
         float | None, typer.Option(show_default="30", help="Seconds to finish what is under way at the end.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(show_default="3/4 of the machine's", help="Of all that sampling takes.")
+    ] = None,
     frame_memory: Annotated[
         str | None, typer.Option(show_default="4GB", help="Of batches that wait to be fetched.")
     ] = None,
@@ -72,6 +75,9 @@ def serve(
     ] = None,
     scrub_rate: Annotated[
         str | None, typer.Option(show_default="64MB", help="Read the files again, so many bytes a second.")
+    ] = None,
+    journal: Annotated[
+        str | None, typer.Option(show_default="in /var/tmp", help="Notes batches that servers died of.")
     ] = None,
     log_file: Annotated[str | None, typer.Option(show_default="stderr", help="Append the log here.")] = None,
     join_timeout: Annotated[
@@ -107,9 +113,11 @@ def serve(
         "metrics": metrics,
         "lease": lease,
         "drain": drain,
+        "memory": memory,
         "frame_memory": frame_memory,
         "verify": verify,
         "scrub_rate": scrub_rate,
+        "journal": journal,
         "log_file": log_file,
         "join_timeout": join_timeout,
     }

@@ -17,6 +17,7 @@ __all__ = ["ServeOptions"]
 
 _MOST_WORKERS = 1024  # Of the largest machines; each is up to four threads, and a process has some 10,000.
 _LEAST_FRAME_MEMORY = 64 << 20  # Below, a frame of an ordinary batch or two would fill it.
+_LEAST_MEMORY = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,9 @@ class ServeOptions:
     """A trainer that was not heard of for so long loses its channels."""
     drain_s: float = 30.0
     """Batches under way have so long to be finished and fetched once the server is told to end."""
+    memory: int | None = None
+    """Bytes that sampling may take in all: scratch, frames and rings. ``None``: three quarters of the
+    machine's, or of the container's."""
     frame_memory: int = 4 << 30
     """Bytes of batches that may lie ready to be fetched. A server that is full stops sampling."""
     verify: str = "lazy"
@@ -64,6 +68,9 @@ class ServeOptions:
     splits before the server is ready, features in the background. ``"none"``: headers only."""
     scrub_rate: int = 64 << 20
     """Bytes per second at which a server that verifies reads its files again and again. 0: once is enough."""
+    journal: str | None = None
+    """File that notes the batches under way, to recognise one that kills servers. ``None``: one in /var/tmp
+    named after ``listen``, unless that has port 0."""
     log_file: str | None = None
     """``None``: stderr."""
     join_timeout_s: float = 300.0
@@ -81,6 +88,8 @@ class ServeOptions:
         check_verify(self.verify)
         whole_number("scrub_rate", self.scrub_rate, minimum=0)
         whole_number("frame_memory", self.frame_memory, minimum=_LEAST_FRAME_MEMORY)
+        if self.memory is not None:
+            whole_number("memory", self.memory, minimum=_LEAST_MEMORY)
         for name, seconds, least in (
             ("lease", self.lease_s, 1.0),
             ("drain", self.drain_s, 0.0),

@@ -7,6 +7,7 @@ the process: the next one on the same file knows what its predecessor died of.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import mmap
@@ -14,7 +15,7 @@ import os
 import stat
 import struct
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,8 @@ quarantined. One end may be anybody's fault: all that is under way is noted."""
 
 _MAGIC = b"gigljrn1"
 _ENTRY = struct.Struct("16sB15x")  # Digest, and the unclean ends that it was under way in. 0: it is free.
-_UNDER_WAY = 2 * 1024 * 4  # A plan and a batch for each sampling thread that there may be.
-_SUSPECTS = 2048
+_UNDER_WAY = 2 * 512  # A plan and a batch for each sampling thread; those of further threads are not noted.
+_SUSPECTS = 256
 _NBYTES = len(_MAGIC) + 8 + (_UNDER_WAY + _SUSPECTS) * _ENTRY.size
 _FREE = bytes(_ENTRY.size)
 
@@ -69,7 +70,8 @@ class Journal:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Journal:
-        """Open or make a journal. ``OSError`` where that cannot be; a file of another format is overwritten.
+        """Open or make a journal. ``OSError`` where that cannot be, as where another process has it; a file
+        of another format is overwritten.
 
         The file must be this user's own, and no link: it may lie in a directory that others write to.
         """
@@ -79,6 +81,7 @@ class Journal:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 raise PermissionError(f"{path} is not a file of this user")
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Held by the mapping, which keeps the file open.
             os.posix_fallocate(fd, 0, _NBYTES)  # A full disk shows now, and not as SIGBUS.
             memory = mmap.mmap(fd, _NBYTES)
         finally:
@@ -118,20 +121,22 @@ class Journal:
             self._acquit(digests)
 
     def close(self) -> None:
-        """End in order: nothing is under way. Closing twice is fine."""
+        """End in order: nothing is under way. Without suspects, the file goes. Closing twice is fine."""
         with self._lock:
             memory, self._memory = self._memory, None
-        if memory is not None:
-            for place in range(_UNDER_WAY):
-                offset = _offset(place)
-                memory[offset : offset + _ENTRY.size] = _FREE
-            memory.close()
+        if memory is None:
+            return
+        memory[_offset(0) : _offset(_UNDER_WAY)] = bytes(_UNDER_WAY * _ENTRY.size)
+        if not self._suspects:
+            with suppress(OSError):
+                os.unlink(self._path)
+        memory.close()
 
     @contextmanager
     def _noted(self, digests: tuple[bytes, bytes], thread: int) -> Iterator[None]:
-        places = 2 * thread % _UNDER_WAY, (2 * thread + 1) % _UNDER_WAY
+        places = [each for each in (2 * thread, 2 * thread + 1) if each < _UNDER_WAY]
         try:
-            for place, digest in zip(places, digests, strict=True):
+            for place, digest in zip(places, digests, strict=False):
                 self._write(place, _ENTRY.pack(digest, 1))
             yield
         finally:

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from gigl_loader.sampling.bounds import SCRATCH_BYTES_PER_EDGE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gigl_server.channels import Errand
     from gigl_server.limits import Limits
 
 __all__ = ["Scratch"]
 
 _LEAST_EDGES = 1 << 16
+_FIRST_S = 1.0  # One that waits for other things than scratch, too, does not hold up the next for longer.
 
 
 class Scratch:
@@ -23,15 +26,18 @@ class Scratch:
     Small allowances are each thread's own; large ones share the rest, and wait for it in their order.
     """
 
-    def __init__(self, limits: Limits, threads: int) -> None:
-        half = limits.scratch_memory // 2 // SCRATCH_BYTES_PER_EDGE // 2
-        self.most = max(min(limits.batch_edges, half), min(limits.batch_edges, _LEAST_EDGES))
+    def __init__(self, limits: Limits, threads: int, clock: Callable[[], float]) -> None:
+        # A half of the scratch memory is for idle samplers, a quarter for small allowances, one for large.
+        quarter = limits.scratch_memory // 4 // SCRATCH_BYTES_PER_EDGE
+        self.most = max(min(limits.batch_edges, quarter), min(limits.batch_edges, _LEAST_EDGES))
         """Edges of the largest batch."""
-        self.small = min(max(half // threads, _LEAST_EDGES), self.most)
+        self.small = min(max(quarter // threads, _LEAST_EDGES), self.most)
         """Edges that any thread may draw at any time."""
-        self._free = max(half, self.most)
+        self._free = max(quarter, self.most)
+        self._clock = clock
         self._lent: dict[Errand, int] = {}
         self._first: Errand | None = None
+        self._first_until = 0.0
 
     def admits(self, errand: Errand) -> bool:
         """Return whether there is memory for an ask now."""
@@ -39,8 +45,9 @@ class Scratch:
         if wanted <= self.small:
             return True
         first = self._first
-        if first is None or first.is_stale() or first not in first.channel.queue:
+        if first is None or first not in first.channel.queue or self._clock() > self._first_until:
             self._first = first = errand
+            self._first_until = self._clock() + _FIRST_S
         return errand is first and wanted <= self._free
 
     def allowance(self, errand: Errand) -> int:

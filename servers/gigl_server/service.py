@@ -89,7 +89,7 @@ class SamplingService:
         self._lock = threading.Lock()
         self._jobs = Jobs(self.limits, clock)
         self._memory = FrameMemory(self.limits.frame_memory)
-        scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER))
+        scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
         self._asks = Asks(
             self._lock, self.frames, self._memory, limits=self.limits, scratch=scratch, clock=clock
         )

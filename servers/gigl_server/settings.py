@@ -125,9 +125,11 @@ SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "metrics": ("metrics", _text),
     "lease": ("lease_s", _seconds),
     "drain": ("drain_s", _seconds),
+    "memory": ("memory", byte_count),
     "frame_memory": ("frame_memory", byte_count),
     "verify": ("verify", _text),
     "scrub_rate": ("scrub_rate", byte_count),
+    "journal": ("journal", _text),
     "log_file": ("log_file", _text),
     "join_timeout": ("join_timeout_s", _seconds),
 }

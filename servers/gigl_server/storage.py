@@ -22,6 +22,7 @@ from gigl_server.control import ControlService
 from gigl_server.data_port import DataPort
 from gigl_server.introductions import Introductions
 from gigl_server.joining import Joining
+from gigl_server.journal import Journal, default_path
 from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.metrics_port import MetricsPort
@@ -188,8 +189,9 @@ class StorageServer:
             graph,
             graph.parts,
             workers=options.num_workers,
-            limits=Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory),
+            limits=_limits(options),
             ledger=ledger,
+            journal=_journal(options),
         )
         stack.callback(self._service.close)
         self._door = RingDoor(self._service.ring_of)
@@ -372,3 +374,20 @@ def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
     if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
         return graph
     return Graph.open(graph.folder, parts=options.partitions, verify=check_verify(options.verify))
+
+
+def _limits(options: ServeOptions) -> Limits:
+    given = {} if options.memory is None else {"memory": options.memory}
+    return Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory, **given)
+
+
+def _journal(options: ServeOptions) -> Journal:
+    """Open the journal. One that was asked for by name must be had."""
+    path = options.journal or default_path(options.address.host, options.address.port)
+    try:
+        return Journal.open(path) if path else Journal.none()
+    except OSError as error:
+        if options.journal:
+            raise ValueError(f"journal: {path} cannot be written: {error}") from None
+        _LOGGER.warning("no journal: a batch that kills this server will not be known: %s", error)
+        return Journal.none()

@@ -63,7 +63,8 @@ def snippets(page: str) -> list[Snippet]:
 @pytest.fixture(scope="module", autouse=True)
 def first_group() -> None:
     """Torch keeps a pipe from its first process group on: not to be taken for something left."""
-    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore()  # type: ignore[attr-defined])
+    store = distributed.HashStore()  # type: ignore[attr-defined]
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
     distributed.destroy_process_group()
 
 

@@ -47,6 +47,8 @@ def test_limits_are_those_of_the_code() -> None:
     page = (DOCS / "security.md").read_text()
     limits = Limits()
     assert f"{limits.batch_seeds:,}" in page
+    assert f"types | {limits.batch_edges:,}, " in page
+    assert f"frame of a batch | {limits.batch_bytes >> 30} GiB" in page
     assert f"of all jobs, of one | {limits.channels:,}; {limits.channels_per_job:,}" in page
     assert f"of all jobs, of one | {limits.producers:,}; {limits.producers_per_job:,}" in page
     assert f"| jobs | {limits.jobs:,} |" in page

@@ -1,0 +1,140 @@
+"""Plans that kill servers, for real, and servers that stand still for longer than a lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+
+from gigl_client import RemoteDistDataset
+from gigl_loader import DistDataset, DistNeighborLoader, SamplingError
+from gigl_server.journal import DEATHS
+from gigl_server.local import LocalCluster
+from tests.support.training import FANOUT, OPTIONS, digest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+KILLER: dict[str, Any] = {"num_neighbors": [3_000_000], "replace": True}
+"""Within the limits: a batch of one seed takes a second or so, and 200 MB."""
+GREEDY: dict[str, Any] = {"num_neighbors": [60_000_000], "replace": True}
+SETTINGS = OPTIONS | {"timeout": 60.0, "prefetch_size": 2}
+
+
+def opened(stack: ExitStack, cluster: LocalCluster, **changes: Any) -> DistNeighborLoader:
+    dataset = stack.enter_context(
+        RemoteDistDataset.connect(cluster.addresses, timeout=60, transport="flight")
+    )
+    given = SETTINGS | {"num_neighbors": FANOUT, "input_nodes": "train"} | changes
+    return stack.enter_context(DistNeighborLoader(dataset, **given))
+
+
+class Killer:
+    """Kills a server in the midst of every batch that takes long, and starts it again."""
+
+    def __init__(self, cluster: LocalCluster, journal: Path) -> None:
+        self.deaths = 0
+        self._cluster = cluster
+        self._journal = journal
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen = b""
+        while not self._stop.wait(0.1):
+            noted = self._noted()
+            if noted and noted == seen:
+                self._cluster.kill(0)
+                self.deaths += 1
+                self._cluster.restart(0)
+            seen = noted
+
+    def _noted(self) -> bytes:
+        """Return what the first sampling thread works on: two entries of 32 bytes; empty for nothing."""
+        with suppress(FileNotFoundError):
+            noted = self._journal.read_bytes()[16:80]
+            return noted if any(noted) else b""
+        return b""
+
+
+def test_a_plan_that_kills_servers_is_refused_after_three_and_others_lose_nothing(
+    graph: Path, expected: list[int], tmp_path: Path
+) -> None:
+    options = {"journal": str(tmp_path / "journal"), "memory": "4GB"}
+    with LocalCluster(graph, servers=1, options=options) as cluster, ExitStack() as stack:
+        others = iter(opened(stack, cluster))
+        seen = [digest(batch) for batch in islice(others, 2)]
+        deadly = iter(opened(stack, cluster, **KILLER, batch_size=1))
+        killer = Killer(cluster, tmp_path / "journal")
+        stack.callback(killer.close)
+        with pytest.raises(SamplingError) as raised:
+            next(deadly)
+        killer.close()
+        assert "is in quarantine: it was under way the last 3 times" in str(raised.value)
+        assert killer.deaths == DEATHS
+        seen += [digest(batch) for batch in others]
+        assert seen == expected
+
+
+def test_a_plan_that_wants_gigabytes_gets_a_line_and_the_server_stays_small(
+    graph: Path, expected: list[int]
+) -> None:
+    with LocalCluster(graph, servers=1, options={"memory": "1GB"}) as cluster, ExitStack() as stack:
+        others = opened(stack, cluster)
+        batches = iter(others)
+        seen = [digest(batch) for batch in islice(batches, 2)]
+        greedy = iter(opened(stack, cluster, **GREEDY, batch_size=5))
+        before = psutil.Process(cluster.pids[0]).memory_info().rss
+        for _ in range(4):
+            with pytest.raises(SamplingError, match=r"a batch of 5 seeds has more than \S+ edges"):
+                next(greedy)
+        assert psutil.Process(cluster.pids[0]).memory_info().rss - before < 256 << 20
+        seen += [digest(batch) for batch in batches]
+        assert seen == expected
+
+
+def test_embedded_loaders_are_bounded_by_the_machine(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_loader.sampling.bounds.memory_bytes", lambda: 1 << 30)
+    given = SETTINGS | GREEDY | {"num_workers": 0, "batch_size": 5, "input_nodes": np.arange(20)}
+    given.pop("prefetch_size")
+    with DistNeighborLoader(DistDataset.open(graph), **given) as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            with pytest.raises(SamplingError, match="half of the memory here") as raised:
+                next(batches)
+            assert "ask for fewer seeds a batch or smaller num_neighbors" in str(raised.value)
+
+
+def test_a_server_that_stood_still_for_longer_than_a_lease_keeps_its_channels(
+    graph: Path, expected: list[int]
+) -> None:
+    with LocalCluster(graph, servers=1, options={"lease": 2}) as cluster, ExitStack() as stack:
+        loader = opened(stack, cluster)
+        batches = iter(loader)
+        seen = [digest(batch) for batch in islice(batches, 3)]
+        dataset = stack.enter_context(RemoteDistDataset.connect(cluster.addresses, timeout=60))
+        (before,) = dataset.server_stats().values()
+        os.kill(cluster.pids[0], signal.SIGSTOP)
+        time.sleep(5)
+        os.kill(cluster.pids[0], signal.SIGCONT)
+        time.sleep(1.5)  # The housekeeper looks every second.
+        (after,) = dataset.server_stats().values()
+        assert [each["batches"] > 0 for each in after["channels"]] == [True]
+        assert len(before["channels"]) == 1
+        seen += [digest(batch) for batch in batches]
+        assert seen == expected

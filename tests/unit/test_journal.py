@@ -1,0 +1,145 @@
+"""The journal of batches under way: what a process died of is known to the next one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gigl_loader.sampling.bounds import TooManyEdges
+from gigl_server.journal import DEATHS, Journal, Quarantined, default_path
+from gigl_server.journal import _digests as digests_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+def errand(plan: str = "plan", batch: int = 0) -> Any:
+    producer = SimpleNamespace(plan_text=plan, digest=b"")
+    channel = SimpleNamespace(producer=producer, without_rows=False)
+    request = SimpleNamespace(epoch=0, batch=batch, seeds=np.arange(3))
+    return SimpleNamespace(channel=channel, request=request)
+
+
+@contextmanager
+def life(path: Path) -> Iterator[Journal]:
+    """A process that is killed: its mapping goes, and nobody tidies up."""
+    journal = Journal.open(path)
+    yield journal
+    assert journal._memory is not None
+    journal._memory.close()
+
+
+def die(path: Path, *errands: Any) -> None:
+    with life(path) as journal, ExitStack() as notes:
+        for thread, each in enumerate(errands):
+            notes.enter_context(journal._noted(digests_of(each), thread))
+        left = path.read_bytes()
+    path.write_bytes(left)
+
+
+def test_a_batch_that_ends_several_processes_in_a_row_is_refused(path: Path) -> None:
+    for deaths in range(DEATHS):
+        with life(path) as journal:
+            assert journal.suspects == (2 if deaths else 0)  # Plan and batch.
+        die(path, errand())
+    with life(path) as journal:
+        with pytest.raises(
+            Quarantined, match="this plan is in quarantine: it was under way the last 3"
+        ) as raised:
+            journal.under_way(errand(), 0).__enter__()
+        assert str(path) in str(raised.value)
+        assert "\n" not in str(raised.value)
+        with journal.under_way(errand("another plan"), 0):
+            pass
+
+
+def test_what_gets_through_is_suspected_no_more(path: Path) -> None:
+    for _ in range(2 * DEATHS):
+        die(path, errand())
+        with life(path) as journal:
+            with journal.under_way(errand(), 1):
+                pass
+            assert journal.suspects == 0
+
+
+def test_a_batch_is_told_from_the_others_of_its_plan(path: Path) -> None:
+    for _ in range(DEATHS):
+        die(path, errand(batch=7))
+        with life(path) as journal, journal.under_way(errand(batch=1), 0):
+            pass
+    with life(path) as journal:
+        with pytest.raises(Quarantined, match="this batch is in quarantine"):
+            journal.under_way(errand(batch=7), 0).__enter__()
+        with journal.under_way(errand(batch=1), 0):
+            pass
+
+
+def test_a_failure_is_not_a_death_but_a_try_with_less_memory_proves_nothing(path: Path) -> None:
+    die(path, errand())
+    with life(path) as journal:
+        with pytest.raises(TooManyEdges), journal.under_way(errand(), 0):
+            raise TooManyEdges
+        assert journal.suspects == 2
+        with pytest.raises(ZeroDivisionError), journal.under_way(errand(), 0):
+            raise ZeroDivisionError
+        assert journal.suspects == 0
+
+
+def test_an_end_in_order_leaves_no_file_unless_somebody_is_suspected(path: Path) -> None:
+    journal = Journal.open(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for _ in range(2):
+        journal.close()
+    assert not path.exists()
+    die(path, errand())
+    Journal.open(path).close()
+    assert path.exists()
+    with life(path) as journal:
+        assert journal.suspects == 2  # One end, not two.
+        assert set(journal._suspects.values()) == {1}
+
+
+def test_two_processes_do_not_share_one(path: Path) -> None:
+    with life(path), pytest.raises(BlockingIOError):
+        Journal.open(path)
+    Journal.open(path).close()
+
+
+def test_a_link_and_what_is_no_file_are_refused_and_other_bytes_are_not_believed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    link = tmp_path / "link"
+    link.symlink_to(victim)
+    with pytest.raises(OSError, match="link"):
+        Journal.open(link)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a file"):
+        Journal.open(tmp_path / "fifo")
+    assert victim.read_text() == "precious"
+    other = tmp_path / "other"
+    other.write_bytes(b"\xff" * 100_000)
+    with life(other) as journal:
+        assert journal.suspects == 0
+
+
+def test_none_notes_nothing_and_a_chosen_port_has_none() -> None:
+    journal = Journal.none()
+    with journal.under_way(errand(), 0):
+        pass
+    journal.close()
+    assert default_path("127.0.0.1", 0) is None
+    found = default_path("::1", 7070)
+    assert found is not None
+    assert found.name == f"gigl-loader-{os.geteuid()}---1-7070.journal"
