@@ -17,6 +17,7 @@ __all__ = [
     "Token",
     "authorization",
     "check_distinct",
+    "check_no_placeholder",
     "check_token",
     "matching_token",
     "new_token",
@@ -24,6 +25,8 @@ __all__ = [
 ]
 
 _MIN_LENGTH = 16
+_PLACEHOLDER = "replace-this"
+"""How the placeholders in the examples of ``deploy/`` begin."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_TOKENS = 1024
 """Each is compared for every call: 1,024 comparisons take about a millisecond."""
@@ -43,6 +46,13 @@ def check_token(token: str) -> None:
     """Raise ``ValueError`` for a token that no header carries or that anyone guesses."""
     if len(token) < _MIN_LENGTH or not all("!" <= each <= "~" for each in token):
         raise ValueError(f"a token has at least {_MIN_LENGTH} visible ASCII characters and no space")
+    check_no_placeholder(token)
+
+
+def check_no_placeholder(secret: str) -> None:
+    """Raise ``ValueError`` for what stands in an example in the place of a secret: everyone knows it."""
+    if secret.lower().startswith(_PLACEHOLDER):
+        raise ValueError("this is the placeholder of an example, which everyone knows: openssl rand -hex 32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
-from gigl_server.event_loop import LoopThread
+from gigl_server.audit import AuditLog
+from gigl_server.health import Health
 from gigl_server.public_calls import PublicCalls
-from gigl_server.reception import Reception, TokenGuard
+from gigl_server.reception import Reception
 from gigl_server.reports import PeerCalls
 from gigl_server.store_calls import StoreCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.control_call import ControlCall
     from gigl_server.ledger import Ledger
     from gigl_server.service import SamplingService
     from gigl_server.standing import View
@@ -28,12 +31,13 @@ __all__ = ["ControlService"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_START_S = 30.0
 _STOP_S = 5.0
+_SPARE_THREADS = 8  # Beside those that wait for messages.
 _GRACE_S = 0.2  # For replies that were made and not sent yet.
 _PEER_CALLS = 64
 _PEER_MESSAGE_BYTES = 64 << 10
 _REPLY_BYTES = 16 << 20
+_MAX_CONNECTIONS = 8192
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # Else a second service on the port would take half of the calls.
     ("grpc.max_send_message_length", _REPLY_BYTES),
@@ -43,14 +47,19 @@ _OPTIONS = [
     # A caller whose network was cut says nothing: its calls end, and its batches are not made for nobody.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Whoever connects and says nothing keeps a descriptor: the default is 120 s, and no end.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
 ]
 
 
 class ControlService:
-    """Answers from its construction to ``close``, on one thread, however many calls wait.
+    """Answers from its construction to ``close``, with few threads, however many calls wait.
 
     Health is that of ``Peer`` while the port answers, and of the whole and ``GraphStore`` while
     ``set_serving`` says so; without a sampling service, all serve from the start.
+
+    It stands on gRPC's blocking server: the accept loop of ``grpc.aio`` ends by a path that is not UTF-8.
     """
 
     def __init__(
@@ -64,86 +73,75 @@ class ControlService:
         data_port: int,
         service: SamplingService | None = None,
         view: Callable[[], View] | None = None,
-        announced: Callable[[str], None] | None = None,
+        announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` is what is known of its cluster (both or neither), and
-        ``announced`` is told where servers are that ask about it.
+        ``announced`` hears of servers that ask about it (``Introductions.exchange``).
         """
-        peer = PeerCalls(ledger, graph=graph, partitions=partitions, data_port=data_port)
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
-        self._reception = Reception(ledger, message_bytes=message_bytes)
-        handlers = {SERVICE: self._reception.handlers(peer.answers, METHODS)}
+        max_calls = _PEER_CALLS if service is None else service.limits.calls
+        self._reception = Reception(
+            credentials, ledger, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
+        )
+        peer = PeerCalls(ledger, graph=graph, partitions=partitions, data_port=data_port)
+        self._reception.add(SERVICE, peer.answers, METHODS)
+        reflected: tuple[str, ...] = ()
+        self._ready_names: tuple[str, ...] = ()
+        self._health = Health()
         if service is not None and view is not None:
-            calls = StoreCalls(service, peer, ledger, view=view, announced=announced)
-            handlers[STORE_SERVICE] = self._reception.handlers(calls.answers, STORE_METHODS)
-        self._lasting_names = (SERVICE,) if service is not None else (SERVICE, "")
-        self._ready_names = ("", STORE_SERVICE) if service is not None else ()
-        self._options = [*_OPTIONS, ("grpc.max_receive_message_length", message_bytes)]
-        self._most_calls = _PEER_CALLS if service is None else service.limits.calls
-        self._server: Any = None
-        self._loop = LoopThread("control")
+            calls = StoreCalls(service, peer, view=view, announced=announced)
+            self._reception.add(STORE_SERVICE, calls.answers, STORE_METHODS)
+            reflected = (SERVICE, STORE_SERVICE)
+            self._ready_names = ("", STORE_SERVICE)
+        self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
+        self._health.set(self._ready_names, serving=False)
+        self._public = PublicCalls(self._health, self._reception, credentials, reflected=reflected)
+        options = [
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", message_bytes),
+            ("grpc.max_allowed_incoming_connections", _max_connections()),
+        ]
+        self._threads = ThreadPoolExecutor(self._reception.turns + _SPARE_THREADS, "control")
+        self._reception.pool = self._threads
+        self._server: Any = grpc.server(
+            self._threads,
+            handlers=(self._reception, self._public),
+            options=options,
+            maximum_concurrent_rpcs=max_calls,
+        )
         try:
-            self.port = self._loop.run(self._start(address, credentials, ledger, handlers), _START_S)
+            self.port = _listen(self._server, address, credentials)
+            self._server.start()
         except BaseException:
-            self._loop.close()
+            self.close()
             raise
 
     def set_serving(self, serving: bool) -> None:
-        """Tell whoever watches the health whether trainers may come. Does nothing once it is closed."""
-        if self._server is None:
-            return
-        try:
-            self._loop.run(self._set(self._ready_names, serving), _STOP_S)
-        except TimeoutError:  # Calls learn it anyway. A server that ends has more important things to do.
-            _LOGGER.warning("the control port is too busy to change its health to %s", serving)
+        """Tell whoever asks for the health whether trainers may come. Does nothing once it is closed."""
+        self._health.set(self._ready_names, serving)
 
     def close(self) -> None:
         """Stop answering; calls under way are cancelled. Closing twice is fine."""
-        server, self._server = self._server, None
-        try:
-            if server is not None:
-                self._loop.run(self._stop(server), _STOP_S)
-        except TimeoutError:
+        self._health.close()
+        self._public.close()
+        if not _stop(self._server):
             _LOGGER.warning("calls did not end within %g s", _STOP_S)
-        finally:
-            self._loop.close()
+        self._reception.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _start(
-        self,
-        address: Address,
-        credentials: Credentials,
-        ledger: Ledger,
-        handlers: Mapping[str, Mapping[str, Any]],
-    ) -> int:
-        server: Any = grpc.aio.server(
-            interceptors=[TokenGuard(credentials, ledger, PublicCalls().limited)],
-            options=self._options,
-            maximum_concurrent_rpcs=self._most_calls,
-        )
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(name, calls) for name, calls in handlers.items()]
-        )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if STORE_SERVICE in handlers:
-            _add_reflection(server, [*handlers, health.SERVICE_NAME])
-        port = _listen(server, address, credentials)
-        await self._set(self._lasting_names, serving=True)
-        await self._set(self._ready_names, serving=False)
-        await server.start()
-        self._server = server
-        return port
 
-    async def _set(self, names: Sequence[str], serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse
-        for name in names:
-            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+def _max_connections() -> int:
+    """Return half of the descriptors that the process may have: the rest is for rings, files and data."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(max(most // 2, 1), _MAX_CONNECTIONS)
 
-    async def _stop(self, server: Any) -> None:
-        await self._health.enter_graceful_shutdown()
-        await server.stop(grace=_GRACE_S)
+
+def _stop(server: Any) -> bool:
+    """Stop a server of gRPC. Return whether its calls ended in time."""
+    return bool(server.stop(grace=_GRACE_S).wait(_STOP_S))
 
 
 def _listen(server: Any, address: Address, credentials: Credentials) -> int:
@@ -154,9 +152,3 @@ def _listen(server: Any, address: Address, credentials: Credentials) -> int:
         return int(server.add_secure_port(str(address), secure))
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from None
-
-
-def _add_reflection(server: Any, names: Sequence[str]) -> None:
-    from grpc_reflection.v1alpha import reflection
-
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

@@ -10,6 +10,8 @@ import logging
 import os
 import threading
 
+from gigl_server.audit import GrpcLogFilter
+
 __all__ = ["LineHandler", "configure_logging", "quiet_grpc"]
 
 _STDERR = 2
@@ -59,6 +61,7 @@ def configure_logging(log_file: str | None, *, name: str = "", level: str = "INF
     else:
         fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     handler = LineHandler(fd)
+    handler.addFilter(GrpcLogFilter())
     handler.setFormatter(logging.Formatter(_FORMAT % (f"{name}: " if name else "")))
     logging.raiseExceptions = False  # Else a failing handler prints, to a stderr that may be as full.
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -68,12 +71,12 @@ def configure_logging(log_file: str | None, *, name: str = "", level: str = "INF
 
 
 def quiet_grpc() -> None:
-    """Have gRPC's core say errors only, unless the user asked for more. To be called before it is imported.
+    """Have gRPC's core say nothing, unless the user asked for more. To be called before it is imported.
 
-    It writes to stderr, past every log file: a line for each TLS handshake that fails, so that whoever
-    reaches a port could fill a disk.
+    It writes to stderr, past every log file, as errors too: names of servers in TLS handshakes as they came
+    from callers, a line for each connection beyond the limit. Whoever reaches a port could fill a disk.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _log_exception(arguments: threading.ExceptHookArgs) -> None:

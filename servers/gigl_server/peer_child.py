@@ -16,8 +16,9 @@ from gigl_loader.graph.folder import folder_from
 from gigl_loader.graph.graph import Graph
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
+from gigl_server.audit import GrpcLogFilter
 from gigl_server.last_resort import leave_within
-from gigl_server.peer_server import build_server
+from gigl_server.logs import quiet_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,7 @@ _END_S = 5.0
 def main(link: socket.socket) -> None:
     """Serve until the parent closes its end of ``link``, or ends. The first line says what to serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
+    quiet_grpc()
     with link, link.makefile("rb") as lines:
         order = json.loads(lines.readline() or b"null")
         if order is None:
@@ -54,6 +56,8 @@ def main(link: socket.socket) -> None:
 
 
 def _server(order: Mapping[str, Any]) -> PeerServer:
+    from gigl_server.peer_server import build_server
+
     parts = order["partitions"]
     return build_server(
         Graph.open(folder_from(order["reference"]), parts=parts),
@@ -70,6 +74,8 @@ def _introduce(host_index: int) -> None:
     """Make the process known: in ``top``, in its log, and in its last words."""
     faulthandler.enable()
     logging.basicConfig(format=f"gigl peer service of host {host_index}: %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(GrpcLogFilter())
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write("gigl-peer")
 

@@ -2,86 +2,174 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import contextmanager
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2
 
-from gigl_server.reception import read_message
+from gigl_server.control_call import handler, header_values
+from gigl_server.message_reader import MessageReader, Patience
+from gigl_server.quota import Quota
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.control_call import ControlCall, Stream
+    from gigl_server.health import Health
+    from gigl_server.reception import Reception
 
 __all__ = ["PublicCalls"]
 
-_MOST = 128
-_READ_S = 2.0
+_PATIENCE = Patience(alone_s=2.0, others_wait_s=0.1, prompt_s=0.1, turns_per_caller=1)
+_TURNS = 1  # A message may be as long as any: this bounds the memory that strangers take.
+_WATCHES, _WATCHES_PER_CALLER = 14, 4
+_REFLECTIONS, _REFLECTIONS_PER_CALLER = 2, 1
+_LASTING_S = 20.0
+_END_S = 1.0
+_MAX_REQUEST_BYTES = 64 << 10
 
 
-class PublicCalls:
-    """Gives few places to calls of strangers, so that they cannot take those of trainers by holding on.
+class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handlers of health and reflection. Strangers have few places here, and take none from trainers.
 
-    Nor those of probes: calls that last have places of their own, and of calls that ask for one reply the
-    oldest has to go whose message has not come. All are run as streams: of a call of one message, gRPC would
-    wait for it before it asks us, for ever.
+    Calls that last (``Watch``, reflection) have threads of their own, as one that does not read what it is
+    sent holds its thread; without the token such a call ends after 20 s.
     """
 
-    def __init__(self) -> None:
-        self._lasting = 0
-        self._unread: dict[asyncio.Future[Any], None] = {}  # Oldest first.
+    def __init__(
+        self, health_: Health, reception: Reception, credentials: Credentials, *, reflected: Sequence[str]
+    ) -> None:
+        """``reflected`` are the services that reflection lists; none: no reflection."""
+        self._health = health_
+        self._reception = reception
+        self._credentials = credentials
+        self._reader = MessageReader(_TURNS, _refuse_late, _PATIENCE)
+        self._watches = Quota("watches are open", _WATCHES, _WATCHES_PER_CALLER)
+        self._reflections = Quota("reflections are open", _REFLECTIONS, _REFLECTIONS_PER_CALLER)
+        self._threads = ThreadPoolExecutor(_WATCHES + _REFLECTIONS, thread_name_prefix="public")
+        self._closed = threading.Event()
+        prefix = f"/{health.SERVICE_NAME}/"
+        self._calls: dict[str, Callable[[ControlCall], None]] = {
+            f"{prefix}Check": self._check,
+            f"{prefix}Watch": self._watch,
+            f"{prefix}List": self._list,
+        }
+        if reflected:
+            from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-    def limited(self, handler: Any) -> Any:
-        """Return a handler that does what ``handler`` does, while there is a place."""
-        if handler.stream_stream is not None:
-
-            async def stream(requests: Any, context: Any) -> None:
-                with self._place() as found:
-                    await _check(found, context)
-                    async for reply in handler.stream_stream(requests, context):
-                        await context.write(reply)
-
-            return grpc.stream_stream_rpc_method_handler(
-                stream, handler.request_deserializer, handler.response_serializer
+            names = (*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            servicer = reflection.ReflectionServicer(names)
+            self._calls[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = partial(
+                self._reflect, servicer, reflection_pb2.ServerReflectionRequest
             )
-        if handler.unary_unary is not None:
 
-            async def call(_: Any, context: Any) -> Any:
-                return await handler.unary_unary(await self._message(context, handler), context)
+    def service(self, details: Any) -> Any:
+        """Return gRPC's handler of a call, or ``None`` if it is none of these. Runs on gRPC's one thread."""
+        answer = self._calls.get(details.method)
+        if answer is None:
+            return None
+        return handler(partial(self._begin, answer, details.method.rpartition("/")[2]))
 
-            return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
+    def close(self) -> None:
+        """End calls that last. Closing twice is fine."""
+        self._closed.set()
+        self._reader.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-        async def watch(_: Any, context: Any) -> Any:
-            with self._place() as found:
-                await _check(found, context)
-                return await handler.unary_stream(await self._message(context, handler), context)
+    def _begin(self, answer: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
+        shown = header_values(stream.context.invocation_metadata(), "authorization")
+        token = self._credentials.identify(shown)
+        answer(self._reception.call(name, stream, token or "", trusted=token is not None))
 
-        return grpc.stream_stream_rpc_method_handler(watch, None, handler.response_serializer)
+    def _check(self, call: ControlCall) -> None:
+        def reply(data: bytes) -> None:
+            request = _parsed(call, data, health_pb2.HealthCheckRequest)
+            if request is None:
+                return
+            status = self._health.check(request.service)
+            if status is None:
+                call.refuse(grpc.StatusCode.NOT_FOUND, "no such service")
+            else:
+                call.reply(status)
 
-    @contextmanager
-    def _place(self) -> Iterator[bool]:
-        """Take a place for a call that lasts and return whether there was one."""
-        self._lasting += 1
+        self._reader.read(call, reply)
+
+    def _list(self, call: ControlCall) -> None:
+        reply = self._health.listed()
+        if reply is None:
+            call.refuse(grpc.StatusCode.UNIMPLEMENTED, "the installed health protocol has no such call")
+        else:
+            call.reply(reply)
+
+    def _watch(self, call: ControlCall) -> None:
+        def begin(data: bytes) -> None:
+            request = _parsed(call, data, health_pb2.HealthCheckRequest)
+            if request is not None:
+                self._last(call, self._watches, lambda ended: self._health.watch(request.service, ended))
+
+        self._reader.read(call, begin)
+
+    def _reflect(self, servicer: Any, request: Any, call: ControlCall) -> None:
+        def requests() -> Iterator[Any]:
+            while data := call.read():
+                parsed = _parsed(call, data, request)
+                if parsed is None:
+                    return
+                yield parsed
+
+        self._last(call, self._reflections, lambda _: servicer.ServerReflectionInfo(requests(), None))
+
+    def _last(
+        self, call: ControlCall, places: Quota, replies: Callable[[threading.Event], Iterator[Any]]
+    ) -> None:
+        """Answer a call that lasts, if there is a place for it."""
+        if not places.enter(call.caller):
+            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, places.reason)
+            return
         try:
-            yield self._lasting <= _MOST
+            self._threads.submit(self._run, call, places, replies)
+        except RuntimeError:  # The port is being closed.
+            places.leave(call.caller)
+            call.cancel()
+
+    def _run(
+        self, call: ControlCall, places: Quota, replies: Callable[[threading.Event], Iterator[Any]]
+    ) -> None:
+        ended = threading.Event()
+        limit = threading.Timer(_LASTING_S, _end_late, (call, ended))
+        limit.daemon = True
+        try:
+            if call.watch_end(ended.set):
+                if not call.trusted:
+                    limit.start()
+                call.stream(replies(ended))
         finally:
-            self._lasting -= 1
-
-    async def _message(self, context: Any, handler: Any) -> Any:
-        if len(self._unread) >= _MOST:
-            next(iter(self._unread)).cancel()
-        data = await read_message(context, _READ_S, reading=self._unread)
-        try:
-            if data is not None:
-                return handler.request_deserializer(data)
-        except DecodeError:
-            pass
-        return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message of this call came")
+            limit.cancel()
+            places.leave(call.caller)
 
 
-async def _check(found: bool, context: Any) -> None:
-    if not found:
-        await context.abort(
-            grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST} calls without a token are open: close some"
-        )
+def _end_late(call: ControlCall, ended: threading.Event) -> None:
+    """End a call of a stranger: with a status, or without where it does not read what it is sent."""
+    call.refuse(grpc.StatusCode.UNAVAILABLE, f"without the token, a call ends after {_LASTING_S:g} s")
+    if not ended.wait(_END_S):
+        call.cancel()
+
+
+def _parsed(call: ControlCall, data: bytes, request: Any) -> Any | None:
+    """Return a message, or end the call whose message it is not."""
+    try:
+        if len(data) <= _MAX_REQUEST_BYTES:
+            return request.FromString(data)
+    except DecodeError:
+        pass
+    call.refuse(grpc.StatusCode.INVALID_ARGUMENT, f"the message is no {request.DESCRIPTOR.name}")
+    return None
+
+
+def _refuse_late(call: ControlCall, others_wait: bool) -> None:
+    call.refuse(grpc.StatusCode.INVALID_ARGUMENT, "no message of this call came in time")

@@ -1,199 +1,184 @@
-"""What stands between gRPC and an answer: who may call, and how the bytes of a call become its message."""
+"""Request handling of the control port: who may call, how many calls, and how bytes become messages."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import suppress
+from functools import lru_cache, partial
+from hashlib import sha256
+from ssl import PEM_cert_to_DER_cert
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from gigl_loader.rpc.control import SERVICE, STORE_SERVICE
-from gigl_loader.rpc.job import JOB_HEADER
+from gigl_server.control_call import ControlCall, handler, header_values
+from gigl_server.identity import Identity
+from gigl_server.message_reader import MessageReader
+from gigl_server.quota import Quota
+from gigl_server.refusal import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import ThreadPoolExecutor
 
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.audit import AuditLog
+    from gigl_server.control_call import Stream
     from gigl_server.ledger import Ledger
 
-__all__ = ["Reception", "TokenGuard", "header_values", "read_message"]
+    Answer = Callable[[Any, ControlCall], Any]
+
+__all__ = ["Reception"]
 
 _LOGGER = logging.getLogger(__name__)
-_GUARDED = tuple(f"/{service}/" for service in (SERVICE, STORE_SERVICE))
-_MOST_BYTES = 1 << 30
-_MOST_OF_A_CALLER = 4
-_READ_S = 20.0
-_READ_WHILE_OTHERS_WAIT_S = 2.0  # Messages come with the headers of their calls, but for those of megabytes.
+_MEMORY_BYTES = 1 << 30
+_MAX_TURNS = 32
+_MIN_CALLS_PER_CALLER = 32
+_CACHED_IDENTITIES = 4096
+_ORDINARY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL})
+_NOT_COUNTED = _ORDINARY | {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets no call of our services pass without the token. Health and reflection are anyone's."""
+class Reception(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handlers of all calls that need the token.
 
-    def __init__(self, credentials: Credentials, ledger: Ledger, public: Callable[[Any], Any]) -> None:
-        """``public`` makes the handlers of calls that need no token fit for strangers."""
-        self._credentials = credentials
-        self._ledger = ledger
-        self._public = public
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Return who answers a call: decided by its headers, before a byte of its message is read."""
-        if not details.method.startswith(_GUARDED):
-            handler = await continuation(details)
-            return None if handler is None else self._public(handler)
-        if (
-            self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
-            is not None
-        ):
-            return await continuation(details)
-        self._ledger.add(refused=1)
-        # As a stream that is not read: for a call of one message, gRPC would read it first.
-        return grpc.stream_unary_rpc_method_handler(_refuse)
-
-
-class Reception:
-    """Reads the messages of calls, and has them answered.
-
-    gRPC alone would hold a message for each of thousands of calls before we saw one, log a traceback for
-    bytes that are no message, and tell callers the text of any exception.
+    A call is decided by its headers before a byte of its message is read. gRPC alone would hold a message
+    for each of thousands of calls, log a traceback for bytes that are no message, and tell callers the text
+    of any exception.
     """
 
-    def __init__(self, ledger: Ledger, *, message_bytes: int) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        ledger: Ledger,
+        audit: AuditLog,
+        *,
+        message_bytes: int,
+        max_calls: int,
+    ) -> None:
         """Messages have at most ``message_bytes`` each: as many are read at a time as fit 1 GiB."""
+        self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
+        self.pool: ThreadPoolExecutor | None = None
+        """Threads for what is done when a call ends."""
+        self._credentials = credentials
         self._ledger = ledger
-        self._turns = _Turns(max(_MOST_BYTES // message_bytes, 1))
+        self._audit = audit
+        self._reader = MessageReader(self.turns, self._refuse_late)
+        self._calls = Quota("calls are under way", max_calls, max(max_calls // 4, _MIN_CALLS_PER_CALLER))
+        self._identity = lru_cache(_CACHED_IDENTITIES)(Identity.of)
+        self._certificate = lru_cache(_CACHED_IDENTITIES)(_fingerprint)
+        self._services: dict[str, Mapping[str, Callable[..., None]]] = {}
 
     @property
     def idle(self) -> bool:
         """No message is read or waited for."""
-        return self._turns.idle
+        return self._reader.idle
 
-    def handlers(self, answers: Mapping[str, Any], methods: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-        """Return gRPC's handler for each call, given what answers it and its request and reply."""
-        return {name: self._handler(answers[name], *methods[name]) for name in methods}
+    def add(
+        self, service: str, answers: Mapping[str, Answer], methods: Mapping[str, tuple[Any, Any]]
+    ) -> None:
+        """Answer the calls of a service, given what answers each and its request and reply.
 
-    def _handler(self, answer: Callable[[Any, Any], Awaitable[Any]], request: Any, reply: Any) -> Any:
-        async def call(_: Any, context: Any) -> Any:
-            try:
-                # Kept by nobody but the answer: it may hold megabytes, and wait for minutes.
-                return await answer(await self._message(context, request), context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception:
-                if context.done():  # A refusal was under way, and whoever should hear it is gone.
-                    raise asyncio.CancelledError from None
-                _LOGGER.exception("a control call failed")
-                return await context.abort(
-                    grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why"
-                )
+        An answer is given a request and its call, and returns the reply, or ``None`` where it answers the
+        call later. It may raise ``Refusal``. It never waits: few threads answer all calls.
+        """
+        self._services[f"/{service}/"] = {
+            name: partial(self._receive, answers[name], methods[name][0]) for name in methods
+        }
 
-        # As a stream: of a call of one message, gRPC reads it before it asks us. Callers see no difference.
-        return grpc.stream_unary_rpc_method_handler(call, response_serializer=reply.SerializeToString)
+    def service(self, details: Any) -> Any:
+        """Return gRPC's handler of a call, or ``None`` if it is none of ours. Runs on gRPC's one thread."""
+        service, _, name = details.method.rpartition("/")
+        methods = self._services.get(f"{service}/")
+        if methods is None:
+            return None
+        token = self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
+        if token is None:
+            return handler(partial(self._begin, self._refuse_token, name, ""))
+        receive = methods.get(name)
+        return None if receive is None else handler(partial(self._begin, receive, name, token))
 
-    async def _message(self, context: Any, request: Any) -> Any:
-        async with self._turns.turn(_caller(context)):
-            data = await read_message(context, _READ_S, hurry=self._turns.someone_waits)
-            others_wait = self._turns.someone_waits()
-        if data is None and others_wait:
-            return await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "the message was slow to come, and others wait: send it again",
-            )
-        if data is None:
-            return await self._refuse(context, f"the message did not come within {_READ_S:g} s")
+    def close(self) -> None:
+        """Read no more messages. Closing twice is fine."""
+        self._reader.close()
+
+    def call(self, name: str, stream: Stream, token: str, *, trusted: bool = True) -> ControlCall:
+        """Return a call as gRPC hands it over. ``token`` is the name of the one that was shown."""
+        caller = self._identify(stream.context, token)
+        return ControlCall(name, caller, stream, self._refused, trusted=trusted)
+
+    def _identify(self, context: Any, token: str) -> Identity:
+        """Return who calls. A certificate was checked by TLS before."""
+        certificate = ""
+        if self._credentials.client_authority:
+            shown = context.auth_context().get("x509_pem_cert")
+            certificate = self._certificate(bytes(shown[0])) if shown else ""
+        return self._identity(peer=str(context.peer()), token=token, certificate=certificate)
+
+    def _refused(self, call: ControlCall, code: grpc.StatusCode, text: str) -> None:
+        """Count and log a refusal, but for what is an ordinary state of a server."""
+        self._ledger.add(refused=code not in _NOT_COUNTED)
+        if code not in _ORDINARY:
+            self._audit.refused(call.caller, f"{call.method}: {code.name}: {text}")
+
+    def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
+        call = self.call(name, stream, token)
         try:
-            return request.FromString(data)
+            receive(call)
+        except Exception:
+            self._fail(call)
+
+    def _receive(self, answer: Answer, request: Any, call: ControlCall) -> None:
+        if not self._calls.enter(call.caller):
+            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, self._calls.reason)
+            return
+        if call.watch_end(partial(self._end, call)):
+            self._reader.read(call, partial(self._respond, answer, request, call))
+        else:
+            self._calls.leave(call.caller)
+
+    def _respond(self, answer: Answer, request: Any, call: ControlCall, data: bytes) -> None:
+        try:
+            # Kept by nobody but the answer: it may hold megabytes, and wait for minutes.
+            reply = answer(request.FromString(data), call)
         except DecodeError:
-            return await self._refuse(context, f"the message is no {request.DESCRIPTOR.name}")
+            text = f"the message is no {request.DESCRIPTOR.name}"
+            call.refuse(grpc.StatusCode.INVALID_ARGUMENT, text)
+        except Refusal as refusal:
+            call.refuse(grpc.StatusCode[refusal.status.value], refusal.message)
+        except Exception:
+            self._fail(call)
+        else:
+            if reply is not None:
+                call.reply(reply)
 
-    async def _refuse(self, context: Any, why: str) -> None:
-        self._ledger.add(refused=1)
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+    def _end(self, call: ControlCall) -> None:
+        """A call ended, in whatever way. Runs on gRPC's one thread."""
+        self._calls.leave(call.caller)
+        gone = call.end()
+        if gone is None:
+            return
+        if self.pool is not None:
+            with suppress(RuntimeError):  # The port is being closed.
+                self.pool.submit(gone)
+                return
+        gone()
 
+    def _fail(self, call: ControlCall) -> None:
+        _LOGGER.exception("a control call failed")
+        call.refuse(grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why")
 
-class _Turns:
-    """Turns at sending a message: few at once, and of one caller few of these."""
+    def _refuse_token(self, call: ControlCall) -> None:
+        call.refuse(grpc.StatusCode.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
 
-    def __init__(self, most: int) -> None:
-        self._all = asyncio.Semaphore(most)
-        self._of_a_caller = max(min(most // 2, _MOST_OF_A_CALLER), 1)
-        self._callers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._waiting = 0
-
-    @property
-    def idle(self) -> bool:
-        return not self._callers
-
-    def someone_waits(self) -> bool:
-        return self._waiting > 0
-
-    @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
-        own = self._callers.setdefault(caller, asyncio.Semaphore(self._of_a_caller))
-        self._waiting += 1
-        try:
-            await own.acquire()
-        except BaseException:
-            self._waiting -= 1
-            raise
-        try:
-            try:
-                await self._all.acquire()
-            finally:
-                self._waiting -= 1
-            try:
-                yield
-            finally:
-                self._all.release()
-        finally:
-            own.release()
+    def _refuse_late(self, call: ControlCall, others_wait: bool) -> None:
+        if others_wait:
+            text = "the message was slow to come, and others wait: send it again"
+            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        else:
+            call.refuse(grpc.StatusCode.INVALID_ARGUMENT, "the message did not come in time")
 
 
-async def read_message(
-    context: Any,
-    timeout_s: float,
-    *,
-    hurry: Callable[[], bool] = lambda: False,
-    reading: dict[asyncio.Future[Any], None] | None = None,
-) -> bytes | None:
-    """Return the first message of a call, empty where none follows. ``None`` if it does not come in time.
-
-    Time is shorter while ``hurry`` says so. Whoever ends the future that lies in ``reading`` ends the wait.
-    """
-    message = asyncio.ensure_future(context.read())
-    if reading is not None:
-        reading[message] = None
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    try:
-        while not message.done() and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            # Not wait_for: it forgets that the call was cancelled, if its message came just then.
-            await asyncio.wait({message}, timeout=min(left, _READ_WHILE_OTHERS_WAIT_S))
-            if hurry():
-                break
-    finally:
-        if reading is not None:
-            del reading[message]
-        came = message.done() and not message.cancelled()
-        message.cancel()
-    if not came:
-        return None
-    data = message.result()
-    return b"" if data is grpc.aio.EOF else bytes(data)
-
-
-def header_values(metadata: Sequence[tuple[str, str | bytes]], name: str) -> list[str | bytes]:
-    """Return all values of a header."""
-    return [value for key, value in metadata or () if key == name]
-
-
-def _caller(context: Any) -> str:
-    """Return what tells callers apart: the job, where there is one, else the connection."""
-    values = header_values(context.invocation_metadata(), JOB_HEADER)
-    return str(values[0]) if values else str(context.peer())
-
-
-async def _refuse(_: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
+def _fingerprint(pem: bytes) -> str:
+    return sha256(PEM_cert_to_DER_cert(pem.decode("ascii"))).hexdigest()

@@ -58,10 +58,10 @@ class PeerCalls:
             refused=totals.refused,
         )
 
-    async def _describe(self, request: Any, context: Any) -> Any:
+    def _describe(self, request: Any, call: Any) -> Any:
         return self.description()
 
-    async def _stats(self, request: Any, context: Any) -> Any:
+    def _stats(self, request: Any, call: Any) -> Any:
         return self.statistics()
 
 

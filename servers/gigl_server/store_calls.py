@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
+import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_server.channels import Ask, ChannelOrder
-from gigl_server.reception import header_values
 from gigl_server.refusal import Refusal, Status
 from gigl_server.reports import cluster_view, server_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_server.channels import Outcome
-    from gigl_server.ledger import Ledger
+    from gigl_server.channels import Errand, Outcome
+    from gigl_server.control_call import ControlCall
     from gigl_server.reports import PeerCalls
     from gigl_server.service import SamplingService
     from gigl_server.standing import View
+
+    Trailers = tuple[tuple[str, str], ...]
 
 __all__ = ["StoreCalls"]
 
 
 class StoreCalls:
-    """Answers on the event loop. A call that waits for its batch costs no thread."""
+    """Answers calls of a storage server. A call that waits for its batch holds no thread."""
 
     def __init__(
         self,
         service: SamplingService,
         peer: PeerCalls,
-        ledger: Ledger,
         *,
         view: Callable[[], View],
-        announced: Callable[[str], None] | None,
+        announced: Callable[[ControlCall, Any], Trailers] | None,
     ) -> None:
+        """``announced`` takes each ``Cluster`` call and its reply, and returns the trailers."""
         self._service = service
         self._peer = peer
-        self._ledger = ledger
         self._view = view
         self._announced = announced
 
@@ -60,14 +58,14 @@ class StoreCalls:
             "Load": self._load,
         }
 
-    async def _cluster(self, request: Any, context: Any) -> Any:
+    def _cluster(self, request: Any, call: ControlCall) -> Any:
+        reply = cluster_view(self._peer.description(), self._view())
         if self._announced is not None:
-            for value in header_values(context.invocation_metadata(), ANNOUNCEMENT):
-                self._announced(str(value))
-        return cluster_view(self._peer.description(), self._view())
+            call.set_trailers(self._announced(call, reply))
+        return reply
 
-    async def _load(self, request: Any, context: Any) -> Any:
-        values = header_values(context.invocation_metadata(), JOB_HEADER)
+    def _load(self, request: Any, call: ControlCall) -> Any:
+        values = call.headers(JOB_HEADER)
         return server_load(
             self._peer.description(),
             self._peer.statistics(),
@@ -76,54 +74,39 @@ class StoreCalls:
             job=job_key(values),
         )
 
-    async def _create_producer(self, request: Any, context: Any) -> Any:
-        return await self._answered(context, lambda job: self._create(job, request))
+    def _create_producer(self, request: Any, call: ControlCall) -> Any:
+        return self._of_job(call, lambda job: self._create(job, request))
 
-    async def _open_channel(self, request: Any, context: Any) -> Any:
-        return await self._answered(context, lambda job: self._open(job, request))
+    def _open_channel(self, request: Any, call: ControlCall) -> Any:
+        return self._of_job(call, lambda job: self._open(job, request))
 
-    async def _heartbeat(self, request: Any, context: Any) -> Any:
+    def _heartbeat(self, request: Any, call: ControlCall) -> Any:
         def renew(job: bytes) -> Any:
             return messages.HeartbeatReply(channels=self._service.heartbeat(job, request.channels))
 
-        return await self._answered(context, renew)
+        return self._of_job(call, renew)
 
-    async def _close_channel(self, request: Any, context: Any) -> Any:
+    def _close_channel(self, request: Any, call: ControlCall) -> Any:
         def close(job: bytes) -> Any:
             self._service.close_channel(job, request.channel)
             return messages.CloseChannelReply()
 
-        return await self._answered(context, close)
+        return self._of_job(call, close)
 
-    async def _destroy_producer(self, request: Any, context: Any) -> Any:
+    def _destroy_producer(self, request: Any, call: ControlCall) -> Any:
         def destroy(job: bytes) -> Any:
             self._service.destroy_producer(job, request.key)
             return messages.DestroyProducerReply()
 
-        return await self._answered(context, destroy)
+        return self._of_job(call, destroy)
 
-    async def _sample(self, request: Any, context: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        settled: asyncio.Future[Outcome] = loop.create_future()
-
-        def done(outcome: Outcome) -> None:
-            _post(loop, settled, outcome)
-
+    def _sample(self, request: Any, call: ControlCall) -> None:
         channel, asks = request.channel, [_ask(request)]
         del request  # It holds the seeds once more, and the call may wait for minutes.
-
-        def submit(job: bytes) -> Any:
-            return self._service.submit(job, channel, asks.pop(), done)
-
-        errand = await self._answered(context, submit)
-        try:
-            outcome = await settled
-        except asyncio.CancelledError:  # The caller is gone, or its time is over.
-            self._service.abandon(errand)
-            raise
-        if outcome.refusal is not None:
-            await self._refuse(context, outcome.refusal)
-        return _reply(outcome)
+        waiting = _Waiting(self._service, call, self._with_reason)
+        call.on_gone(waiting.abandon)
+        submit = self._service.submit
+        waiting.begun(self._of_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any) -> Any:
         created = self._service.create_producer(job, key=request.key, plan=request.plan, graph=request.graph)
@@ -148,24 +131,65 @@ class StoreCalls:
             ring_door=self._service.ring_door if channel.ring is not None else "",
         )
 
-    async def _answered(self, context: Any, answer: Callable[[bytes], Any]) -> Any:
-        """Return the answer to a call of a job, or end the call with the refusal's status."""
-        job = job_key(header_values(context.invocation_metadata(), JOB_HEADER))
+    def _of_job(self, call: ControlCall, answer: Callable[[bytes], Any]) -> Any:
+        """Return the answer to a call of a job. Raises ``Refusal``."""
+        job = job_key(call.headers(JOB_HEADER))
+        if job is None:
+            raise Refusal(Status.INVALID, f"the header {JOB_HEADER!r} has 64 hex digits, once")
         try:
-            if job is None:
-                raise Refusal(Status.INVALID, f"the header {JOB_HEADER!r} has 64 hex digits, once")
             return answer(job)
         except Refusal as refusal:
-            return await self._refuse(context, refusal)
+            raise self._with_reason(refusal) from None
 
-    async def _refuse(self, context: Any, refusal: Refusal) -> None:
-        message = refusal.message
-        if refusal.status is Status.UNAVAILABLE:
-            reason = self._view().reason
-            message = f"{message}: {reason}" if reason not in message else message
-        elif refusal.status is not Status.BEYOND_LIMIT:
-            self._ledger.add(refused=1)
-        await context.abort(grpc.StatusCode[refusal.status.value], _header_text(message))
+    def _with_reason(self, refusal: Refusal) -> Refusal:
+        """Return a refusal that says why the server does not serve, where that is the matter."""
+        if refusal.status is not Status.UNAVAILABLE:
+            return refusal
+        reason = self._view().reason
+        if reason in refusal.message:
+            return refusal
+        return Refusal(refusal.status, f"{refusal.message}: {reason}")
+
+
+class _Waiting:
+    """A call that waits for its batch: settled by a sampling thread, or abandoned as its caller is gone."""
+
+    def __init__(
+        self, service: SamplingService, call: ControlCall, with_reason: Callable[[Refusal], Refusal]
+    ) -> None:
+        self._service = service
+        self._call = call
+        self._with_reason = with_reason
+        self._lock = threading.Lock()
+        self._errand: Errand | None = None
+        self._settled = self._abandoned = False
+
+    def begun(self, errand: Errand) -> None:
+        """Take note of the errand, which may have an outcome by now."""
+        with self._lock:
+            abandoned = self._abandoned
+            if not (abandoned or self._settled):  # It holds the seeds, and this: a cycle would keep them.
+                self._errand = errand
+        if abandoned:
+            self._service.abandon(errand)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Answer the call, from any thread."""
+        with self._lock:
+            self._settled, self._errand = True, None
+        if outcome.refusal is None:
+            self._call.reply(_reply(outcome))
+            return
+        refusal = self._with_reason(outcome.refusal)
+        self._call.refuse(grpc.StatusCode[refusal.status.value], refusal.message)
+
+    def abandon(self) -> None:
+        """The caller is gone, or its time is over."""
+        with self._lock:
+            self._abandoned = True
+            errand, self._errand = self._errand, None
+        if errand is not None:
+            self._service.abandon(errand)
 
 
 def _ask(request: Any) -> Ask:
@@ -190,19 +214,3 @@ def _reply(outcome: Outcome) -> Any:
         if value := getattr(outcome, name):
             setattr(reply, name, value)
     return reply
-
-
-def _post(loop: asyncio.AbstractEventLoop, settled: asyncio.Future[Outcome], outcome: Outcome) -> None:
-    """Settle a future of the loop from any thread. The loop may be closed by now: nobody waits then."""
-
-    def settle() -> None:
-        if not settled.done():
-            settled.set_result(outcome)
-
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(settle)
-
-
-def _header_text(message: str) -> str:
-    """Return what fits the headers of an HTTP/2 message: 8 KiB in all."""
-    return message[:1_000].encode("ascii", "backslashreplace").decode()[:4_000]

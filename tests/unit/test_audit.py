@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gigl_server.audit import AuditLog, printable
+from gigl_server.audit import AuditLog, GrpcLogFilter, printable
 from gigl_server.identity import Identity
 
 ALICE = Identity(address="10.0.0.1", token="alice")
@@ -74,3 +74,21 @@ def test_bytes_of_strangers_are_escaped(
     assert printable(said) == shown
     audit.refused(BOB, said)
     assert caplog.messages[-1] == f"refused 10.0.0.2: {shown}"
+
+
+def test_what_grpc_logs_has_no_bytes_of_callers(clock: Clock) -> None:
+    logs, lines = GrpcLogFilter(clock), []
+    try:
+        b"\xff".decode()
+    except UnicodeDecodeError as error:
+        exc_info = (type(error), error, None)
+    for number in range(100):
+        record = logging.LogRecord(
+            "grpc._cython.cygrpc", logging.ERROR, "", number, "Invalid encoding on %s", ("secret",), exc_info
+        )
+        if logs.filter(record):
+            lines.append(logging.Formatter().format(record))
+    assert lines == ["gRPC: Invalid encoding on %s (UnicodeDecodeError)"] * 10
+    ours = logging.LogRecord("gigl_server", logging.INFO, "", 0, "a: %s", ("b",), None)
+    assert logs.filter(ours)
+    assert ours.getMessage() == "a: b"

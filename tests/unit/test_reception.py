@@ -1,27 +1,36 @@
-"""What the control port makes of calls whose caller is gone."""
+"""Control calls whose caller is gone, as gRPC shows them."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.credentials import Credentials
+from gigl_server.audit import AuditLog
 from gigl_server.ledger import Ledger
 from gigl_server.reception import Reception
+from gigl_server.refusal import Refusal, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_server.control_call import ControlCall
+
+METHODS = {"Load": (messages.LoadRequest, messages.ServerLoad)}
 
 
-class Gone:
-    """A call that nobody waits for any more, as gRPC shows it: what is sent fails."""
+class Context:
+    """A call, up to its end."""
 
     def __init__(self) -> None:
-        self.aborts = 0
-
-    async def read(self) -> bytes:
-        return b""
+        self.statuses: list[grpc.StatusCode] = []
+        self.callbacks: list[Callable[[], None]] = []
+        self._rpc_event = self._state = None  # Not gRPC's: what is sent fails.
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
@@ -29,35 +38,112 @@ class Gone:
     def peer(self) -> str:
         return "ipv4:10.0.0.7:1"
 
-    def done(self) -> bool:
-        return self.aborts > 0
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self.callbacks.append(callback)
+        return True
 
-    async def abort(self, status: grpc.StatusCode, details: str) -> None:
-        self.aborts += 1
-        raise RuntimeError("failed to execute a batch")
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.statuses.append(code)
 
+    def set_details(self, details: str) -> None:
+        assert details
 
-def answered(answer: Any, context: Gone) -> None:
-    methods = {"Load": (messages.LoadRequest, messages.ServerLoad)}
-    handler = Reception(Ledger(), message_bytes=1 << 20).handlers({"Load": answer}, methods)["Load"]
-    asyncio.run(handler.stream_unary(None, context))
-
-
-def test_a_refusal_that_nobody_hears_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    async def refuse(request: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.NOT_FOUND, "no such channel")
-
-    gone = Gone()
-    with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
-        answered(refuse, gone)
-    assert gone.aborts == 1
-    assert not caplog.records
+    def end(self) -> None:
+        for callback in self.callbacks:
+            callback()
 
 
-def test_a_mistake_of_ours_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail(request: Any, context: Any) -> None:
+@pytest.fixture
+def reception() -> Reception:
+    return Reception(Credentials(token=""), Ledger(), AuditLog(), message_bytes=1 << 20, max_calls=100)
+
+
+def called(reception: Reception, answer: Any, context: Context, requests: tuple[bytes, ...] = (b"",)) -> None:
+    reception.add("s", {"Load": answer}, METHODS)
+    details = SimpleNamespace(method="/s/Load", invocation_metadata=())
+    reception.service(details).stream_stream(iter(requests), context, lambda _: None)
+
+
+def test_a_call_that_waits_is_abandoned_once_as_its_caller_goes(reception: Reception) -> None:
+    gone: list[str] = []
+    context = Context()
+
+    def wait(request: Any, call: ControlCall) -> None:
+        call.on_gone(lambda: gone.append("gone"))
+
+    called(reception, wait, context)
+    assert not gone
+    context.end()
+    assert gone == ["gone"]
+
+
+def test_a_call_that_ended_before_it_waits_is_abandoned(reception: Reception) -> None:
+    gone: list[str] = []
+    context = Context()
+
+    def wait(request: Any, call: ControlCall) -> None:
+        context.end()
+        call.on_gone(lambda: gone.append("gone"))
+
+    called(reception, wait, context)
+    assert gone == ["gone"]
+
+
+def test_a_call_is_answered_once(reception: Reception, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes | None] = []
+    monkeypatch.setattr("grpc._server._status", lambda _event, _state, data: sent.append(data))
+    gone: list[str] = []
+    context = Context()
+
+    def reply_twice(request: Any, call: ControlCall) -> None:
+        call.on_gone(lambda: gone.append("gone"))
+        call.reply(messages.ServerLoad(workers=3))
+        call.reply(messages.ServerLoad(workers=4))
+        call.refuse(grpc.StatusCode.NOT_FOUND, "too late")
+
+    called(reception, reply_twice, context)
+    context.end()
+    assert sent == [messages.ServerLoad(workers=3).SerializeToString()]
+    assert not context.statuses
+    assert not gone
+
+
+def test_an_answer_that_cannot_be_sent_ends_no_thread(
+    reception: Reception, caplog: pytest.LogCaptureFixture
+) -> None:
+    called(reception, lambda *_: messages.ServerLoad(), Context())
+    assert "could not be sent" in caplog.text
+
+
+def test_without_grpc_s_own_ending_the_public_one_is_used(
+    reception: Reception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("grpc._server._status")
+    sent: list[bytes | None] = []
+    reception.add("s", {"Load": lambda *_: messages.ServerLoad(workers=3)}, METHODS)
+    details = SimpleNamespace(method="/s/Load", invocation_metadata=())
+    reception.service(details).stream_stream(iter([b""]), Context(), sent.append)
+    assert sent == [messages.ServerLoad(workers=3).SerializeToString(), None]
+
+
+def test_a_refusal_is_a_status(reception: Reception, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(request: Any, call: ControlCall) -> None:
+        raise Refusal(Status.NOT_FOUND, "no such channel")
+
+    context = Context()
+    called(reception, refuse, context)
+    assert context.statuses == [grpc.StatusCode.NOT_FOUND]
+    assert "refused 10.0.0.7: Load: NOT_FOUND: no such channel" in caplog.messages
+
+
+def test_a_mistake_of_ours_is_logged_and_told_without_its_innards(
+    reception: Reception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(request: Any, call: ControlCall) -> None:
         raise ZeroDivisionError
 
-    with pytest.raises(RuntimeError, match="failed to execute"):
-        answered(fail, Gone())
+    context = Context()
+    with caplog.at_level(logging.WARNING):
+        called(reception, fail, context)
     assert "a control call failed" in caplog.text
+    assert context.statuses == [grpc.StatusCode.INTERNAL]

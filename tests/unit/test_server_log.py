@@ -66,7 +66,7 @@ def test_grpc_is_quiet_unless_the_user_asked_for_more(monkeypatch: pytest.Monkey
     monkeypatch.setenv("GRPC_VERBOSITY", "so that what was there comes back")
     monkeypatch.delenv("GRPC_VERBOSITY")
     quiet_grpc()
-    assert os.environ["GRPC_VERBOSITY"] == "ERROR"
+    assert os.environ["GRPC_VERBOSITY"] == "NONE"
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     quiet_grpc()
     assert os.environ["GRPC_VERBOSITY"] == "DEBUG"

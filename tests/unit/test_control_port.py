@@ -1,0 +1,222 @@
+"""The control port among bytes that no gRPC client sends, and calls that say nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gigl_loader.rpc.control import STORE_SERVICE
+from gigl_loader.rpc.credentials import authorization
+from gigl_loader.rpc.job import JOB_HEADER
+from tests.support.leftovers import wait_until
+from tests.support.peers import TOKEN
+from tests.support.peers import served as peer_served
+from tests.support.raw_http2 import WINDOW, RawConnection
+from tests.support.sources import small_graph
+from tests.support.store_control import Served, client_of, controlled, opened, sample_request
+from tests.support.store_service import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOKEN_HEADER = (b"authorization", authorization(TOKEN).encode())
+SHOWN = [TOKEN_HEADER, (JOB_HEADER.encode(), b"a" * 64)]
+HEARTBEAT = f"/{STORE_SERVICE}/Heartbeat".encode()
+SAMPLE = f"/{STORE_SERVICE}/Sample".encode()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with controlled() as found:
+        yield found
+
+
+def check_alive(address: str) -> None:
+    """A caller on a connection of its own hears that the port does well."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(address, options) as channel:
+        request = health_pb2.HealthCheckRequest(service="gigl.v1.Peer")
+        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=20)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+HEADERS: list[tuple[bytes, list[tuple[bytes, bytes]]]] = [
+    (b"/\xff", []),
+    (b"/gigl.v1.GraphStore/\xff", []),
+    (b"/grpc.health.v1.Health/\xc3\x28", []),
+    (b"/" + b"\xff" * 7000, []),
+    (b"", []),
+    (b"x", []),
+    (b"//", []),
+    (HEARTBEAT + b"\0", SHOWN),
+    (HEARTBEAT, [*SHOWN, (b"x-\xff", b"1")]),
+    (HEARTBEAT, [*SHOWN, (b"x", b"\xff\0\r\n")]),
+    (HEARTBEAT, [*SHOWN, (b"x-bin", b"!!!")]),
+    (HEARTBEAT, [*SHOWN, (b"x", b"y" * 15_000)]),
+    (HEARTBEAT, [*SHOWN, (b"grpc-timeout", b"\xff" * 100)]),
+    (HEARTBEAT, [*SHOWN, (b"grpc-encoding", b"\xff")]),
+    (HEARTBEAT, [TOKEN_HEADER, (JOB_HEADER.encode(), b"\xff" * 64)]),
+    (HEARTBEAT, [(b"authorization", b"\xff" * 40)]),
+    (HEARTBEAT, [(b":authority", b"\xff")]),
+]
+
+
+@pytest.mark.parametrize(("path", "more"), HEADERS, ids=lambda value: repr(value)[:40])
+def test_no_headers_end_the_port(served: Served, path: bytes, more: list[tuple[bytes, bytes]]) -> None:
+    address = served.endpoint.control_address
+    with RawConnection(address) as connection:
+        connection.headers(1, path, more)
+        connection.message(1, b"")
+        connection.received(0.3)
+        check_alive(address)
+    check_alive(address)
+
+
+def test_no_headers_end_the_control_port_of_a_peer_service() -> None:
+    with peer_served(small_graph()) as endpoint:
+        address = endpoint.control_address
+        with RawConnection(address) as connection:
+            connection.headers(1, b"/\xff")
+            connection.received(0.3)
+        check_alive(address)
+
+
+def stalled(served: Served, calls: int, *, connections: int = 1) -> list[RawConnection]:
+    """Open calls that show the token and whose messages do not come."""
+    found = []
+    for _ in range(connections):
+        connection = RawConnection(served.endpoint.control_address)
+        for number in range(calls):
+            connection.headers(2 * number + 1, HEARTBEAT, SHOWN)
+        found.append(connection)
+    return found
+
+
+@pytest.mark.parametrize("connections", [1, 20])
+def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
+    """All show the token and come from one address: the connections of a caller take turns."""
+    with controlled() as served, client_of(served.endpoint) as client:
+        channel = opened(client)
+        silent = stalled(served, 2000 // connections, connections=connections)
+        try:
+            assert wait_until(lambda: not served.control._reception.idle, seconds=20)
+            began = time.monotonic()
+            for batch in range(8):
+                client.heartbeat([channel], 20)
+                assert client.sample(sample_request(channel, batch % 4), 20).result().handle
+            assert time.monotonic() - began < 30  # 2,000 messages are waited for 20 s each.
+        finally:
+            for connection in silent:
+                connection.close()
+        assert wait_until(lambda: served.control._reception.idle, seconds=20)
+
+
+def test_one_caller_has_a_share_of_all_calls() -> None:
+    with controlled(calls=200) as served, client_of(served.endpoint) as client:
+        (silent,) = stalled(served, 300)
+        with silent:
+            assert wait_until(lambda: b"too many calls" in silent.received(0.1), seconds=20)
+        opened(client)
+
+
+def test_calls_wait_without_threads() -> None:
+    gate = Gate()
+    with controlled(gate=gate, workers=1) as served, client_of(served.endpoint) as client:
+        channels = [opened(client, key=str(number)) for number in range(17)]
+        first = client.sample(sample_request(channels[-1], 0), 60)
+        assert gate.entered.acquire(timeout=20)
+        before = threading.active_count()
+        calls = [
+            client.sample(sample_request(each, batch % 12), 60)
+            for each in channels[:-1]
+            for batch in range(63)
+        ]
+
+        def queued() -> int:
+            return sum(each.queued for each in served.service.load().channels)
+
+        assert wait_until(lambda: queued() == 16 * 63, seconds=60)
+        assert threading.active_count() - before <= 40
+        for call in calls:
+            call.cancel()
+        assert wait_until(lambda: queued() == 0, seconds=60)
+        gate.opened.set()
+        assert first.result().handle
+
+
+def test_replies_that_nobody_takes_hold_no_thread() -> None:
+    """A window of 0 bytes: nothing may be sent, so a thread that waits until it was would wait for ever."""
+    with controlled(workers=1) as served, client_of(served.endpoint) as client:
+        channel = opened(client)
+        message = sample_request(channel, 0).SerializeToString()
+        with RawConnection(served.endpoint.control_address, {WINDOW: 0}) as deaf:
+            for number in range(60):
+                deaf.headers(2 * number + 1, SAMPLE, SHOWN)
+                deaf.message(2 * number + 1, message)
+            for number in range(60, 120):
+                deaf.headers(2 * number + 1, HEARTBEAT, SHOWN)
+                deaf.message(2 * number + 1, b"")
+            assert wait_until(lambda: served.service.load().batches >= 60, seconds=20)
+            other = opened(client, key="other")
+            assert client.sample(sample_request(other, 1), 20).result().handle
+
+
+def test_health_that_nobody_takes_holds_up_no_change_of_it() -> None:
+    with controlled() as served:
+        address = served.endpoint.control_address
+        with RawConnection(address, {WINDOW: 0}) as deaf:
+            for number in range(20):
+                deaf.headers(2 * number + 1, b"/grpc.health.v1.Health/Watch")
+                deaf.message(2 * number + 1, b"")
+            for _ in range(3):
+                for serving in (True, False):
+                    served.control.set_serving(serving)
+            check_alive(address)
+
+
+def test_a_watch_without_the_token_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_server.public_calls._LASTING_S", 0.5)
+    with controlled() as served, grpc.insecure_channel(served.endpoint.control_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        with pytest.raises(grpc.RpcError) as raised:
+            list(watch)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        shown = (("authorization", authorization(TOKEN)),)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=2, metadata=shown)
+        with pytest.raises(grpc.RpcError) as raised:
+            list(watch)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_health_is_listed(served: Served) -> None:
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        if hasattr(stub, "List"):
+            listed = stub.List(health_pb2.HealthListRequest(), timeout=20).statuses
+            assert set(listed) == {"", STORE_SERVICE, "gigl.v1.Peer"}
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_refusals_are_logged_without_secrets(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = "another-token-of-some-length"
+
+    def refused(method: str, message: bytes, *headers: tuple[str, Any]) -> None:
+        with grpc.insecure_channel(served.endpoint.control_address) as channel, pytest.raises(grpc.RpcError):
+            channel.unary_unary(f"/{STORE_SERVICE}/{method}")(message, timeout=20, metadata=headers)
+
+    refused("Heartbeat", b"", ("authorization", authorization(wrong)))
+    refused("CreateProducer", b"\xff" * 9, ("authorization", authorization(TOKEN)), (JOB_HEADER, "a" * 64))
+    lines = [line for line in caplog.messages if line.startswith("refused")]
+    assert len(lines) == 2
+    assert "refused 127.0.0.1: Heartbeat: UNAUTHENTICATED" in lines[0]
+    assert "CreateProducer: INVALID_ARGUMENT: the message is no CreateProducerRequest" in lines[1]
+    assert wrong not in caplog.text
+    assert TOKEN not in caplog.text
