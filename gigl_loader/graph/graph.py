@@ -24,7 +24,7 @@ from gigl_loader.graph.paths import (
     topology_path,
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
-from gigl_loader.graph.verification import check_part, verify_graph
+from gigl_loader.graph.verification import check_part, check_split, verify_graph
 
 __all__ = ["Graph", "open_partitions"]
 
@@ -166,11 +166,18 @@ class Graph:
         return np.asarray(positions[np.argsort(directory.node_ids(positions))])
 
     def split_part(self, node_type: NodeType, name: str, part: int) -> Array:
-        """Return the positions of a split in one partition, ascending (int32 or int64)."""
-        splits = self._known_node_type(node_type).splits
-        if name not in splits:
-            raise ValueError(f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(splits)}")
-        return self._document(splits_path(part, node_type)).array(name)
+        """Return the positions of a split in one partition, ascending (int32 or int64).
+
+        ``FormatError`` where they do not ascend or are not the partition's: they index arrays.
+        """
+        nodes = self._known_node_type(node_type)
+        if name not in nodes.splits:
+            raise ValueError(
+                f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(nodes.splits)}"
+            )
+        document = self._document(splits_path(part, node_type))
+        check_split(document, name, nodes.bounds[part], nodes.bounds[part + 1])
+        return document.array(name)
 
     def _directory(self, node_type: NodeType) -> Directory:
         nodes = self.schema.nodes[node_type]
