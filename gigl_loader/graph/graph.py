@@ -24,7 +24,7 @@ from gigl_loader.graph.paths import (
     topology_path,
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
-from gigl_loader.graph.verification import check_part, verify_graph
+from gigl_loader.graph.verification import check_part, check_split, verify_graph
 from gigl_loader.graph.verifier import LazyVerifier, NoVerifier, Verifier, Verify, check_verify
 
 __all__ = ["Graph", "open_partitions"]
@@ -184,12 +184,18 @@ class Graph:
         return np.asarray(positions[np.argsort(directory.node_ids(positions))])
 
     def split_part(self, node_type: NodeType, name: str, part: int) -> Array:
-        """Return the positions of a split in one partition, ascending (int32 or int64)."""
-        splits = self._known_node_type(node_type).splits
-        if name not in splits:
-            raise ValueError(f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(splits)}")
+        """Return the positions of a split in one partition, ascending (int32 or int64).
+
+        ``FormatError`` where they do not ascend or are not the partition's: they index arrays.
+        """
+        nodes = self._known_node_type(node_type)
+        if name not in nodes.splits:
+            raise ValueError(
+                f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(nodes.splits)}"
+            )
         document = self._document(splits_path(part, node_type))
         self.verifier.require(document.name)
+        check_split(document, name, nodes.bounds[part], nodes.bounds[part + 1])
         return document.array(name)
 
     def _directory_of(self, node_type: NodeType) -> Directory:

@@ -36,6 +36,8 @@ _ID_KINDS = ("identity", "dense", "sparse")
 def type_name(kind: NodeType | EdgeType) -> str:
     """Return a name for a node or edge type that is safe in file and array names, and unambiguous."""
     parts = (kind,) if isinstance(kind, str) else kind
+    for part in parts:
+        _check_encodable(part, "type")
     return "+".join(quote(part, safe="") for part in parts)
 
 
@@ -197,11 +199,22 @@ def _check_names(names: Iterable[str], what: str) -> None:
     for name in names:
         if not isinstance(name, str) or not name or name == "__metadata__":
             raise ValueError(f"{name!r} cannot name a {what}")
+        _check_encodable(name, what)
+
+
+def _check_encodable(name: str, what: str) -> None:
+    """Refuse half of a surrogate pair: neither a file nor a message can hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name!a} cannot name a {what}: it is no text that UTF-8 encodes") from None
 
 
 def _check_type(kind: NodeType | EdgeType, parts: tuple[str, ...]) -> None:
     if not all(isinstance(part, str) and part for part in parts):
         raise ValueError(f"{kind!r} cannot name a type: names are non-empty strings")
+    for part in parts:
+        _check_encodable(part, "type")
 
 
 def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gigl_loader.graph.paths import edges_path, ids_path, nodes_path, splits_pat
 from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType
 from gigl_loader.tensors import ArraySpec
 
-__all__ = ["check_part", "verify_graph"]
+__all__ = ["check_part", "check_split", "verify_graph"]
 
 Array = npt.NDArray[Any]
 
@@ -121,9 +121,14 @@ def _verify_part(schema: GraphSchema, documents: Mapping[str, Document], part: i
         document = documents.get(splits_path(part, node_type))
         for name in () if document is None else document.specs:
             assert document is not None
-            what = f"{document.name}: {name!r}"
-            _verify_range(document.array(name), nodes.bounds[part], nodes.bounds[part + 1], what)
-            _verify_ascending(document.array(name), what, strictly=True)
+            check_split(document, name, nodes.bounds[part], nodes.bounds[part + 1])
+
+
+def check_split(document: Document, name: str, low: int, high: int) -> None:
+    """Raise ``FormatError`` unless the positions of a split ascend and lie in ``[low, high)``."""
+    what = f"{document.name}: {name!r}"
+    _verify_range(document.array(name), low, high, what)
+    _verify_ascending(document.array(name), what, strictly=True)
 
 
 def _verify_adjacency(document: Document, neighbors: int) -> None:

@@ -67,7 +67,10 @@ def _remove_abandoned(target: Path) -> None:
 
 @contextmanager
 def _locked_temporary(target: Path) -> Iterator[Path]:
-    temporary = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    except UnicodeEncodeError:
+        raise ValueError(f"cannot write {str(target)!a}: no path has such a name") from None
     fd = os.open(temporary, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -21,6 +21,12 @@ class Address:
     def __post_init__(self) -> None:
         if not self.host or any(each.isspace() or each in "/@[]" for each in self.host):
             raise ValueError(f"{self.host!r} is not a host name or address")
+        try:
+            self.host.encode(
+                "idna"
+            )  # As the resolver does. Names of endpoints come from other processes, too.
+        except UnicodeError:
+            raise ValueError(f"{self.host[:100]!a} is not a host name or address") from None
         if not 0 <= self.port < 65536:
             raise ValueError(f"port {self.port} does not lie in [0, 65536)")
 

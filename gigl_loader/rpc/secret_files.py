@@ -89,6 +89,8 @@ def pem_in(path: str | os.PathLike[str] | None) -> bytes:
         return b""
     try:
         content = Path(path).read_bytes()
+    except UnicodeEncodeError:
+        raise ValueError(f"cannot read {str(path)!a}: no path has such a name") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     if not content.strip():

@@ -25,16 +25,18 @@ __all__ = ["GUARD", "Call", "Guard", "identity_of"]
 GUARD = "guard"
 """Name under which a call finds its ``Call``."""
 
+_UNTOLD = "an address that Flight does not tell"
+_STRANGER = Identity(address=_UNTOLD)
 _NO_TOKEN = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
 
 
 class Call(flight.ServerMiddleware):  # type: ignore[misc]
     """One call: what its headers showed, and what to let go of when its reply was sent, or cannot be."""
 
-    def __init__(self, token: str | None, job: bytes | None, checksum: str | None) -> None:
+    def __init__(self, token: str, job: bytes | None, checksum: str | None) -> None:
         super().__init__()
         self.token = token
-        """Name of the token that was shown; ``None`` for none, or a wrong one."""
+        """Name of the token that was shown; empty where none is asked for."""
         self.job = job
         self.checksum = checksum
         """Of the ticket, where the caller sent one."""
@@ -46,9 +48,10 @@ class Call(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 class Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every verb but ``do_get``, and tells ``do_get`` what a call showed.
+    """Refuses calls without the token, and every verb but ``do_get``; tells ``do_get`` what a call showed.
 
-    Flight tells the address of a caller to ``do_get`` only, which therefore refuses calls without the token.
+    Flight tells the address of a caller to ``do_get`` only, for which it copies the request three more times.
+    So strangers are refused here, without an address; the line of their connection, cut soon, has it.
     """
 
     def __init__(self, credentials: Credentials, ledger: Ledger, audit: AuditLog) -> None:
@@ -59,31 +62,24 @@ class Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> Call:
         token = self.credentials.identify(headers.get("authorization", []))
+        if token is None:
+            raise self._refused(_STRANGER, _NO_TOKEN, flight.FlightUnauthenticatedError)
         if info.method != flight.FlightMethod.DO_GET:
-            self._refuse_verb(info.method, token)
+            verb = str(getattr(info.method, "name", info.method)).lower()
+            refused = Refused(Kind.INVALID, f"the data port answers do_get only, not {verb}")
+            raise self._refused(Identity(token=token, address=_UNTOLD), refused, flight.FlightServerError)
         job = headers.get(JOB_HEADER)
         checksum = headers.get(CHECKSUM_HEADER)
         return Call(token, job_key(job) if job else None, str(checksum[0]) if checksum else None)
 
-    def refuse_stranger(self, caller: Identity) -> None:
-        """Refuse a call without the token."""
+    def _refused(self, caller: Identity, refused: Refused, kind: type[Exception]) -> Exception:
         self._ledger.add(refused=1)
-        self._audit.refused(caller, f"data port: {_NO_TOKEN.message}")
-        raise flight.FlightUnauthenticatedError(_NO_TOKEN.message, _NO_TOKEN.to_record())
-
-    def _refuse_verb(self, method: Any, token: str | None) -> None:
-        who = Identity(token=token or "", address="an address that Flight does not tell")
-        if token is None:
-            self.refuse_stranger(who)
-        name = str(getattr(method, "name", method)).lower()
-        refused = Refused(Kind.INVALID, f"the data port answers do_get only, not {name}")
-        self._ledger.add(refused=1)
-        self._audit.refused(who, f"data port: {refused.message}")
-        raise flight.FlightServerError(refused.message, refused.to_record())
+        self._audit.refused(caller, f"data port: {refused.message}")
+        return kind(refused.message, refused.to_record())
 
 
 def identity_of(context: Any, call: Call) -> Identity:
     """Return who makes a call. Flight tells the name in a client certificate, not the certificate."""
     name = context.peer_identity()
     certificate = printable(name.decode("utf-8", "replace")) if name else ""
-    return Identity.of(peer=context.peer(), token=call.token or "", certificate=certificate)
+    return Identity.of(peer=context.peer(), token=call.token, certificate=certificate)

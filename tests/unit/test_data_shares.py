@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import socket
 import threading
@@ -134,16 +135,16 @@ def test_a_hoarder_makes_room_for_who_has_nothing(
 def test_a_reply_that_nobody_reads_is_ended(
     server: PeerServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections_module, "_LONGEST_CALL_S", 1.0)
     threads = len(os.listdir("/proc/self/task"))
     with StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert hostile.ask(ticket(ROWS))
         assert hostile.ask(ticket(LISTS))
-        assert sent(server) > 60 << 20
+        assert sent(server) > 30 << 20
+        monkeypatch.setattr(connections_module, "_LONGEST_CALL_S", 0.1)
         assert wait_until(lambda: sent(server) == 0, seconds=20)
         assert data_of(server)._calls.lent == 0
     assert "refused 127.0.0.1: data port: connection of port" in caplog.text
-    assert "a reply was not read for 1 s" in caplog.text
+    assert "a reply was not read for 0.1 s" in caplog.text
     assert wait_until(lambda: len(os.listdir("/proc/self/task")) <= threads + 8, seconds=20)
     assert gathers(server)
 
@@ -318,14 +319,13 @@ def served_once() -> Iterator[PeerServer]:
         yield server
 
 
-def test_who_shows_a_wrong_token_is_named_in_the_log(
-    served_once: PeerServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = remote_store(small_graph(), served_once.endpoint, caller=Caller(token="a-wrong-token-of-ours"))
-    with pytest.raises(Exception, match="wrong token"):
-        store.sample(LISTS)
-    store.close()
-    assert "refused 127.0.0.1: data port: wrong token" in caplog.text
+def test_who_shows_a_wrong_token_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as server:
+        store = remote_store(small_graph(), server.endpoint, caller=Caller(token="a-wrong-token-of-ours"))
+        with pytest.raises(Exception, match="wrong token"):
+            store.sample(LISTS)
+        store.close()
+    assert "refused an address that Flight does not tell: data port: wrong token" in caplog.text
     assert "a-wrong-token" not in caplog.text
 
 
@@ -364,5 +364,5 @@ def test_a_port_ends_while_a_reply_is_not_read(caplog: pytest.LogCaptureFixture)
             hostile = stack.enter_context(StalledCaller(server.endpoint.data_address, HOSTILE))
             assert hostile.ask(ticket(ROWS))
             assert hostile.ask(ticket(LISTS))
-        assert "replies that were not read: 2, their connections are cut" in caplog.text
+        assert re.search("replies that were not read: [12], their connections are cut", caplog.text)
         assert "does not end" not in caplog.text

@@ -32,6 +32,7 @@ from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER, TOKEN, remote_store, served
 from tests.support.sources import small_graph
+from tests.support.stalled import StalledCaller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,15 +238,9 @@ def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
         store = remote_store(graph, endpoint)
         rows = RowAsk(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB
         ticket = store._encoded(rows)
-        client = flight.FlightClient(f"grpc+tcp://{endpoint.data_address}")
-        headers = [(b"authorization", authorization(TOKEN).encode())]
         for _ in range(3):
-            reader = client.do_get(
-                flight.Ticket(ticket), flight.FlightCallOptions(timeout=20, headers=headers)
-            )
-            reader.read_chunk()
-            reader.cancel()
-        client.close()
+            with StalledCaller(endpoint.data_address, TOKEN) as leaving:
+                assert wait_until(lambda caller=leaving: caller.ask(ticket), seconds=10)
         assert len(store.sample(ask()).counts) == 50
         store.close()
 
