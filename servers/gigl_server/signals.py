@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -28,10 +29,11 @@ __all__ = ["RELOAD", "Signals", "leave_on_signals", "wait_for_word"]
 RELOAD = "SIGHUP"
 """The word for a signal that asks to reload. All others ask to end."""
 
-_ENDING = (signal.SIGTERM, signal.SIGINT)
+_ENDING = (signal.SIGINT, signal.SIGTERM)  # In this order: who sees SIGTERM handled knows that both are.
 _STDERR = 2
 _SAME_S = 0.5
 _WAKE_S = 1.0
+_STUCK_S = 10.0
 
 
 def leave_on_signals() -> None:
@@ -44,7 +46,8 @@ def leave_on_signals() -> None:
 class Signals:
     """Puts signals into a queue as words, inside a ``with`` of the main thread.
 
-    Ends the process at once on SIGTERM until ``hold`` is called.
+    Ends the process at once on SIGTERM until ``hold`` is called, and also where the main thread does not
+    handle it: Python runs handlers there only, and a library may not return.
     """
 
     def __init__(self, *, end_at_once: Callable[[str], None]) -> None:
@@ -54,6 +57,8 @@ class Signals:
         self._first_s: float | None = None
         self._held = False
         self._before: dict[int, Any] = {}
+        self._handled = threading.Event()
+        self._read_fd = self._write_fd = -1
 
     def hold(self) -> None:
         """Leave it to the reader of ``told`` to end the process from now on."""
@@ -62,11 +67,28 @@ class Signals:
     def __enter__(self) -> Signals:
         self._before = {number: signal.signal(number, self._end) for number in _ENDING}
         self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._reload)
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self._write_fd)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _watch(self) -> None:
+        """Wait for the first signal that ends, and for the main thread to handle it."""
+        try:
+            while (number := os.read(self._read_fd, 1)) and number[0] not in _ENDING:
+                pass
+        finally:
+            os.close(self._read_fd)
+        if number and not self._handled.wait(_STUCK_S):
+            self._end_at_once(f"{signal.Signals(number[0]).name}: the main thread hangs: ending at once")
+            os._exit(1)
 
     def _end(self, number: int, _: object) -> None:
         """Take the first signal; the second ends the process at once.
@@ -74,6 +96,7 @@ class Signals:
         One that follows within half a second is the same: ``timeout`` and some supervisors send it to a
         process and to its group.
         """
+        self._handled.set()
         name, now = signal.Signals(number).name, time.monotonic()
         if not self._held:
             self._end_at_once(f"{name}: ending, nothing was started yet")

@@ -82,7 +82,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_a_server_in_order(
     chance = random.Random(7)
     for _ in range(12):
         with serving(graph) as process:
-            assert wait_until(lambda pid=process.pid: handles(pid, number), seconds=60)
+            assert wait_until(lambda pid=process.pid: handles(pid, signal.SIGTERM), seconds=60)
             time.sleep(chance.uniform(0, 2))
             process.send_signal(number)
             _, said = process.communicate(timeout=60)

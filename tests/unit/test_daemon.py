@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 
 from gigl_server.signals import Signals, wait_for_word
@@ -20,3 +22,26 @@ def test_a_signal_that_another_thread_is_given_is_heard() -> None:
         sender.start()
         assert wait_for_word(signals.told) == "SIGTERM"
         sender.join()
+
+
+HANGING = """
+import ctypes
+from gigl_server.signals import Signals
+mutex = ctypes.create_string_buffer(64)  # As PTHREAD_MUTEX_INITIALIZER makes it.
+library = ctypes.CDLL(None)
+library.pthread_mutex_lock(mutex)
+with Signals(end_at_once=print) as signals:
+    signals.hold()
+    print("up", flush=True)
+    library.pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_process_whose_main_thread_hangs_in_a_library_ends_all_the_same() -> None:
+    with subprocess.Popen([sys.executable, "-uc", HANGING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said == "SIGTERM: the main thread hangs: ending at once\n"
