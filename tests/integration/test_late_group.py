@@ -20,11 +20,11 @@ from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.pyg_graphs import homogeneous
 from tests.support.ranks import free_port
 
-pytestmark = [pytest.mark.usefixtures("no_leftovers"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_leftovers"), pytest.mark.slow, pytest.mark.timeout(300)]
 
 RANKS = 2
 SEEDS = 290
-SECONDS = 100.0
+SECONDS = 250.0
 
 
 @pytest.fixture(scope="module")

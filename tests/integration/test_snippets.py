@@ -62,9 +62,9 @@ def snippets(page: str) -> list[Snippet]:
 
 @pytest.fixture(scope="module", autouse=True)
 def first_group() -> None:
-    """Torch keeps a pipe from its first process group on: not to be taken for something left."""
-    store = distributed.HashStore()  # type: ignore[attr-defined]
-    distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    """The first store of a process makes a pipe for signals, which stays: it is not something left."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
     distributed.destroy_process_group()
 
 

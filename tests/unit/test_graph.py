@@ -76,7 +76,7 @@ def test_the_arrays_are_those_of_the_tables(built: Path) -> None:
             lists[int(ids[low + local])] = (
                 neighbors.tolist(),
                 arrays["edge_ids"][span].tolist(),
-                arrays["weight"][span].tolist(),
+                graph.edge_column(WRITES, "weight", part)[span].tolist(),
                 columns.tolist(),
             )
     assert lists == {
@@ -85,6 +85,16 @@ def test_the_arrays_are_those_of_the_tables(built: Path) -> None:
         -5: ([2], [3], [4.0], [3.0]),
         30: ([], [], [], []),
     }
+
+
+def test_a_graph_of_an_early_version_opens(built: Path, tmp_path: Path) -> None:
+    older = Path(shutil.copytree(built, tmp_path / "older"))
+    _older(older)
+    graph = Graph.open(older)
+    graph.verify()
+    edges = graph.schema.edges[WRITES]
+    assert (edges.weight, edges.time) == (True, True)
+    assert {"weight", "time"} <= graph.topology(WRITES, 0).keys()
 
 
 def test_a_split_comes_by_ascending_node_id_whatever_the_partitions(built: Path) -> None:
@@ -209,6 +219,23 @@ def _rewrite(path: Path, name: str, change: Callable[[dict[str, Any]], None]) ->
     _edit(path, lambda document: document["files"].__setitem__(name, record.to_json()))
 
 
+def _older(path: Path) -> None:
+    """Make of a graph one of an early version, whose topology carries weights and times."""
+    for part in range(2):
+        _rewrite(path, f"part-{part:05d}/{TOPOLOGY.partition('/')[2]}", _weigh)
+    _edit(path, lambda document: document["schema"]["edges"][0].update(weight=True, time=True))
+
+
+def _weigh(arrays: dict[str, Any]) -> None:
+    count = len(arrays["indices"])
+    arrays.update(weight=np.zeros(count, np.float32), time=np.zeros(count, np.int64))
+
+
+def _older_with(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    _older(path)
+    _rewrite(path, TOPOLOGY, change)
+
+
 def _set(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda document: document.__setitem__(name, value)
 
@@ -267,7 +294,7 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'more' is not in the schema",
     ),
     "a missing array": (
-        lambda path: _rewrite(path, TOPOLOGY, lambda arrays: arrays.pop("weight")),
+        lambda path: _older_with(path, lambda arrays: arrays.pop("weight")),
         "'weight' is missing",
     ),
     "no indices": (
@@ -275,9 +302,7 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
         "no 1-D array 'indices'",
     ),
     "another dtype": (
-        lambda path: _rewrite(
-            path, TOPOLOGY, lambda arrays: arrays.update(weight=arrays["weight"].astype("f8"))
-        ),
+        lambda path: _older_with(path, lambda arrays: arrays.update(weight=arrays["weight"].astype("f8"))),
         "'weight' is F64",
     ),
     "too short an indptr": (
