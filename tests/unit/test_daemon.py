@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 from gigl_server.signals import Signals, wait_for_word
 
@@ -40,8 +41,12 @@ with Signals(end_at_once=print) as signals:
 def test_a_process_whose_main_thread_hangs_in_a_library_ends_all_the_same() -> None:
     with subprocess.Popen([sys.executable, "-uc", HANGING], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        try:
+            assert process.stdout.readline() == "up\n"
+            time.sleep(2)  # Until it waits for the mutex: before, Python would run the handler.
+            process.send_signal(signal.SIGTERM)
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 1
     assert said == "SIGTERM: the main thread hangs: ending at once\n"
