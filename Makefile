@@ -5,7 +5,9 @@
 #   make test            install with the test extras, then lint, format check, types and tests
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers
-#   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60)
+#   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
+#                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run
+#   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1)
 #   make torch-versions  one wheel, the native tests under several versions of torch
 #   make format          let ruff rewrite what it can
 #   make clean           remove environments, builds and caches
@@ -23,7 +25,7 @@ CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
 # What the installed package depends on. Python sources are not here: the install is editable.
 INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
 
-.PHONY: demo test lint types unit bench sanitize fuzz torch-versions format clean
+.PHONY: demo test lint types unit bench sanitize fuzz chaos torch-versions format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
@@ -86,14 +88,26 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 # --- fuzzing ----------------------------------------------------------------------------------------
 
 FUZZ_SECONDS ?= 60
+FUZZ_REQUESTS ?= 1000000
+FUZZ_SEED ?= 1
 
 fuzz: $(VENV)/.installed-fuzz
 	mkdir -p build
 	$(BIN)/python tests/fuzz/fuzz_frame.py build/corpus -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.live --requests $(FUZZ_REQUESTS) --seed $(FUZZ_SEED) --json build/fuzz.json
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	$(BIN)/python $(PIP_INSTALL) atheris
 	@touch $@
+
+# --- faults -----------------------------------------------------------------------------------------
+
+FAULTS ?= 1000
+CHAOS_SEED ?= 1
+
+chaos: $(VENV)/.installed-test
+	mkdir -p build
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) --seed $(CHAOS_SEED) --json build/chaos.json
 
 # --- one wheel, every torch -------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ def open_dataset(options: argparse.Namespace) -> DistDataset | RemoteDistDataset
     """Return the graph: the only place that knows where it is."""
     if options.store is None:
         return DistDataset.open(options.graph)
-    caller = Caller.from_files(token=options.token_file, ca=options.tls_ca)
+    caller = Caller.from_files(token=options.token_file, ca=options.tls_ca, insecure=options.insecure)
     return RemoteDistDataset.connect(options.store.split(","), credentials=caller)
 
 
@@ -85,6 +85,8 @@ def main() -> None:
     where.add_argument("--store", metavar="HOST:PORT", help="of any storage server, or of some  [GIGL_STORE]")
     parser.add_argument("--token-file", default=os.environ.get("GIGL_TOKEN_FILE"), help="[GIGL_TOKEN_FILE]")
     parser.add_argument("--tls-ca", default=os.environ.get("GIGL_TLS_CA"), help="PEM to trust  [GIGL_TLS_CA]")
+    plain = os.environ.get("GIGL_INSECURE", "").lower() == "true"
+    parser.add_argument("--insecure", action="store_true", default=plain, help="plain text to other machines")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch of each rank")
     parser.add_argument("--num-workers", type=int, default=1)

@@ -60,6 +60,10 @@ class RankGroup:
         store = distributed.distributed_c10d._get_default_store()
         return cls(store, int(distributed.get_rank()), world_size, patience_s=min(patience_s, _PATIENCE_S))
 
+    def is_same(self, other: RankGroup) -> bool:
+        """Whether both are the same rank of the same process group."""
+        return self._store is other._store and (self.rank, self.world_size) == (other.rank, other.world_size)
+
     def publish(self, key: str, value: str) -> None:
         """Let all ranks see this rank's ``value``."""
         self._ask(lambda: self._store.set(self._of(key, self.rank), value))

@@ -44,7 +44,7 @@ class SharedTensors(Mapping[str, "Tensor"]):
         weights = SharedTensors.create({"weight": torch.ones(len(seeds))})
         loader = DistNeighborLoader(dataset, [15, 10], seeds, seed_weights=weights)
         for batch in loader:
-            loss = ...
+            loss = ...  # of out[batch.seed_index], one for each entry of input_id
             with weights.lock():
                 weights["weight"][batch.input_id.cpu()] = loss.detach().cpu()
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
+from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,11 +50,14 @@ STORAGE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
 """NumPy's view of each safetensors dtype. NumPy has no bfloat16: it is carried as its 16 bits."""
 
 MAX_HEADER_BYTES = 16 << 20
-"""A header beyond this is refused. 16 MiB holds about 100,000 arrays."""
+"""A header of a file beyond this is refused. 16 MiB holds about 100,000 arrays. What arrives from another
+process has lower limits: ``Layout.parse`` is told."""
 
 _ALIGNMENT = 64
 _MAX_DIMENSIONS = 32  # NumPy 1 has no more.
 _MAX_ELEMENTS = 2**59  # Sizes of 0 aside, as NumPy counts: their bytes must fit 63 bits.
+_SHOWN = 100
+_SHOWN_SIZES = 8
 _NAMES = {dtype: name for name, dtype in reversed(list(STORAGE_DTYPES.items())) if name != "BF16"}
 _HEADER_LENGTH = struct.Struct("<Q")
 
@@ -127,14 +131,17 @@ class Layout:
         )
 
     @classmethod
-    def parse(cls, buffer: npt.NDArray[np.uint8], *, what: str = "document") -> Layout:
+    def parse(
+        cls, buffer: npt.NDArray[np.uint8], *, what: str = "document", max_header: int = MAX_HEADER_BYTES
+    ) -> Layout:
         """Read and check the header of a document that starts at ``buffer[0]``.
 
         ``buffer`` is 1-D uint8 and may be longer than the document. Every rule of the format is
-        checked before anything is believed; a broken one raises ``FormatError`` naming ``what``.
+        checked before anything is believed; a broken one raises ``FormatError`` naming ``what``. A
+        header of more than ``max_header`` bytes is not read: one of hostile bytes takes 40 times its size.
         """
-        size = _header_size(buffer, what)
-        document = _header_document(bytes(buffer[8:size]), what)
+        size = _header_size(buffer, what, max_header)
+        document = _header_document(bytes(buffer[8:size]), what, max_header)
         metadata = _metadata(document.pop("__metadata__", {}), what)
         specs: dict[str, ArraySpec] = {}
         spans: list[tuple[int, int, str]] = []
@@ -145,7 +152,7 @@ class Layout:
         for begin, end, name in sorted(spans):
             if begin != position:
                 raise FormatError(
-                    f"{what}: {name!r} starts at {begin}, the array before it ends at {position}"
+                    f"{what}: {_shown(name)} starts at {begin}, the array before it ends at {position}"
                 )
             position = end
         if size + position > len(buffer):
@@ -165,30 +172,22 @@ def _alignment(nbytes: int) -> int:
     return _ALIGNMENT if nbytes == 0 else min(nbytes & -nbytes, _ALIGNMENT)
 
 
-def _header_size(buffer: npt.NDArray[np.uint8], what: str) -> int:
+def _header_size(buffer: npt.NDArray[np.uint8], what: str, max_header: int) -> int:
     if len(buffer) < 8:
         raise FormatError(f"{what}: {len(buffer)} bytes cannot hold the 8-byte header length")
     (length,) = _HEADER_LENGTH.unpack_from(buffer.data)
-    if length > min(len(buffer) - 8, MAX_HEADER_BYTES):
+    if length > len(buffer) - 8:
         raise FormatError(f"{what}: a header of {length} bytes in a document of {len(buffer)}")
+    if length > max_header:
+        raise FormatError(f"{what}: a header of {length} bytes; at most {max_header} are read")
     return int(length) + 8
 
 
-def _header_document(text: bytes, what: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text, object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{what}: the header is not JSON: {error}") from None
+def _header_document(text: bytes, what: str, max_header: int) -> dict[str, Any]:
+    document = read_json(text, what=f"{what}: the header", max_bytes=max_header)
     if not isinstance(document, dict):
         raise FormatError(f"{what}: the header is a {type(document).__name__}, not an object")
     return document
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return result
 
 
 def _metadata(value: object, what: str) -> dict[str, str]:
@@ -198,24 +197,35 @@ def _metadata(value: object, what: str) -> dict[str, str]:
 
 
 def _entry(name: str, entry: object, what: str) -> tuple[ArraySpec, int, int]:
+    what = f"{what}: {_shown(name)}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise FormatError(f"{what}: {name!r} needs exactly dtype, shape and data_offsets")
+        raise FormatError(f"{what} needs exactly dtype, shape and data_offsets")
     dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in STORAGE_DTYPES:
-        raise FormatError(f"{what}: {name!r} has unknown dtype {dtype!r}")
+        raise FormatError(f"{what} has unknown dtype {_shown(dtype)}")
+    if isinstance(shape, list) and len(shape) > _MAX_DIMENSIONS:  # Before their product, which is quadratic.
+        raise FormatError(f"{what} has {len(shape)} dimensions, which no array can have")
     if not _sizes(shape):
-        raise FormatError(f"{what}: {name!r} has shape {shape!r}, not a list of sizes")
-    if not _sizes(span) or len(span) != 2 or span[0] > span[1]:
-        raise FormatError(f"{what}: {name!r} has data_offsets {span!r}, not [begin, end]")
+        raise FormatError(f"{what} has shape {_shown(shape)}, not a list of sizes")
+    if not isinstance(span, list) or len(span) != 2 or not _sizes(span) or span[0] > span[1]:
+        raise FormatError(f"{what} has data_offsets {_shown(span)}, not [begin, end]")
     spec = ArraySpec(dtype, tuple(shape))
     if spec.nbytes != span[1] - span[0]:
-        raise FormatError(
-            f"{what}: {name!r} needs {spec.nbytes} bytes, data_offsets hold {span[1] - span[0]}"
-        )
-    if len(shape) > _MAX_DIMENSIONS or math.prod(filter(None, shape)) > _MAX_ELEMENTS:
-        raise FormatError(f"{what}: {name!r} has shape {str(shape)[:100]}, which no array can have")
+        raise FormatError(f"{what} needs {spec.nbytes} bytes, data_offsets hold {span[1] - span[0]}")
+    if math.prod(filter(None, shape)) > _MAX_ELEMENTS:
+        raise FormatError(f"{what} has shape {_shown(shape)}, which no array can have")
     return spec, span[0], span[1]
 
 
 def _sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message: the beginning of what may be long, printable, lists one level deep."""
+    if isinstance(value, list):
+        parts = ["..." if isinstance(item, (list, dict)) else _shown(item) for item in value[:_SHOWN_SIZES]]
+        return f"[{', '.join(parts + ['...'] * (len(value) > _SHOWN_SIZES))}]"
+    if isinstance(value, dict):
+        return f"an object of {len(value)} entries"
+    return ascii(value[:_SHOWN]) if isinstance(value, str) else repr(value)

@@ -138,8 +138,8 @@ def _refuse_missing_group(variables: Mapping[str, str]) -> None:
     if "RANK" in variables and world_size.isdecimal() and int(world_size) > 1:
         raise ValueError(
             f"this process is one of WORLD_SIZE={world_size} ranks but has no process group: call "
-            "torch.distributed.init_process_group(...) first; to train alone, unset WORLD_SIZE, or build "
-            "loaders with sharding='none'"
+            "torch.distributed.init_process_group(...) first (Lightning: return loaders from "
+            "train_dataloader()); to train alone, unset WORLD_SIZE, or build loaders with sharding='none'"
         )
 
 

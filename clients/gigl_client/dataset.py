@@ -73,7 +73,9 @@ class RemoteDistDataset:
             ``"HOST:PORT"`` of any one server, or of several, in case that one is down. The others are
             found.
         ``credentials``
-            A ``Caller``: token, certificates, and whom to trust. By default none, and plain text.
+            A ``Caller``: token, certificates, and whom to trust. By default what the environment names
+            (``Caller.from_environment``: ``GIGL_TOKEN_FILE``, ``GIGL_TLS_CA``), else no token and plain text.
+            Plain text to other machines is refused unless the caller says ``insecure=True``.
         ``transport``
             How batches come: ``"ring"`` through memory shared with servers, all of which must be on this
             machine, ``"flight"`` over the network; ``"auto"`` chooses for each server.
@@ -90,7 +92,7 @@ class RemoteDistDataset:
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         check_ways(transport, rows)
-        caller = Caller() if credentials is None else credentials
+        caller = Caller.from_environment() if credentials is None else credentials
         if not isinstance(caller, Caller):
             raise TypeError(f"credentials must be a gigl_client.Caller, got a {type(caller).__name__}")
         cluster = connect_cluster(addresses, caller, timeout_s=timeout)

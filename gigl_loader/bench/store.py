@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gigl_client import RemoteDistDataset
+from gigl_client import Caller, RemoteDistDataset
 from gigl_loader.bench.flight import KEEP_MEMORY, bare_transfer
 from gigl_loader.bench.loading import Pass, open_loader
 from gigl_loader.bench.meter import CpuMeter
@@ -84,7 +84,11 @@ def _measured(
     began = time.perf_counter()
     with (
         RemoteDistDataset.connect(
-            cluster.addresses, transport=setup.transport, rows=setup.rows, timeout=_LIMIT_S
+            cluster.addresses,
+            credentials=Caller(),
+            transport=setup.transport,
+            rows=setup.rows,
+            timeout=_LIMIT_S,
         ) as dataset,
         open_loader(dataset, workload, seeds, setup.workers) as loader,
     ):

@@ -51,7 +51,11 @@ def kill_case(graph: Path, seeds: Any, workload: Workload, setup: Setup) -> Case
         with (
             LocalCluster(graph, servers=setup.servers, workers=setup.workers) as cluster,
             RemoteDistDataset.connect(
-                cluster.addresses, transport=setup.transport, rows=setup.rows, timeout=_LIMIT_S
+                cluster.addresses,
+                credentials=Caller(),
+                transport=setup.transport,
+                rows=setup.rows,
+                timeout=_LIMIT_S,
             ) as dataset,
             open_loader(dataset, workload, seeds, 2) as loader,
         ):
@@ -154,7 +158,9 @@ def crowd_case(
     def case() -> dict[str, Figures]:
         with (
             LocalCluster(graph, servers=1, workers=2) as cluster,
-            RemoteDistDataset.connect(cluster.addresses, transport="flight", timeout=_LIMIT_S) as dataset,
+            RemoteDistDataset.connect(
+                cluster.addresses, credentials=Caller(), transport="flight", timeout=_LIMIT_S
+            ) as dataset,
         ):
             opened = [
                 open_loader(dataset, small, seeds, 1, name=f"loader {number}", prefetch_size=prefetch)

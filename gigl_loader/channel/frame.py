@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.channel.notes import add_note
-from gigl_loader.channel.rules import check
+from gigl_loader.channel.rules import MAX_HEADER_BYTES, check
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.tensors import Layout
 
@@ -60,7 +60,7 @@ class Frame:
         ``edge_dir`` says which side of an edge type is the neighbour: the source (``"in"``) or the
         destination (``"out"``). Raises ``FormatError`` with the name and the rule.
         """
-        layout = Layout.parse(buffer, what="frame")
+        layout = Layout.parse(buffer, what="frame", max_header=MAX_HEADER_BYTES)
         check(buffer, layout, edge_dir=edge_dir)
         return cls(buffer, layout)
 
@@ -165,6 +165,7 @@ class Failure:
 
 
 def _cut(text: str, length: int) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode()  # As undecodable paths have.
     if len(text) <= length:
         return text
     return (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import FormatError
+from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
     from gigl_loader.tensors import Layout
 
-__all__ = ["check"]
+__all__ = ["MAX_HEADER_BYTES", "check"]
+
+MAX_HEADER_BYTES = 1 << 20
+"""Of a frame: some 7,000 arrays. The record of a failure has up to 300 KiB."""
 
 Counts = dict[str, list[int]]
 
@@ -54,10 +57,7 @@ def _check_number(metadata: Mapping[str, str], key: str) -> None:
 def _json(metadata: Mapping[str, str], key: str) -> Any:
     if key not in metadata:
         raise FormatError(f"frame: metadata lacks {key}")
-    try:
-        return json.loads(metadata[key])
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"frame: metadata {key} is not JSON: {error}") from None
+    return read_json(metadata[key], what=f"frame: metadata {key}", max_bytes=MAX_HEADER_BYTES)
 
 
 def _check_failure(layout: Layout) -> None:

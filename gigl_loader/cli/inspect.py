@@ -123,7 +123,8 @@ def _spread(sizes: list[int]) -> str:
 def _columns(columns: Any) -> str:
     def said(name: str, column: Column) -> str:
         shape = "x".join(map(str, column.shape))
-        return f"{name} {column.dtype}" + (f"[{shape}]" if shape else "")
+        unit = " (ns since 1970 UTC)" if column.unit == "ns" else ""
+        return f"{name} {column.dtype}" + (f"[{shape}]" if shape else "") + unit
 
     return ", ".join(said(name, column) for name, column in columns.items())
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
     from gigl_server.local import LocalCluster
 
-__all__ = ["VARIABLE", "local_cluster"]
+__all__ = ["TOKEN_VARIABLE", "VARIABLE", "local_cluster"]
 
 VARIABLE = "GIGL_STORE"
 """Holds the control addresses of the servers, with commas, for the command that is run."""
+TOKEN_VARIABLE = "GIGL_TOKEN_FILE"
+"""Names the file of the cluster's token, for the command that is run."""
+_OTHERS = ("GIGL_TLS_CA", "GIGL_INSECURE")
+"""Variables that are about another cluster, and not handed on."""
 
 _LOOK_EVERY_S = 0.5
 
@@ -41,20 +46,24 @@ def local_cluster(
 ) -> None:
     """Start storage servers on loopback; run a command beside them, or wait for Ctrl-C.
 
-    The command finds their addresses in GIGL_STORE. The servers end with this process, however it ends; in a
+    The command finds their addresses in GIGL_STORE, and in GIGL_TOKEN_FILE a token made for this run, which
+    RemoteDistDataset.connect shows by itself. The servers end with this process, however it ends; in a
     script, end it by SIGTERM.
     """
     with importing():
+        from gigl_loader.rpc.tokens import new_token
         from gigl_server.local import LocalCluster
 
+    token = new_token()
     with (
         _ended_by_sigterm(),
-        LocalCluster(graph_dir, servers=servers, workers=workers, timeout_s=timeout) as cluster,
+        _kept_in_file(token) as token_file,
+        LocalCluster(graph_dir, servers=servers, workers=workers, token=token, timeout_s=timeout) as cluster,
     ):
         if command:
-            raise typer.Exit(_run(command, cluster.addresses))
+            raise typer.Exit(_run(command, cluster.addresses, token_file))
         try:
-            _introduce(cluster)
+            _introduce(cluster, token_file)
             _watch(cluster)
         except KeyboardInterrupt:
             print()
@@ -74,9 +83,20 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(command: Sequence[str], addresses: Sequence[str]) -> int:
+@contextmanager
+def _kept_in_file(token: str) -> Iterator[Path]:
+    """Lend a file of the token that only this user can read, in a directory that only this user can enter."""
+    with tempfile.TemporaryDirectory(prefix="gigl-local-cluster-") as folder:
+        path = Path(folder) / "token"
+        path.touch(mode=0o600)
+        path.write_text(token + "\n")
+        yield path
+
+
+def _run(command: Sequence[str], addresses: Sequence[str], token_file: Path) -> int:
     """Run the command beside the servers and return its exit code."""
-    environment = {**os.environ, VARIABLE: ",".join(addresses)}
+    inherited = {name: value for name, value in os.environ.items() if name not in _OTHERS}
+    environment = {**inherited, VARIABLE: ",".join(addresses), TOKEN_VARIABLE: str(token_file)}
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
@@ -103,10 +123,11 @@ def _waited(process: subprocess.Popen[Any]) -> int:
         signal.signal(signal.SIGINT, before)
 
 
-def _introduce(cluster: LocalCluster) -> None:
+def _introduce(cluster: LocalCluster, token_file: Path) -> None:
     for address, pid in zip(cluster.addresses, cluster.pids, strict=True):
         print(f"storage server at {address}, pid {pid}")
-    print(f'connect: RemoteDistDataset.connect("{cluster.addresses[0]}")', flush=True)
+    shown = f'credentials=Caller.from_files(token="{token_file}")'
+    print(f'connect: RemoteDistDataset.connect("{cluster.addresses[0]}", {shown})', flush=True)
 
 
 def _watch(cluster: LocalCluster) -> None:

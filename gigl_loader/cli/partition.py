@@ -68,10 +68,10 @@ def partition(
     .npy files of one column each (a.npy,b.npy or a directory), or for edges
     one .npy of shape [2, E].
 
-    Edge tables need the columns src and dst; id, weight and time have their
-    meaning. Node tables may have id (else the row number is the id) and split
-    (train, val, test). label is stored as y. All other columns are stored under
-    their names.
+    Edge tables need the columns src and dst, and may have id. Node tables may
+    have id (else the row number is the id) and split (train, val, test). label
+    is stored as y. All other columns are stored under their names, dates and
+    timestamps as nanoseconds since 1970 (UTC).
     """
     with importing():
         from gigl_loader.cli.table_options import TableOptions, open_tables

@@ -38,7 +38,12 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(show_default="usable cores", help="Batches that are sampled at once.")
     ] = None,
-    token_file: Annotated[str | None, typer.Option(help="Holds the token of the cluster.")] = None,
+    token_file: Annotated[
+        str | None, typer.Option(help="Holds the tokens of trainers: a TOKEN, or NAME TOKEN, per line.")
+    ] = None,
+    cluster_key_file: Annotated[
+        str | None, typer.Option(help="Holds the key by which servers know each other; for no trainer.")
+    ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="PEM: certificate, with intermediates.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="PEM: its key, not encrypted.")] = None,
     tls_ca: Annotated[
@@ -86,6 +91,7 @@ def serve(
         "peer": tuple(peer or ()),
         "workers": workers,
         "token_file": token_file,
+        "cluster_key_file": cluster_key_file,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "tls_ca": tls_ca,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.store_client import StoreClient
 
-__all__ = ["TlsCa", "TlsCert", "TlsKey", "TokenFile", "client_of"]
+__all__ = ["Insecure", "TlsCa", "TlsCert", "TlsKey", "TokenFile", "client_of"]
 
 TokenFile = Annotated[
     str | None, typer.Option("--token-file", envvar="GIGL_TOKEN_FILE", help="Holds the token of the cluster.")
@@ -26,6 +26,13 @@ TlsCert = Annotated[
     typer.Option("--tls-cert", envvar="GIGL_TLS_CERT", help="PEM: to show where servers ask (mTLS)."),
 ]
 TlsKey = Annotated[str | None, typer.Option("--tls-key", envvar="GIGL_TLS_KEY", help="PEM: the key of it.")]
+
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", envvar="GIGL_INSECURE", help="Allow plain text to other machines; shows them the token."
+    ),
+]
 
 
 @contextmanager

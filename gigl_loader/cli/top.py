@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gigl_loader.cli.errors import importing
-from gigl_loader.cli.store_caller import TlsCa, TlsCert, TlsKey, TokenFile
+from gigl_loader.cli.store_caller import Insecure, TlsCa, TlsCert, TlsKey, TokenFile
 
 if TYPE_CHECKING:
     from gigl_loader.cli.cluster_loads import Loads
@@ -29,6 +29,7 @@ def top(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    insecure: Insecure = False,
 ) -> None:
     """Show what the servers of a cluster do: batches, bytes, queues, memory, peers. Ctrl-C ends it."""
     with importing():
@@ -37,7 +38,9 @@ def top(
         from gigl_server.logs import quiet_grpc
     quiet_grpc()
 
-    caller = Caller.from_files(token=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key)
+    caller = Caller.from_files(
+        token=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key, insecure=insecure
+    )
     with Looker(address, caller, timeout) as looker:
         if json:
             print(json_module.dumps(looker.look().to_json()))

@@ -6,6 +6,10 @@
 
 namespace gigl {
 
+void BatchRoom::Refuse() const {
+  throw BatchTooLarge("more than " + std::to_string(max_edges_) + " edges");
+}
+
 void BatchEdges::Clear() {
   rows.Clear();
   colptr.Clear();
@@ -35,7 +39,8 @@ Batch::Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& 
   }
 }
 
-void Batch::Begin(int seed_type, std::span<const int64_t> seeds) {
+void Batch::Begin(int seed_type, std::span<const int64_t> seeds, int64_t max_edges) {
+  room_ = BatchRoom(max_edges);
   for (BatchEdges& edges : edges_) edges.Clear();
   for (BatchNodes& nodes : nodes_) {
     std::visit([](auto& table) { table.Clear(); }, nodes.table);
@@ -60,6 +65,17 @@ void Batch::EndHop() {
     nodes.frontier_end = static_cast<int64_t>(nodes.positions().size());
     nodes.per_hop.push_back(nodes.frontier_end - nodes.frontier_begin);
   }
+}
+
+size_t Batch::nbytes() const {
+  size_t total = 0;
+  for (const BatchNodes& nodes : nodes_) {
+    total += std::visit([](const auto& table) { return table.nbytes(); }, nodes.table);
+  }
+  for (const BatchEdges& edges : edges_) {
+    total += edges.rows.nbytes() + edges.colptr.nbytes() + edges.edge_ids.nbytes() + edges.slots.nbytes();
+  }
+  return total;
 }
 
 }  // namespace gigl

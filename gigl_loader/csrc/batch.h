@@ -1,8 +1,10 @@
 // What a sampled batch is made of, whoever draws its edges.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <variant>
 #include <vector>
 
@@ -41,6 +43,39 @@ struct BatchNodes {
   }
 };
 
+// A batch needs more than it may take. Nothing was drawn of what is too much.
+class BatchTooLarge : public std::length_error {
+ public:
+  using std::length_error::length_error;
+};
+
+// How much a batch under way may still take. Edges are counted before they are drawn, so that memory
+// is bounded by `max_edges`, whatever fanouts and degrees are. Targets count, too: each has an entry
+// in `colptr` for every edge type, also where its fanout is 0.
+class BatchRoom {
+ public:
+  explicit BatchRoom(int64_t max_edges = INT64_MAX) : max_edges_(max_edges) {}
+
+  // Throws BatchTooLarge where the batch has no room for so many more.
+  void Take(int64_t edges, int64_t targets) {
+    edges_ += edges;
+    targets_ += targets;
+    if (edges_ > max_edges_ || targets_ - kFreeTargets > max_edges_) [[unlikely]] Refuse();
+  }
+
+  int64_t max_edges() const { return max_edges_; }
+  int64_t left() const { return std::max<int64_t>(max_edges_ - edges_, 0); }
+
+ private:
+  static constexpr int64_t kFreeTargets = 1 << 20;
+
+  [[noreturn]] void Refuse() const;
+
+  int64_t max_edges_;
+  int64_t edges_ = 0;
+  int64_t targets_ = 0;
+};
+
 // The edges of one type, grouped by target: edge e of target t has colptr[t] <= e < colptr[t + 1],
 // and rows[e] is the local index of its neighbour.
 struct BatchEdges {
@@ -64,7 +99,7 @@ class Batch {
   Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect);
 
   // Starts over with these seeds. Throws std::out_of_range for a seed outside its type.
-  void Begin(int seed_type, std::span<const int64_t> seeds);
+  void Begin(int seed_type, std::span<const int64_t> seeds, int64_t max_edges = INT64_MAX);
 
   // What the hop added is the next frontier.
   void EndHop();
@@ -74,6 +109,11 @@ class Batch {
   const BatchNodes& nodes(int type) const { return nodes_.at(type); }
   const BatchEdges& edges(int type) const { return edges_.at(type); }
   const Collect& collect() const { return collect_; }
+  BatchRoom& room() { return room_; }
+  const BatchRoom& room() const { return room_; }
+
+  // Memory that is kept for the next batch.
+  size_t nbytes() const;
   int num_node_types() const { return static_cast<int>(nodes_.size()); }
   int num_edge_types() const { return static_cast<int>(edges_.size()); }
 
@@ -81,6 +121,7 @@ class Batch {
   std::vector<BatchNodes> nodes_;
   std::vector<BatchEdges> edges_;
   Collect collect_;
+  BatchRoom room_;
 };
 
 }  // namespace gigl

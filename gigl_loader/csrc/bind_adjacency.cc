@@ -40,14 +40,15 @@ nb::object HandOverEither(NarrowOrWide&& buffer) {
 
 nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
                       const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, int32_t fanout,
-                      bool replace, bool with_edge_ids, bool with_slots) {
+                      bool replace, bool with_edge_ids, bool with_slots, int64_t max_edges) {
   const HopDraw draw = CheckedDraw(key, address, hop, fanout, replace);
+  Require(max_edges >= 0, "max_edges must not be negative");
   Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
   DrawnHop drawn;
   {
     nb::gil_scoped_release release;
     drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr, num_neighbors, Span(targets), draw,
-                    {with_edge_ids, with_slots});
+                    {with_edge_ids, with_slots}, max_edges);
   }
   return nb::make_tuple(HandOver(std::move(drawn.counts)), HandOverEither(std::move(drawn.positions)),
                         with_edge_ids ? HandOverEither(std::move(drawn.edge_ids)) : nb::none(),
@@ -67,7 +68,7 @@ void BindAdjacency(nb::module_& m) {
       .def_prop_ro("num_edges", &Adjacency::num_edges);
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
-        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "fanout"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a);
+        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "fanout"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX);
 }
 
 }  // namespace gigl

@@ -21,6 +21,8 @@ void RequireType(int type, int count) {
   Require(type >= 0 && type < count, "type " + std::to_string(type) + " of " + std::to_string(count));
 }
 
+void RequireBound(int64_t max_edges) { Require(max_edges >= 0, "max_edges must not be negative"); }
+
 // The nodes of a batch's types, with the arrays that they lie in.
 class NodePlans {
  public:
@@ -48,6 +50,7 @@ class BoundBatch {
   BoundBatch(const BoundBatch&) = delete;
   virtual ~BoundBatch() = default;
   virtual const Batch& batch() const = 0;
+  virtual size_t ScratchBytes() const { return batch().nbytes(); }
 
   std::vector<int64_t> NodesPerHop(int type) const { return Nodes(type).per_hop; }
   std::vector<int64_t> EdgesPerHop(int type) const { return Edges(type).per_hop; }
@@ -128,10 +131,13 @@ class BoundSampler : public BoundBatch {
 
   const Batch& batch() const override { return sampler_->batch(); }
 
-  void Sample(int seed_type, const Array<const int64_t>& seeds, uint64_t key) {
+  size_t ScratchBytes() const override { return sampler_->nbytes(); }
+
+  void Sample(int seed_type, const Array<const int64_t>& seeds, uint64_t key, int64_t max_edges) {
     RequireType(seed_type, nodes_.size());
+    RequireBound(max_edges);
     nb::gil_scoped_release release;
-    sampler_->Sample(seed_type, Span(seeds), key);
+    sampler_->Sample(seed_type, Span(seeds), key, max_edges);
   }
 
  private:
@@ -164,12 +170,16 @@ class BatchBuilder : public BoundBatch {
 
   const Batch& batch() const override { return *batch_; }
 
-  void Begin(int seed_type, const Array<const int64_t>& seeds) {
+  void Begin(int seed_type, const Array<const int64_t>& seeds, int64_t max_edges) {
     RequireType(seed_type, nodes_.size());
+    RequireBound(max_edges);
     ForgetOwners();
     nb::gil_scoped_release release;
-    batch_->Begin(seed_type, Span(seeds));
+    batch_->Begin(seed_type, Span(seeds), max_edges);
   }
+
+  // How many more edges the batch may take.
+  int64_t Room() const { return batch_->room().left(); }
 
   void EndHop() {
     ForgetOwners();
@@ -178,6 +188,7 @@ class BatchBuilder : public BoundBatch {
 
   void Skip(int edge_type) {
     const int64_t num_targets = static_cast<int64_t>(Targets(edge_type).frontier().size());
+    batch_->room().Take(0, num_targets);
     batch_->edges(edge_type).AddNone(num_targets);
   }
 
@@ -251,7 +262,10 @@ class BatchBuilder : public BoundBatch {
 
 void BindSampling(nb::module_& m) {
   using namespace nb::literals;
+  nb::exception<BatchTooLarge>(m, "BatchTooLarge");
+
   nb::class_<BoundBatch>(m, "Batch")
+      .def_prop_ro("scratch_bytes", &BoundBatch::ScratchBytes)
       .def("nodes_per_hop", &BoundBatch::NodesPerHop, "node_type"_a)
       .def("edges_per_hop", &BoundBatch::EdgesPerHop, "edge_type"_a)
       .def("num_targets", &BoundBatch::NumTargets, "edge_type"_a)
@@ -268,14 +282,16 @@ void BindSampling(nb::module_& m) {
                     bool, bool>(),
            nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "fanouts"_a, "node_ids"_a.noconvert(),
            "num_nodes"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a)
-      .def("sample", &BoundSampler::Sample, "seed_type"_a, "seeds"_a.noconvert(), "key"_a);
+      .def("sample", &BoundSampler::Sample, "seed_type"_a, "seeds"_a.noconvert(), "key"_a,
+           nb::kw_only(), "max_edges"_a = INT64_MAX);
 
   nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
       .def(nb::init<const std::vector<int>&, const std::vector<int>&, std::vector<NodeIds>, const std::vector<int64_t>&,
                     std::vector<Array<const int64_t>>, bool, bool>(),
            nb::kw_only(), "target_types"_a, "neighbor_types"_a, "node_ids"_a.noconvert(), "num_nodes"_a,
            "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a)
-      .def("begin", &BatchBuilder::Begin, "seed_type"_a, "seeds"_a.noconvert())
+      .def("begin", &BatchBuilder::Begin, "seed_type"_a, "seeds"_a.noconvert(), nb::kw_only(), "max_edges"_a = INT64_MAX)
+      .def_prop_ro("room", &BatchBuilder::Room)
       .def("split", &BatchBuilder::Split, "node_type"_a)
       .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert())
       .def("skip", &BatchBuilder::Skip, "edge_type"_a)

@@ -47,6 +47,7 @@ class Buffer {
   }
 
   size_t size() const { return size_; }
+  size_t nbytes() const { return capacity_ * sizeof(T); }  // of memory, used or not
   T operator[](size_t i) const { return data_[i]; }
   std::span<const T> view() const { return {data_.get(), size_}; }
 

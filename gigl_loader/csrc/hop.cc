@@ -22,7 +22,7 @@ void RequireInside(const AdjacencyView& adjacency, std::span<const int64_t> targ
 
 template <typename Index, typename EdgeId>
 void Run(BlockDrawer<Index, EdgeId>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
-         int64_t room, Collect collect, DrawnHop& out) {
+         int64_t room, Collect collect, BatchRoom bound, DrawnHop& out) {
   using Drawer = BlockDrawer<Index, EdgeId>;
   Buffer<Index>& positions = out.positions.emplace<Buffer<Index>>();
   Buffer<EdgeId>& edge_ids = out.edge_ids.emplace<Buffer<EdgeId>>();
@@ -39,6 +39,7 @@ void Run(BlockDrawer<Index, EdgeId>& drawer, int64_t num_neighbors, std::span<co
       *count++ = static_cast<int32_t>(taken);
     });
     if (!countable) throw std::length_error("more than 2^31 neighbours of one target");
+    bound.Take(drawer.num_edges(), 0);
     targets = targets.subspan(done);
     drawer.Draw();
     drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
@@ -59,17 +60,17 @@ void Run(BlockDrawer<Index, EdgeId>& drawer, int64_t num_neighbors, std::span<co
 }  // namespace
 
 DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int64_t num_neighbors,
-                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect) {
+                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges) {
   RequireInside(adjacency, targets);
   DrawnHop out;
   Picker picker;
   const int64_t num_targets = static_cast<int64_t>(targets.size());
   const int64_t per_target = std::clamp<int64_t>(draw.fanout < 0 ? 16 : draw.fanout, 0, kRoomEdges);
-  const int64_t room = std::min(num_targets * per_target, std::max(kRoomEdges, num_targets));
+  const int64_t room = std::min({num_targets * per_target, std::max(kRoomEdges, num_targets), max_edges});
   WithWidth(adjacency.wide_indices, [&](auto index) {
     WithWidth(adjacency.wide_edge_ids, [&](auto edge_id) {
       BlockDrawer<decltype(index), decltype(edge_id)> drawer(adjacency, target_ids, draw, collect.with_edge_ids, picker);
-      Run(drawer, num_neighbors, targets, room, collect, out);
+      Run(drawer, num_neighbors, targets, room, collect, BatchRoom(max_edges), out);
     });
   });
   return out;

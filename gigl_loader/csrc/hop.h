@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "adjacency.h"
+#include "batch.h"
 #include "block_drawer.h"
 #include "buffer.h"
 
@@ -24,9 +25,10 @@ struct DrawnHop {
 // Draws the neighbours of each target (a position), just as the fused sampler would. `target_ids`
 // maps positions to node ids, nullptr for the identity.
 //
-// Throws std::invalid_argument for a target outside the adjacency, std::length_error for more than
-// 2^31 neighbours of a target and std::runtime_error for damaged lists.
+// Throws std::invalid_argument for a target outside the adjacency, BatchTooLarge for more than
+// `max_edges` neighbours in all (before they are drawn), std::length_error for more than 2^31 of one
+// target and std::runtime_error for damaged lists.
 DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int64_t num_neighbors,
-                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect);
+                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges = INT64_MAX);
 
 }  // namespace gigl

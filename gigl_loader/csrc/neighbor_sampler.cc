@@ -14,8 +14,8 @@ template <typename Index, typename EdgeId, typename Table>
 class Expansion {
  public:
   Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, const BatchNodes& neighbors, Table& table,
-            BatchEdges& edges, const Collect& collect, const HopDraw& draw, Picker& picker)
-      : targets_(targets), num_neighbors_(neighbors.plan.count), table_(table), edges_(edges), collect_(collect),
+            BatchEdges& edges, BatchRoom& room, const Collect& collect, const HopDraw& draw, Picker& picker)
+      : targets_(targets), num_neighbors_(neighbors.plan.count), table_(table), edges_(edges), room_(room), collect_(collect),
         drawer_(*plan.adjacency, targets.plan.ids, draw, collect.with_edge_ids, picker) {}
 
   void Run() {
@@ -35,6 +35,7 @@ class Expansion {
     drawer_.Fetch(nodes);
     int64_t end = edges_.colptr[edges_.colptr.size() - 1];
     const int64_t count = drawer_.Locate(nodes, [&](int64_t taken) { edges_.colptr.Push(end += taken); });
+    room_.Take(drawer_.num_edges(), count);
     PrefetchOutputs(drawer_.num_edges());
     drawer_.Draw();
     Read(drawer_.num_edges());
@@ -71,6 +72,7 @@ class Expansion {
   const int64_t num_neighbors_;
   Table& table_;
   BatchEdges& edges_;
+  BatchRoom& room_;
   const Collect& collect_;
   Drawer drawer_;
   std::vector<int64_t> found_;
@@ -91,8 +93,8 @@ NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vect
   if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().fanouts.size());
 }
 
-void NeighborSampler::Sample(int seed_type, std::span<const int64_t> seeds, uint64_t key) {
-  batch_.Begin(seed_type, seeds);
+void NeighborSampler::Sample(int seed_type, std::span<const int64_t> seeds, uint64_t key, int64_t max_edges) {
+  batch_.Begin(seed_type, seeds, max_edges);
   for (int hop = 0; hop < num_hops_; ++hop) {
     for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key);
     batch_.EndHop();
@@ -105,13 +107,17 @@ void NeighborSampler::Expand(int edge_type, int hop, uint64_t key) {
   const BatchNodes& targets = batch_.nodes(plan.ends.target_type);
   BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
   const HopDraw draw{key, plan.address, hop, plan.fanouts[hop], replace_};
-  if (draw.fanout == 0) return edges.AddNone(static_cast<int64_t>(targets.frontier().size()));
+  if (draw.fanout == 0) {
+    const int64_t num_targets = static_cast<int64_t>(targets.frontier().size());
+    batch_.room().Take(0, num_targets);
+    return edges.AddNone(num_targets);
+  }
   WithWidth(plan.adjacency->wide_indices, [&](auto index) {
     WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
       std::visit(
           [&](auto& table) {
             using Table = std::remove_reference_t<decltype(table)>;
-            Expansion<decltype(index), decltype(edge_id), Table>(plan, targets, neighbors, table, edges,
+            Expansion<decltype(index), decltype(edge_id), Table>(plan, targets, neighbors, table, edges, batch_.room(),
                                                                  batch_.collect(), draw, picker_)
                 .Run();
           },

@@ -54,6 +54,7 @@ class NodeTable {
   }
 
   std::span<const int64_t> nodes() const { return nodes_.view(); }
+  size_t nbytes() const { return entries_.capacity() * sizeof(Entry) + nodes_.nbytes(); }
 
   void Clear() {
     if (nodes_.size() * 8 > entries_.size()) {

@@ -123,6 +123,9 @@ class Stitching {
 void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers) {
   CheckCounts(answers);
   CheckTargets(owners, answers);
+  int64_t num_edges = 0;
+  for (const HopAnswer& answer : answers) num_edges += answer.num_edges;
+  batch.room().Take(num_edges, static_cast<int64_t>(owners.size()));
   BatchEdges& edges = batch.edges(edge_type);
   BatchNodes& neighbors = batch.nodes(edges.ends.neighbor_type);
   std::visit(

@@ -27,7 +27,8 @@ constexpr int kSlotBits = 40;
 // every answer holds its targets in their order. Nodes are numbered as the fused sampler would.
 //
 // Answers may come from elsewhere and are checked: throws std::runtime_error where one does not
-// fit the frontier or names a node or slot that cannot be. The batch must then be begun again.
+// fit the frontier or names a node or slot that cannot be, BatchTooLarge where the batch has no room
+// for the edges. The batch must then be begun again.
 void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers);
 
 }  // namespace gigl

@@ -40,12 +40,16 @@ def open_place(choices: Choices, graph: Path) -> Iterator[tuple[Any, Callable[[]
             yield dataset, list
         return
     # Of a graph store; needs gRPC and Arrow.
-    from gigl_client import RemoteDistDataset
+    from gigl_client import Caller, RemoteDistDataset
+    from gigl_loader.rpc.tokens import new_token
     from gigl_server.local import LocalCluster
 
+    token = new_token()
     with (
-        LocalCluster(graph, servers=choices.num_servers, workers=choices.num_workers) as cluster,
-        RemoteDistDataset.connect(cluster.addresses[0], transport=choices.transport) as remote,
+        LocalCluster(graph, servers=choices.num_servers, workers=choices.num_workers, token=token) as cluster,
+        RemoteDistDataset.connect(
+            cluster.addresses[0], credentials=Caller(token=token), transport=choices.transport
+        ) as remote,
     ):
         yield (
             remote,

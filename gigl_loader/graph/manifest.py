@@ -16,12 +16,14 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import FileRecord
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.schema import GraphSchema
+from gigl_loader.strict_json import read_json
 
 __all__ = ["FORMAT_VERSION", "MANIFEST_NAME", "Manifest"]
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "graph.json"
 _FORMAT = "gigl-graph"
+_MAX_BYTES = 64 << 20  # Of some 300,000 files.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,7 @@ class Manifest:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{MANIFEST_NAME}: not JSON: {error}") from None
+    document = read_json(data, what=MANIFEST_NAME, max_bytes=_MAX_BYTES)
     if not isinstance(document, dict):
         raise FormatError(f"{MANIFEST_NAME}: a {type(document).__name__}, not an object")
     return document

@@ -55,12 +55,16 @@ class Column:
     """A safetensors dtype name, for example ``F32``."""
     shape: tuple[int, ...] = ()
     """Shape of one row: ``()`` for a number, ``(128,)`` for a vector."""
+    unit: str | None = None
+    """``"ns"`` for points in time: nanoseconds since 1970-01-01 UTC, int64. ``None`` for plain numbers."""
 
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE_DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(STORAGE_DTYPES)}")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"negative size in row shape {self.shape}")
+        if self.unit is not None and (self.unit, self.dtype) != ("ns", "I64"):
+            raise ValueError(f"a unit must be 'ns' of I64, got {self.unit!r} of {self.dtype}")
 
     @property
     def row_bytes(self) -> int:
@@ -104,9 +108,9 @@ class EdgeSchema:
     """Neighbour positions are int64: the neighbours' type has 2^31 nodes or more."""
     columns: Mapping[str, Column]
     weight: bool = False
-    """The topology carries a sampling weight (float32) per edge."""
+    """The topology carries a weight (float32) per edge. Only in graphs that version 0.1 alphas built."""
     time: bool = False
-    """The topology carries a time (int64) per edge."""
+    """The topology carries a time (int64) per edge. Only in graphs that version 0.1 alphas built."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -201,12 +205,19 @@ def _check_type(kind: NodeType | EdgeType, parts: tuple[str, ...]) -> None:
 
 
 def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
-    return {name: {"dtype": column.dtype, "shape": list(column.shape)} for name, column in columns.items()}
+    return {
+        name: {
+            "dtype": column.dtype,
+            "shape": list(column.shape),
+            **({} if column.unit is None else {"unit": column.unit}),
+        }
+        for name, column in columns.items()
+    }
 
 
 def _columns_from_json(document: Mapping[str, Any]) -> dict[str, Column]:
     return {
-        name: Column(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]))
+        name: Column(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), entry.get("unit"))
         for name, entry in document.items()
     }
 

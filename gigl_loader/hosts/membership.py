@@ -104,6 +104,7 @@ class Membership:
                         timeout_s=_SHARE_OF_START * timeout,
                     )
                 peers = _exchange_endpoints(meeting, topology, holdings, service, token)
+                peers = replace(peers, insecure=credentials is not None and credentials.insecure)
                 _check_reach(meeting, peers, graph, holdings, service)
                 if service is not None and cache_bytes:
                     cache = _fill_cache(meeting, peers, graph, holdings, cache_bytes)

@@ -45,13 +45,15 @@ class Peers:
     host_index: int
     """Of this host."""
     token: str = field(repr=False)
+    insecure: bool = False
+    """Plain text to other machines is allowed."""
     cache_path: str = ""
     """Where this host keeps rows of the others; empty when it keeps none."""
 
     @property
     def caller(self) -> Caller:
         """What this host shows to the others."""
-        return Caller(token=self.token)
+        return Caller(token=self.token, insecure=self.insecure)
 
     def holder(self, partition: int) -> Endpoint:
         """Return who is to be asked about a partition. Hosts that ask spread over those that hold it."""
@@ -113,7 +115,7 @@ class Peers:
 
     def to_json(self) -> dict[str, Any]:
         endpoints = [json.loads(endpoint.to_json()) for endpoint in self.endpoints]
-        plain = {name: getattr(self, name) for name in ("host_index", "token", "cache_path")}
+        plain = {name: getattr(self, name) for name in ("host_index", "token", "insecure", "cache_path")}
         return {"endpoints": endpoints, **plain}
 
     @classmethod

@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -14,9 +13,10 @@ from typing_extensions import Self
 
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.agreement import Agreement
+from gigl_loader.loaders.arguments import LoaderOptions
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.maker import BatchMaker
+from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import SeedNodes
 from gigl_loader.loaders.signature import full_signature
@@ -24,14 +24,14 @@ from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
 from gigl_loader.options import StoreOptions
-from gigl_loader.sampling.schedule import Schedule, Shard
+from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     import torch
 
-    from gigl_loader.loaders.transfer import FrameTensors
+    from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.options import NodeType, SamplingPlan
     from gigl_loader.shared import SharedTensors
 
@@ -73,6 +73,24 @@ class BaseDistLoader:
 
     _count: ClassVar[Counter[str]] = Counter()
     """Loaders made so far, by class: the default name is class and count."""
+    _arguments: ClassVar[frozenset[str]] = frozenset()
+    """Names of the arguments of the constructor, and of those of its bases."""
+    _is_built = False
+
+    batch_size: int
+    dataset: Dataset
+    device: torch.device
+    drop_last: bool
+    name: str
+    num_workers: int
+    plan: SamplingPlan
+    """Which subgraph belongs to a batch."""
+    seed: int
+    """Run seed."""
+    sharding: str
+    shuffle: bool
+    topology: Topology
+    """Where this process stands among the trainers."""
 
     def __init__(
         self,
@@ -162,21 +180,17 @@ class BaseDistLoader:
         check_dataset(dataset)
         self.dataset = dataset
         self._timeout = arguments.seconds("timeout", timeout, above_zero=True)
-        group = RankGroup.current(patience_s=self._timeout)
-        self.sharding = arguments.sharding(sharding, many_ranks=group is not None)
-        # A loader that stands alone must not wait for others, not even to know where it stands.
-        self.topology = (
-            Topology.without_asking() if sharding == "none" else self.resolve_runtime(self._timeout)
+        self._placement_options = PlacementOptions(
+            kind=type(self).__name__,
+            name=name,
+            sharding=sharding,
+            even_batches=even_batches,
+            timeout_s=self._timeout,
+            resolve=self.resolve_runtime,
         )
-        self._group = group
-        self._agreement = self._agree(name)
-        with self._telling_failures():
+        self._place()
+        with self._placement.telling_failures():
             arguments.flag("even_batches", even_batches)
-            self._shard = Shard()
-            if self.sharding != "none":
-                self._shard = Shard(
-                    rank=self.topology.rank, world_size=self.topology.world_size, even_batches=even_batches
-                )
             self._store_options = StoreOptions(
                 prefetch_size=prefetch_size,
                 worker_key=worker_key,
@@ -196,15 +210,9 @@ class BaseDistLoader:
                 max_worker_restarts=max_worker_restarts,
                 multiprocessing_context=multiprocessing_context,
             )
-            self.device = arguments.target_device(
-                device, pin_memory_device, local_rank=self.topology.local_rank
-            )
-            self._maker = BatchMaker(
-                transfer_to(
-                    self.device, non_blocking=arguments.flag("non_blocking_transfers", non_blocking_transfers)
-                ),
-                arguments.optional_callable("transform", transform),
-            )
+            self._device_asked = (device, pin_memory_device)
+            self._non_blocking = arguments.flag("non_blocking_transfers", non_blocking_transfers)
+            self._maker = BatchMaker(self._transfer(), arguments.optional_callable("transform", transform))
             run_seed = arguments.run_seed(seed)
             self._random_seed = seed is None
             self._delivered = 0
@@ -218,25 +226,12 @@ class BaseDistLoader:
             self._seed_weights = read_seed_weights(
                 seed_weights, self._seeds, dataset.schema, shuffle=self.shuffle
             )
-            if self._agreement is not None and self._random_seed:
-                run_seed = self._agreement.run_seed(run_seed)
-            self._plan(run_seed)
+            self._plan(self._agreed(run_seed))
             # Now, as nobody may answer later, when the state is wanted most.
             self._made_with = self._describe()
             self._seeds = replace(self._seeds, ids=None)
-        if self._agreement is not None:
-            self._agreement.publish(
-                {
-                    **self._made_with,
-                    "seed": run_seed,
-                    "loader": type(self).__name__,
-                    "graph": self.dataset.graph_digest[:_DIGITS],
-                }
-            )
-        with self._telling_failures():
-            self._start()
-        if self._random_seed:
-            logger.info("%s: random run seed %d", self.name, self.seed)
+        self._join()
+        self._is_built = True
 
     # What a subclass supplies
 
@@ -260,18 +255,23 @@ class BaseDistLoader:
         return Topology.detect(timeout=timeout)
 
     def __len__(self) -> int:
-        """Batches per epoch, exactly."""
-        return self._schedule.num_batches
+        """Batches per epoch, exactly; in a process group, of this rank."""
+        shard = self._placement_options.shard_now(self._placement)
+        return self._schedule.sharded(shard).num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or the one that ``load_state_dict`` put back."""
+        """Begin the next epoch, or the one that ``load_state_dict`` put back.
+
+        Where a process group has appeared since the loader was built, this rank takes its share first.
+        """
         self._check_usable()
+        self._look_around(self._resumed)
         progress = self._resumed or Progress(epoch=self._next_epoch)
-        if self._agreement is not None:
+        if self._placement.agreement is not None:
             # The end of a rank with one batch less is the last batch of the others.
             given = min(progress.first + len(progress.ahead), self._schedule.num_steps - 1)
             where = {"seed": self.seed, "epoch": progress.epoch, "batch": given}
-            self._agreement.begin(where, self._timeout)
+            self._placement.agreement.begin(where, self._timeout)
         self._resumed = None
         self._next_epoch = progress.epoch + 1
         self._current = progress
@@ -303,6 +303,7 @@ class BaseDistLoader:
         seed gives way to the state's; a seed that was asked for must be the same.
         """
         self._check_usable()
+        self._look_around(None)
         check_same_run(state, self._made_with)
         progress = read_state(state, num_batches=len(self), most_batches=self._schedule.num_steps)
         if state["run_seed"] != self.seed:
@@ -311,7 +312,7 @@ class BaseDistLoader:
                     f"the state is of another run: seed is {self.seed} here, {state['run_seed']} there"
                 )
             self._frames.close()
-            with self._telling_failures():
+            with self._placement.telling_failures():
                 self._plan(state["run_seed"])
                 self._start()
         self._resumed, self._current = progress, None
@@ -344,8 +345,28 @@ class BaseDistLoader:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"{self.name} cannot be pickled or copied: it owns processes and memory of this process; "
-            "build a loader in the process that uses it, and carry its state_dict() over"
+            "build a loader in the process that uses it (torch.multiprocessing.spawn: in the function; "
+            "Lightning: in train_dataloader()), and carry its state_dict() over"
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse, with ``AttributeError``, what was settled at construction. Other names are a subclass's."""
+        if self._is_built and self._is_settled(name):
+            remedy = f"shut this loader down and build another, {type(self).__name__}(..., {name}=...)"
+            if name not in self._arguments:
+                remedy = "it follows from the arguments of the loader"
+            raise AttributeError(f"{self.name}: {name} is fixed at construction: {remedy}")
+        super().__setattr__(name, value)
+
+    def _is_settled(self, name: str) -> bool:
+        """Whether a name is an argument of the loader, or follows from its arguments."""
+        if name.startswith("_"):
+            return False
+        if name in BaseDistLoader.__annotations__ or name in LoaderOptions.__annotations__:
+            return True
+        # A subclass may keep an argument of its own after the base is built, but only once.
+        is_kept = name in vars(self) or f"_{name}" in vars(self)
+        return is_kept and name in self._arguments
 
     def __repr__(self) -> str:
         state = "" if self._frames.is_open else ", shut down"
@@ -357,33 +378,100 @@ class BaseDistLoader:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the arguments behind a subclass's ``**options`` in its signature."""
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = full_signature(cls)  # type: ignore[attr-defined]
+        signature = full_signature(cls)
+        cls.__signature__ = signature  # type: ignore[attr-defined]
+        cls._arguments |= frozenset(signature.parameters)
 
     # Inside
 
-    def _agree(self, name: str | None) -> Agreement | None:
-        """Meet the loaders of this name on other ranks, where the input is shared with them."""
-        kind = type(self).__name__
-        if name is not None and (not isinstance(name, str) or not name):
-            raise ValueError(f"name must be a text that is not empty, got {name!r}")
-        agreement = None
-        if self._group is not None and self.sharding != "none":
-            agreement = Agreement(self._group, kind, name)
-            self.name = agreement.name
-        else:
-            if name is None:
-                self._count[kind] += 1
-            self.name = name or f"{kind}-{self._count[kind]}"
-        return agreement
+    def _place(self) -> None:
+        """Find this process's place among the ranks, as it is now."""
+        placement = Placement.find(self._placement_options)
+        name = self._name_alone() if placement.agreement is None else placement.agreement.name
+        self._placement = placement
+        # Not by assignment, which is refused once the loader is built.
+        vars(self).update(name=name, sharding=placement.sharding, topology=placement.topology)
+        self._shard = placement.shard(even_batches=self._placement_options.even_batches)
 
-    def _telling_failures(self) -> AbstractContextManager[None]:
-        """Let ranks that share the input hear why this one cannot build its loader."""
-        return nullcontext() if self._agreement is None else self._agreement.telling_failures()
+    def _name_alone(self) -> str:
+        given, kind = self._placement_options.name, type(self).__name__
+        if given is not None or self._is_built:
+            return given or self.name
+        self._count[kind] += 1
+        return f"{kind}-{self._count[kind]}"
+
+    def _transfer(self) -> Transfer:
+        """Return the way of frames to the device asked for, or to that of this local rank."""
+        device, alias = self._device_asked
+        chosen = arguments.target_device(device, alias, local_rank=self.topology.local_rank)
+        vars(self).update(device=chosen)
+        return transfer_to(chosen, non_blocking=self._non_blocking)
+
+    def _agreed(self, run_seed: int) -> int:
+        """Return ``run_seed``, or that of the first rank to come where each has drawn its own."""
+        agreement = self._placement.agreement
+        return agreement.run_seed(run_seed) if agreement is not None and self._random_seed else run_seed
+
+    def _join(self) -> None:
+        """Compare with the ranks that share the input, then start what makes the batches."""
+        if self._placement.agreement is not None:
+            self._placement.agreement.publish(
+                {
+                    **self._made_with,
+                    "seed": self.seed,
+                    "loader": type(self).__name__,
+                    "graph": self.dataset.graph_digest[:_DIGITS],
+                }
+            )
+        with self._placement.telling_failures():
+            self._start()
+        if self._random_seed:
+            logger.info("%s: random run seed %d", self.name, self.seed)
+
+    def _look_around(self, resumed: Progress | None) -> None:
+        """Take this rank's share where a process group has appeared since the loader was built.
+
+        ``resumed`` is what was loaded and is to be gone on with: ``ValueError`` where the share does not
+        allow it. ``RuntimeError`` where the group that shared the input is gone: this rank's share would
+        pass for the whole.
+        """
+        if not self._placement.has_changed():
+            return
+        if RankGroup.current() is None:
+            if self._placement.agreement is None:
+                return
+            raise RuntimeError(
+                f"{self.name} has the share of {self._describe_rank()}, of a process group that was "
+                "destroyed since: build a new loader"
+            )
+        before, now = str(self._shard), str(self._placement_options.shard_now(self._placement))
+        if now != before and resumed is not None and resumed.is_under_way:
+            raise ValueError(
+                f"{self.name}: the state that was loaded is of sharding {before}, and that is {now} since "
+                "a process group has appeared: load a state of these ranks, after init_process_group"
+            )
+        self._place_again(resumed)
+
+    def _place_again(self, resumed: Progress | None) -> None:
+        """Become the loader that would have been built now."""
+        self._place()
+        self._frames.close()
+        self._current, self._resumed = None, resumed
+        with self._placement.telling_failures():
+            self._maker.transfer = self._transfer()
+            # A loaded state says which run this is; ranks that loaded another one are told apart later.
+            self._plan(self._agreed(self.seed) if resumed is None else self.seed)
+            self._made_with = {**self._made_with, "sharding": str(self._shard)}
+        self._join()
+        logger.info("%s: a process group has appeared; this is %s", self.name, self._describe_rank())
+
+    def _describe_rank(self) -> str:
+        return f"rank {self.topology.rank} of {self.topology.world_size}"
 
     def _plan(self, run_seed: int) -> None:
         """Say what the batches of this run seed are."""
-        self.seed = run_seed
-        self.plan = self.sampling_plan(self._seeds.node_type, run_seed)
+        plan = self.sampling_plan(self._seeds.node_type, run_seed)
+        vars(self).update(seed=run_seed, plan=plan)
         self._schedule = Schedule(
             self._seeds.positions,
             batch_size=self.batch_size,
@@ -412,8 +500,8 @@ class BaseDistLoader:
                 store=self._store_options,
                 timeout_s=self._timeout,
                 topology=self.topology,
-                group=self._group,
-                alone=self._agreement is None,
+                group=self._placement.group,
+                alone=self._placement.agreement is None,
                 start_gap_s=self._start_gap,
             )
         )
@@ -446,7 +534,8 @@ class BaseDistLoader:
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
             raise RuntimeError(
-                f"{self.name} belongs to process {self._owner}: a forked process must build its own loader"
+                f"{self.name} belongs to process {self._owner}: a forked process must build its own loader "
+                "(Lightning: in train_dataloader())"
             )
         if not self._frames.is_open:
             raise RuntimeError(f"{self.name} was shut down; build a new loader")
@@ -470,6 +559,12 @@ class _EpochIterator(Iterator[Any]):
     def __init__(self, loader: BaseDistLoader, progress: Progress) -> None:
         self._loader = loader
         self._progress = progress
+        self._placement = loader._placement
 
     def __next__(self) -> Any:
+        if self._placement is not self._loader._placement:
+            raise RuntimeError(
+                f"{self._loader.name}: this epoch was begun before the process group appeared, when this "
+                "process had the whole input: begin another"
+            )
         return self._loader._next(self._progress)

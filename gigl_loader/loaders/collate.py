@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.graph.schema import type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Set
 
     from torch import Tensor
 
@@ -24,23 +24,41 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.options import EdgeType, NodeType, SamplingPlan
 
-__all__ = ["Collator", "check_column_names", "reversed_edge_types"]
+__all__ = ["Collator", "check_column_names", "reversed_edge_types", "seed_index"]
 
 _OF_NODES = frozenset(
-    {"n_id", "node", "num_nodes", "batch", "batch_size", "input_id", "num_sampled_nodes", "num_sampled_edges"}
+    {
+        *("n_id", "node", "num_nodes", "num_sampled_nodes", "num_sampled_edges"),
+        *("batch", "batch_size", "input_id", "seed_index"),
+    }
 )
 _OF_EDGES = frozenset({"edge_index", "e_id", "edge", "num_sampled_edges"})
 
 
 def check_column_names(schema: GraphSchema) -> None:
     """Refuse, with ``ValueError``, columns that would hide an attribute of the batch."""
-    for kinds, taken in ((schema.nodes, _OF_NODES), (schema.edges, _OF_EDGES)):
+    both = _OF_NODES | _OF_EDGES  # Side by side in a batch of one node and one edge type.
+    of_nodes, of_edges = (both, both) if schema.homogeneous else (_OF_NODES, _OF_EDGES)
+    for kinds, taken in ((schema.nodes, of_nodes), (schema.edges, of_edges)):
         for kind, contents in kinds.items():
             for column in contents.columns:
                 if column in taken:
                     raise ValueError(
                         f"column {column!r} of {kind!r} has the name of an attribute of every batch"
                     )
+    if schema.homogeneous:
+        _check_side_by_side(schema)
+
+
+def _check_side_by_side(schema: GraphSchema) -> None:
+    """Refuse columns of nodes and edges whose attributes would have one name, the prefix notwithstanding."""
+    of_nodes = {name for nodes in schema.nodes.values() for name in nodes.columns}
+    of_edges = {name for edges in schema.edges.values() for name in edges.columns}
+    for column in sorted(of_nodes & of_edges):
+        if f"edge_{column}" in of_nodes | of_edges | _OF_EDGES:
+            raise ValueError(
+                f"nodes and edges both have a column {column!r}, and 'edge_{column}' is taken: rename one"
+            )
 
 
 def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:
@@ -83,10 +101,16 @@ class Collator:
         self._num_hops = plan.num_hops if num_hops is None else num_hops
         self._places = places
         message_types = _message_types(schema)
+        of_nodes = {name for nodes in schema.nodes.values() for name in nodes.columns}
         self._nodes = [_NodeArrays.of(kind, plan.node_columns.get(kind, ())) for kind in schema.nodes]
         self._edges = [
             _EdgeArrays.of(
-                kind, message_types[kind], plan.edge_columns.get(kind, ()), with_ids=plan.with_edge
+                kind,
+                message_types[kind],
+                plan.edge_columns.get(kind, ()),
+                with_ids=plan.with_edge,
+                # A batch of one node and one edge type has its attributes side by side.
+                taken=of_nodes if schema.homogeneous else set(),
             )
             for kind in schema.edges
             if kind in plan.num_neighbors
@@ -140,7 +164,26 @@ class Collator:
             # Looked up in the frame: asking the device would make the host wait for it.
             indices = torch.from_numpy(tensors.frame.array("input_id"))
             places = self._places[indices].to(places.device, non_blocking=True)
-        return {"batch_size": distinct, "input_id": places, "batch": tensors.tensor("seeds")}
+        seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(self._seed_type, "n_id")
+        return {
+            "batch_size": distinct,
+            "input_id": places,
+            "batch": seeds,
+            "seed_index": seed_index(seeds, node_ids[:distinct]),
+        }
+
+
+def seed_index(seeds: Tensor, distinct: Tensor) -> Tensor:
+    """Return the local node of each seed, int64 [B], on the device of its arguments.
+
+    ``seeds``: int64 [B], node ids that may repeat. ``distinct``: int64 [D], the same ids, each once, in the
+    order of their first occurrence, as the first nodes of a batch are.
+    """
+    # Sizes are known to the host, so neither way makes it wait for the device.
+    if len(distinct) == len(seeds):
+        return torch.arange(len(seeds), device=seeds.device)
+    ascending, order = distinct.sort()
+    return order[torch.searchsorted(ascending, seeds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +222,20 @@ class _EdgeArrays:
 
     @classmethod
     def of(
-        cls, edge_type: EdgeType, message_type: EdgeType, columns: Iterable[str], *, with_ids: bool
+        cls,
+        edge_type: EdgeType,
+        message_type: EdgeType,
+        columns: Iterable[str],
+        *,
+        with_ids: bool,
+        taken: Set[str],
     ) -> _EdgeArrays:
+        """A column whose name is ``taken`` gets the prefix ``edge_``."""
         name = type_name(edge_type)
         edge_ids = f"edge/{name}/e_id" if with_ids else None
-        return cls(edge_type, message_type, name, edge_ids, _names(f"edge/{name}/", columns))
+        names = _names(f"edge/{name}/", columns)
+        attributes = {f"edge_{column}" if column in taken else column: names[column] for column in names}
+        return cls(edge_type, message_type, name, edge_ids, attributes)
 
     def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
         attributes = {attribute: tensors.tensor(name) for attribute, name in self.columns.items()}

@@ -21,7 +21,7 @@ class BatchMaker:
     """Brings frames to the device, collates them and applies the user's transform."""
 
     def __init__(self, transfer: Transfer, transform: Callable[[Any], Any] | None) -> None:
-        self._transfer = transfer
+        self.transfer = transfer
         self._transform = transform
         self.seconds = dict.fromkeys(_STEPS, 0.0)
         """Spent in each step."""
@@ -29,7 +29,7 @@ class BatchMaker:
     def make(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> Any:
         """Return the batch of a frame."""
         times = [time.perf_counter()]
-        tensors = self._transfer.load(frame)
+        tensors = self.transfer.load(frame)
         times.append(time.perf_counter())
         batch = collate(tensors)
         times.append(time.perf_counter())

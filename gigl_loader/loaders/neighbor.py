@@ -30,8 +30,9 @@ class DistNeighborLoader(BaseDistLoader):
 
     Batches carry ``edge_index`` (row 0 = neighbour, row 1 = target), ``n_id`` (alias ``node``; seeds
     first), ``e_id`` (alias ``edge``; with ``with_edge``), the rows of every column (``x``, ``y``,
-    ``edge_attr``, ...), ``batch_size``, ``input_id``, ``batch``, ``num_sampled_nodes`` and
-    ``num_sampled_edges``. Sampling is that of GraphSAGE (Hamilton et al. 2017); names are PyG's.
+    ``edge_attr``, ...), ``batch_size``, ``input_id``, ``batch``, ``seed_index``, ``num_sampled_nodes``
+    and ``num_sampled_edges``. ``out[batch.seed_index]`` has one row for each entry of ``input_id``, also
+    where seeds repeat. Sampling is that of GraphSAGE (Hamilton et al. 2017); names are PyG's.
     """
 
     def __init__(

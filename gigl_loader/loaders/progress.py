@@ -42,6 +42,11 @@ class Progress:
     ended: bool = False
     """The user was told that the epoch is over."""
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the user was given some batch of the epoch."""
+        return bool(self.first or self.ahead)
+
     def lacks(self, batch: int) -> bool:
         return batch >= self.first and batch not in self.ahead
 

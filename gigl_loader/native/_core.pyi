@@ -81,13 +81,15 @@ def draw_hop(
     replace: bool,
     with_edge_ids: bool,
     with_slots: bool,
+    max_edges: int = ...,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]:
     """Draw the neighbours of ``targets`` (positions) at one hop, as the fused sampler would.
 
     Returns counts [T]; positions [E] and edge ids [E], each as wide as the adjacency has them; slots
     [E], counted through all parts. ``node_ids`` maps positions of targets to node ids, ``None`` for
     the identity; neighbours are below ``num_neighbors``. ``ValueError`` for a target outside the
-    adjacency, ``RuntimeError`` for damaged lists.
+    adjacency, ``RuntimeError`` for damaged lists, ``BatchTooLarge`` for more than ``max_edges`` neighbours,
+    before they are drawn.
     """
 
 def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Array) -> None:
@@ -131,9 +133,15 @@ class Adjacency:
     @property
     def num_edges(self) -> int: ...
 
+class BatchTooLarge(Exception):
+    """A batch has more edges than it may. No memory was taken for those beyond."""
+
 class Batch:
     """What can be read of a batch, however it was sampled. Results stay until the next one begins."""
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that is kept for the next batch."""
     def nodes_per_hop(self, node_type: int) -> list[int]:
         """Number of new nodes: seeds first, then each hop."""
     def edges_per_hop(self, edge_type: int) -> list[int]:
@@ -173,8 +181,12 @@ class NeighborSampler(Batch):
         with_edge_ids: bool,
         with_slots: bool,
     ) -> None: ...
-    def sample(self, seed_type: int, seeds: Int64Array, key: int) -> None:
-        """Sample around these positions (duplicates collapse). Results stay until the next call."""
+    def sample(self, seed_type: int, seeds: Int64Array, key: int, *, max_edges: int = ...) -> None:
+        """Sample around these positions (duplicates collapse). Results stay until the next call.
+
+        ``BatchTooLarge`` for more than ``max_edges`` edges over all hops and types. The expanded nodes,
+        each once per edge type, are bounded by ``max_edges`` and another 2**20.
+        """
 
 class BatchBuilder(Batch):
     """A batch that is put together from the answers of partitions.
@@ -195,8 +207,11 @@ class BatchBuilder(Batch):
         with_edge_ids: bool,
         with_slots: bool,
     ) -> None: ...
-    def begin(self, seed_type: int, seeds: Int64Array) -> None:
+    def begin(self, seed_type: int, seeds: Int64Array, *, max_edges: int = ...) -> None:
         """Start over with these positions as seeds (duplicates collapse)."""
+    @property
+    def room(self) -> int:
+        """Edges that the batch may still take."""
     def split(self, node_type: int) -> list[Int64Array]:
         """Return the targets of the coming hop (positions) by partition."""
     def append(
@@ -208,7 +223,8 @@ class BatchBuilder(Batch):
     ) -> None:
         """Add what the partitions answered for their share: counts, positions, edge ids, slots.
 
-        ``RuntimeError`` for an answer that cannot be one; the batch must then be begun again.
+        ``RuntimeError`` for an answer that cannot be one, ``BatchTooLarge`` beyond ``max_edges``; the
+        batch must then be begun again.
         """
     def skip(self, edge_type: int) -> None:
         """Add no edge of this type at this hop."""

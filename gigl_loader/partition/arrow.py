@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ _NUMBERS = {
     pa.int64(): "I64",
     pa.float64(): "F64",
 }
+_NANOSECONDS = {"d": 86_400 * 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 def is_ragged(dtype: Any) -> bool:
@@ -47,15 +49,13 @@ def kind_of(dtype: Any, width: int = 0) -> Kind:
     if isinstance(dtype, pa.BaseExtensionType):
         inner = kind_of(dtype.storage_type)
         shape = getattr(dtype, "shape", None)
-        return Column(inner.dtype, tuple(shape)) if isinstance(inner, Column) and shape else inner
-    if pa.types.is_timestamp(dtype) or pa.types.is_date64(dtype):
-        return Column("I64")
-    if pa.types.is_date32(dtype):
-        return Column("I32")
+        return replace(inner, shape=tuple(shape)) if isinstance(inner, Column) and shape else inner
+    if pa.types.is_timestamp(dtype) or pa.types.is_date(dtype):
+        return Column("I64", unit="ns")
     if is_ragged(dtype) or pa.types.is_fixed_size_list(dtype):
         inner = kind_of(dtype.value_type)
         size = dtype.list_size if pa.types.is_fixed_size_list(dtype) else width
-        return Column(inner.dtype, (size, *inner.shape)) if isinstance(inner, Column) else str(dtype)
+        return replace(inner, shape=(size, *inner.shape)) if isinstance(inner, Column) else str(dtype)
     if _is_text(dtype):
         return "text"
     return Column(_NUMBERS[dtype]) if dtype in _NUMBERS else str(dtype)
@@ -64,7 +64,8 @@ def kind_of(dtype: Any, width: int = 0) -> Kind:
 def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     """Return the rows of an Arrow array. ``where(row)`` names a row of it for a message.
 
-    Missing floats become NaN, missing texts empty; a missing integer, boolean or list is refused.
+    Timestamps and dates become nanoseconds since 1970-01-01 UTC; those without a time zone count as UTC.
+    Missing floats become NaN, missing texts empty; any other missing value is refused.
     """
     if not isinstance(kind, Column):
         if pa.types.is_dictionary(array.type):
@@ -93,8 +94,24 @@ def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
     if not pa.types.is_floating(array.type):
         _refuse_missing(array, where)
     if array.type not in _NUMBERS:
-        array = array.view(pa.int32() if pa.types.is_date32(array.type) else pa.int64())
+        return _nanoseconds(array, where)
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _nanoseconds(array: Any, where: Where) -> Array:
+    """Return timestamps or dates as nanoseconds since 1970-01-01 UTC, int64."""
+    is_days = pa.types.is_date32(array.type)
+    unit = "d" if is_days else getattr(array.type, "unit", "ms")  # A date64 counts milliseconds.
+    counts = np.asarray(array.view(pa.int32() if is_days else pa.int64())).astype(np.int64)
+    longest = np.iinfo(np.int64).max // _NANOSECONDS[unit]
+    wrong = np.flatnonzero((counts > longest) | (counts < -longest))
+    if len(wrong):
+        row = int(wrong[0])
+        value = array.slice(row, 1).cast(pa.string())[0].as_py()
+        raise FormatError(
+            f"{where(row)}: {value} lies outside 1677 to 2262, the range of nanoseconds in int64"
+        )
+    return counts * _NANOSECONDS[unit]
 
 
 def _refuse_ragged(array: Any, width: int, where: Where) -> None:

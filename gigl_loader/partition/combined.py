@@ -126,7 +126,9 @@ def _require_same(first: Table, table: Table) -> None:
 def _said(kind: Kind | None) -> str:
     if kind is None:
         return "missing"
-    return f"{kind.dtype} {list(kind.shape)}" if isinstance(kind, Column) else kind
+    if not isinstance(kind, Column):
+        return kind
+    return f"{kind.dtype} {list(kind.shape)}" + (f" in {kind.unit}" if kind.unit else "")
 
 
 def _projected_kind(table: Table, name: str, projection: Projection) -> Kind:

@@ -40,7 +40,8 @@ _TYPES = {
 class CsvTable:
     """One CSV file, comma-separated (``.tsv``: by tabs), possibly compressed.
 
-    A column has the type of its first 4 MiB. Decimal numbers are read as float32.
+    A column has the type of its first 4 MiB. Decimal numbers are read as float32, dates and timestamps as
+    nanoseconds.
     """
 
     def __init__(
@@ -129,4 +130,6 @@ def _chosen(field: Any, ids: Sequence[str], dtypes: Mapping[str, str]) -> Any:
         return _TYPES.get(dtypes[field.name], field.type)
     if field.name == "split" and not pa.types.is_integer(field.type):
         return pa.string()
+    if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
+        return pa.timestamp("ns", tz=getattr(field.type, "tz", None))
     return pa.float32() if pa.types.is_float64(field.type) else field.type

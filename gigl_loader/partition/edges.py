@@ -17,7 +17,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import DocumentWriter
 from gigl_loader.graph.paths import edges_path, topology_path
-from gigl_loader.graph.schema import Column, EdgeSchema, EdgeType, NodeSchema, NodeType
+from gigl_loader.graph.schema import EdgeSchema, EdgeType, NodeSchema, NodeType
 from gigl_loader.partition.edge_sort import EdgeSorter, Leaf
 from gigl_loader.partition.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.job import Job, PartFiles
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 _COLUMN = "column:"
-_TOPOLOGY = {"neighbor": "indices", "edge_id": "edge_ids", "weight": "weight", "time": "time"}
+_TOPOLOGY = {"neighbor": "indices", "edge_id": "edge_ids"}
 """Arrays of a topology file that are stored in adjacency order, by their name while they wait."""
 
 
@@ -109,8 +109,6 @@ class _EdgeBuild:
             count=count,
             wide_indices=self._neighbor.dtype == np.int64,
             columns=self._columns,
-            weight="weight" in self._kinds,
-            time="time" in self._kinds,
         )
 
     def _spilled_kinds(self) -> Kinds:
@@ -125,12 +123,6 @@ class _EdgeBuild:
         if "id" in self._table.columns:
             require_integers(self._table, "id")
             kinds["edge_id"] = (np.dtype(np.int64), ())
-        if "weight" in self._table.columns:
-            _require_number(self._table, "weight")
-            kinds["weight"] = (np.dtype(np.float32), ())
-        if "time" in self._table.columns:
-            require_integers(self._table, "time")
-            kinds["time"] = (np.dtype(np.int64), ())
         for name, column in self._columns.items():
             kinds[_COLUMN + name] = (STORAGE_DTYPES[column.dtype], column.shape)
         return kinds
@@ -170,10 +162,6 @@ class _EdgeBuild:
         else:
             rows["edge_id"] = np.arange(row, row + size, dtype=self._kinds["edge_id"][0])
             self._largest_id = max(self._largest_id, row + size - 1)
-        if "weight" in chunk:
-            rows["weight"] = _weights(self._table, chunk["weight"], row)
-        if "time" in chunk:
-            rows["time"] = as_ids(self._table, "time", chunk["time"], row)
         for name in self._columns:
             rows[_COLUMN + name] = chunk[name]
         return rows
@@ -202,16 +190,11 @@ class _EdgeBuild:
     def _specs(self, part: int, sizes: list[int]) -> dict[str, ArraySpec]:
         bounds = self._target.nodes.bounds
         rows = sizes[part]
-        specs = {
+        return {
             "indptr": ArraySpec("I64", (bounds[part + 1] - bounds[part] + 1,)),
             "indices": ArraySpec("I64" if self._neighbor.dtype == np.int64 else "I32", (rows,)),
             "edge_ids": ArraySpec("I32" if self._largest_id < 2**31 else "I64", (rows,)),
         }
-        if "weight" in self._kinds:
-            specs["weight"] = ArraySpec("F32", (rows,))
-        if "time" in self._kinds:
-            specs["time"] = ArraySpec("I64", (rows,))
-        return specs
 
     def _write_part(self, spill: Spill, part: int, topology: PartFiles, columns: PartFiles) -> None:
         bounds = self._target.nodes.bounds
@@ -236,8 +219,7 @@ class _EdgeBuild:
         self, leaf: Leaf, order: Int64Array, lists: DocumentWriter, attributes: DocumentWriter | None
     ) -> None:
         for name, array in _TOPOLOGY.items():
-            if name in self._kinds:
-                self._append(leaf, name, order, lists, array)
+            self._append(leaf, name, order, lists, array)
         for name in self._columns:
             assert attributes is not None
             self._append(leaf, _COLUMN + name, order, attributes, name)
@@ -249,19 +231,3 @@ class _EdgeBuild:
         step = self._job.budget.copy_rows(row_bytes(self._kinds[name]))
         for start in range(0, len(order), step):
             writer.append(array, rows[order[start : start + step]].astype(dtype, copy=False))
-
-
-def _require_number(table: Table, name: str) -> None:
-    column = table.columns[name]
-    if not isinstance(column, Column) or column.shape or column.dtype in ("BF16", "BOOL"):
-        held = f"{column.dtype} {list(column.shape)}" if isinstance(column, Column) else column
-        raise FormatError(f"{table.name}, column {name!r}: holds {held}, not numbers")
-
-
-def _weights(table: Table, values: Array, row: int) -> Array:
-    weights = values.astype(np.float32)
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(wrong):
-        place = table.where("weight", row + int(wrong[0]))
-        raise FormatError(f"{place}: {values[wrong[0]]} cannot be a sampling weight")
-    return weights

@@ -29,24 +29,17 @@ Array = npt.NDArray[Any]
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
 
 
-def tables_from_pyg(
-    data: Any, *, weight_attr: str | None = None, time_attr: str | None = None
-) -> GraphTables:
+def tables_from_pyg(data: Any) -> GraphTables:
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
 
     Tensors with a row per node or edge become columns under their own names. Boolean ``train_mask``,
-    ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. ``weight_attr``
-    and ``time_attr`` name the edge attributes to sample by; they stay columns too. Other attributes
+    ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. Other attributes
     (texts, settings, tensors of another length) are left out. Edge ids are places in ``edge_index``.
     """
     if not hasattr(data, "stores"):
         raise TypeError(f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}")
     node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
-    roles = {"weight": weight_attr, "time": time_attr}
-    edges = {key: _edge_table(key, store, roles) for key, store in edge_stores.items()}
-    for role, attr in roles.items():
-        if attr is not None and not any(role in table.columns for table in edges.values()):
-            raise ValueError(f"no edge type has the attribute {attr!r} to use as {role}")
+    edges = {key: _edge_table(key, store) for key, store in edge_stores.items()}
     nodes = {key: _node_table(key, store, edges) for key, store in node_stores.items()}
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
         nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
@@ -69,7 +62,7 @@ def _edge_stores(data: Any) -> Iterator[tuple[EdgeType, Any]]:
         yield HOMOGENEOUS_EDGE, data.stores[0]
 
 
-def _edge_table(edge_type: EdgeType, store: Any, roles: Mapping[str, str | None]) -> Table:
+def _edge_table(edge_type: EdgeType, store: Any) -> Table:
     what = f"edge type {edge_type}"
     if "edge_index" not in store:
         raise ValueError(f"{what}: no edge_index (an adj_t must be turned back into one)")
@@ -82,9 +75,6 @@ def _edge_table(edge_type: EdgeType, store: Any, roles: Mapping[str, str | None]
             continue
         key = f"edge_{name}" if name in EDGE_ROLES else name
         arrays[key], columns[key] = _array(value, f"{what}, {name}")
-    for role, attr in roles.items():
-        if attr is not None and attr in store:
-            arrays[role] = _array(store[attr], f"{what}, {attr}")[0]
     return ArrayTable(what, arrays, columns)
 
 

@@ -42,8 +42,8 @@ NODE_ROLES = ("id", "split")
 SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
 """Columns of a node table that, where they are one boolean per row, say who is in which split."""
 
-EDGE_ROLES = ("src", "dst", "id", "weight", "time")
-"""Columns of an edge table that are not data: the ends, the edge id, sampling weight and time."""
+EDGE_ROLES = ("src", "dst", "id")
+"""Columns of an edge table that are not data: the ends and the edge id."""
 
 
 class Table(Protocol):

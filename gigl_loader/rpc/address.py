@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from gigl_loader.rpc.reach import is_loopback
+
 __all__ = ["Address"]
 
 
@@ -36,11 +38,8 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Nobody outside this machine can use it."""
-        if self.host == "localhost":
-            return True
-        parsed = self._parsed()
-        return parsed is not None and parsed.is_loopback
+        """Only this machine can use it, on whichever machine it is read: of names, ``localhost`` alone."""
+        return self.host == "localhost" or (self._parsed() is not None and is_loopback(self.host))
 
     @property
     def is_wildcard(self) -> bool:

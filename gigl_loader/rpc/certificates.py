@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
 # The library is imported inside functions: only who uses TLS pays for it.
 
-__all__ = ["check_authority", "check_dates", "check_name", "check_pair", "self_signed", "system_roots"]
+__all__ = [
+    "check_authority",
+    "check_dates",
+    "check_name",
+    "check_pair",
+    "fingerprints",
+    "self_signed",
+    "system_roots",
+]
 
 _BACKDATED = datetime.timedelta(days=1)  # Clocks of hosts that are this far apart still agree on validity.
 _VALID = datetime.timedelta(days=365)  # Longer than any run: the certificate lives as long as its service.
@@ -116,6 +124,13 @@ def _is_for(name: str, host: str) -> bool:
 def check_authority(authority: bytes) -> None:
     """Raise ``ValueError`` unless this is at least one certificate as PEM."""
     _certificates(authority, "the authority")
+
+
+def fingerprints(pem: bytes) -> set[bytes]:
+    """Return the SHA-256 of each certificate. ``ValueError`` for what is no PEM."""
+    from cryptography.hazmat.primitives import hashes
+
+    return {each.fingerprint(hashes.SHA256()) for each in _certificates(pem, "the certificate")}
 
 
 def system_roots() -> bytes:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gigl_loader.rpc.certificates import check_authority, check_dates, check_pair, self_signed, system_roots
-from gigl_loader.rpc.secret_files import naming, pem_in, token_in, tokens_in
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.certificates import (
+    check_authority,
+    check_dates,
+    check_pair,
+    fingerprints,
+    self_signed,
+    system_roots,
+)
+from gigl_loader.rpc.reach import check_reach
+from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, secret_in, token_in, tokens_in
+from gigl_loader.rpc.server_proof import check_cluster_key
 from gigl_loader.rpc.tokens import (
     Token,
     authorization,
@@ -14,14 +25,13 @@ from gigl_loader.rpc.tokens import (
     check_token,
     matching_token,
     new_token,
+    shown_form,
 )
 
 if TYPE_CHECKING:
     import datetime
-    import os
     from collections.abc import Mapping, Sequence
 
-    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Caller", "Credentials", "SslParts", "authorization", "new_token"]
@@ -49,6 +59,8 @@ class Caller:
     """PEM of what to trust. Empty: what an endpoint publishes, else what this machine trusts."""
     tls: bool = False
     """Use TLS. Not needed where an authority or a certificate says so."""
+    insecure: bool = False
+    """Allow plain text to other machines. Whoever can read the network then reads the token."""
 
     def __post_init__(self) -> None:
         if self.token:
@@ -64,14 +76,16 @@ class Caller:
         certificate: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
         tls: bool = False,
+        insecure: bool = False,
     ) -> Caller:
         """Read each part from its file, and check what can be. ``ValueError`` naming the file."""
         caller = cls(
             token=token_in(token),
             certificate=pem_in(certificate),
-            key=pem_in(key),
+            key=secret_in(key),
             authority=pem_in(ca).decode("ascii", "replace"),
             tls=tls,
+            insecure=insecure,
         )
         if certificate is not None and key is not None:
             with naming(certificate, key):
@@ -80,6 +94,20 @@ class Caller:
             with naming(ca):
                 check_authority(caller.authority.encode())
         return caller
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Caller:
+        """Read what ``GIGL_TOKEN_FILE`` and ``GIGL_TLS_CA`` name. ``GIGL_INSECURE=true`` allows plain text.
+
+        ``gigl-loader local-cluster`` sets the first for the command that it runs. Those that are not set, or
+        empty, are left out. ``ValueError`` naming the file.
+        """
+        given = os.environ if environment is None else environment
+        return cls.from_files(
+            token=given.get("GIGL_TOKEN_FILE") or None,
+            ca=given.get("GIGL_TLS_CA") or None,
+            insecure=given.get("GIGL_INSECURE", "").strip().lower() in ("1", "true", "yes", "on"),
+        )
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -90,8 +118,20 @@ class Caller:
         return bool(endpoint.certificate or self.authority or self.certificate or self.tls)
 
     def ssl_parts(self, endpoint: Endpoint) -> SslParts | None:
-        """Return what a connection to ``endpoint`` needs. ``None``: plain text."""
+        """Return what a connection to ``endpoint`` needs. ``None``: plain text.
+
+        ``ValueError`` where that would be plain text to another machine. Every connection asks here before
+        it is made, so that no token leaves this machine unencrypted.
+        """
         if not self.uses_tls(endpoint):
+            check_reach(
+                Address(endpoint.host, endpoint.control_port),
+                tls=False,
+                guarded=True,
+                insecure=self.insecure,
+                give_tls="name the authority to trust (ca, --tls-ca), or say insecure (insecure=True, "
+                "--insecure) on a network that you trust",
+            )
             return None
         roots = (self.authority or endpoint.certificate).encode() or system_roots()
         return SslParts(roots, self.key or None, self.certificate or None)
@@ -118,13 +158,21 @@ class Credentials:
     """PEM of what callers shall trust instead of the certificate itself: that of a certificate authority."""
     client_authority: bytes = b""
     """PEM of who signs the certificates of callers. Empty: callers need none."""
+    cluster_key: str = field(default="", repr=False)
+    """What servers prove to each other and no trainer has. At least 32 visible ASCII characters."""
     insecure: bool = False
     """Allow plain text beyond this machine. Whoever can read the network can then read and ask."""
+    _accepted: tuple[tuple[str, bytes], ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.other_tokens and not self.token:
             raise ValueError("further tokens without a first one, that the service itself shows")
         check_distinct(self.tokens)
+        object.__setattr__(self, "_accepted", tuple(map(shown_form, self.tokens)))
+        if self.cluster_key:
+            check_cluster_key(self.cluster_key)
+            if any(token.secret == self.cluster_key for token in self.tokens):
+                raise ValueError("the cluster key is a token, too, which trainers have: make another one")
         _check_both(self.certificate, self.key)
         if self.authority and not self.certificate:
             raise ValueError("an authority without a certificate that it signed")
@@ -151,6 +199,7 @@ class Credentials:
         key: str | os.PathLike[str] | None = None,
         authority: str | os.PathLike[str] | None = None,
         client_authority: str | os.PathLike[str] | None = None,
+        cluster_key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> Credentials:
         """Read each part from its file. ``ValueError`` naming the file, or what does not fit together.
@@ -163,9 +212,10 @@ class Credentials:
             token_name=tokens[0].name if tokens else "1",
             other_tokens=tokens[1:],
             certificate=pem_in(certificate),
-            key=pem_in(key),
+            key=secret_in(key),
             authority=pem_in(authority),
             client_authority=pem_in(client_authority),
+            cluster_key=cluster_key_in(cluster_key),
             insecure=insecure,
         )
 
@@ -184,25 +234,40 @@ class Credentials:
         """Anyone may ask."""
         return not self.token
 
+    def proves_servers(self) -> bool:
+        """Return whether servers show each other something that callers do not have.
+
+        A cluster key, or a certificate of an authority that does not also sign the certificates of callers.
+        Without an authority the certificate itself is trusted, where it brings no intermediates.
+        """
+        if self.cluster_key or not self.certificate:
+            return bool(self.cluster_key)
+        trusted = fingerprints(self.authority or self.certificate)
+        if not self.authority and len(trusted) > 1:
+            return False
+        return not self.client_authority or not fingerprints(self.client_authority) <= trusted
+
     def caller(self) -> Caller:
         """Return what the service itself shows to others that have the same token and trust."""
         pair = (self.certificate, self.key) if self.client_authority else (b"", b"")
-        return Caller(token=self.token, certificate=pair[0], key=pair[1], authority=self.trusted)
+        return Caller(
+            token=self.token,
+            certificate=pair[0],
+            key=pair[1],
+            authority=self.trusted,
+            insecure=self.insecure,
+        )
 
     def check_reach(self, address: Address) -> None:
         """Raise ``ValueError`` if it takes more than this to serve at ``address``."""
-        if self.insecure or address.is_loopback:
-            return
-        if not self.certificate:
-            raise ValueError(
-                f"{address} can be reached from other hosts, which needs TLS: give a certificate and its "
-                "key, or say insecure=True on a network that you trust"
-            )
-        if self.is_open and not self.client_authority:
-            raise ValueError(
-                f"{address} can be reached from other hosts, which needs a token: give one, or say "
-                "insecure=True on a network that you trust"
-            )
+        check_reach(
+            address,
+            tls=bool(self.certificate),
+            guarded=not self.is_open or bool(self.client_authority),
+            insecure=self.insecure,
+            give_tls="give a certificate and its key, or say insecure=True on a network that you trust",
+            give_token="give one, or say insecure=True on a network that you trust",
+        )
 
     def check_certificate(self, now: datetime.datetime | None = None) -> None:
         """Raise ``ValueError`` for parts that are no PEM, a key of another certificate, or a wrong date."""
@@ -250,10 +315,10 @@ class Credentials:
         Exactly one value must be sent. Its comparison takes the same time whichever token it is or resembles.
         Without a token of its own, a service accepts whatever is sent, and the name is empty.
         """
-        return "" if self.is_open else matching_token(self.tokens, authorization_values)
+        return "" if self.is_open else matching_token(self._accepted, authorization_values)
 
 
-_PLAIN = ("token", "token_name", "insecure")
+_PLAIN = ("token", "token_name", "cluster_key", "insecure")
 _PEMS = ("certificate", "key", "authority", "client_authority")
 
 

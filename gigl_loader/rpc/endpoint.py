@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.address import Address
+from gigl_loader.strict_json import read_json
 
 __all__ = ["Endpoint"]
+
+_MAX_BYTES = 1 << 20  # A host with 100,000 partitions, or a certificate with many names.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +73,14 @@ class Endpoint:
     def from_json(cls, text: str) -> Endpoint:
         """Undo ``to_json``. ``FormatError`` for anything that is no endpoint."""
         try:
-            document = json.loads(text)
+            document = read_json(text, what="bad endpoint: the text", max_bytes=_MAX_BYTES)
             for name, kind in _KINDS.items():
                 if type(document[name]) is not kind:
                     raise ValueError(f"{name} is {document[name]!r}")
             if not all(type(part) is int for part in document["partitions"]):
                 raise ValueError(f"partitions are {document['partitions']!r}")
             return cls(**document | {"partitions": tuple(document["partitions"])})
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"bad endpoint: {type(error).__name__}: {error}") from None
 
 

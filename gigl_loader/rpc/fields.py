@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,16 +9,20 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gigl_loader.tensors import Layout
 
-__all__ = ["WIRE_VERSION", "Fields", "are_names", "known_name"]
+__all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "Fields", "are_names", "known_name"]
 
 WIRE_VERSION = 1
 """Of requests and replies: services refuse others, since nobody could tell what they mean."""
+
+MAX_HEADER_BYTES = 64 << 10
+"""Of a request, and of a reply that is assembled. Real ones have a few hundred bytes and names of columns."""
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -50,10 +53,7 @@ class Fields:
         return int(text)
 
     def json(self, name: str) -> Any:
-        try:
-            return json.loads(self.text(name))
-        except (ValueError, RecursionError):
-            raise FormatError(f"request: {name} is not JSON") from None
+        return read_json(self.text(name), what=f"request: {name}", max_bytes=MAX_HEADER_BYTES)
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return a list of different strings."""

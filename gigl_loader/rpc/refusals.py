@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, SamplingError
+from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Gone", "Kind", "Refused", "TooLarge"]
 
 _MAX_MESSAGE = 1_000  # Headers of HTTP/2 messages hold it: 8 KiB in all by default.
+_MAX_RECORD = 16 << 10
 
 
 class Kind(Enum):
@@ -61,21 +63,26 @@ class Refused(Exception):
         return str(self.args[0])
 
     def to_record(self) -> bytes:
-        message = self.message[:_MAX_MESSAGE].encode("ascii", "backslashreplace").decode()
-        return json.dumps({"kind": self.kind.value, "message": message[:_MAX_MESSAGE]}).encode()
+        return json.dumps({"kind": self.kind.value, "message": _printable(self.message)}).encode()
 
     @classmethod
     def from_record(cls, record: bytes) -> Refused | None:
         """Read a record. ``None`` for what is none: whoever answered is no service of ours, or an old one."""
         try:
-            document = json.loads(record)
-            return cls(Kind(document["kind"]), str(document["message"])[:_MAX_MESSAGE])
-        except (KeyError, TypeError, ValueError, RecursionError):
+            document = read_json(record, what="refusal", max_bytes=_MAX_RECORD)
+            return cls(Kind(document["kind"]), _printable(str(document["message"])))
+        except (FormatError, KeyError, TypeError, ValueError):
             return None
 
     def error(self, who: str) -> Exception:
         """Return the exception for the user, who asked ``who``."""
         return _ERRORS[self.kind](f"{who}: {self.message}")
+
+
+def _printable(text: str) -> str:
+    """Return ASCII that no terminal or log acts on: both sides may quote what a stranger sent."""
+    kept = (each if " " <= each <= "~" else ascii(each)[1:-1] for each in text[:_MAX_MESSAGE])
+    return "".join(kept)[:_MAX_MESSAGE]
 
 
 _ERRORS: Mapping[Kind, type[Exception]] = {

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.native import copy_rows
+from gigl_loader.rpc.fields import MAX_HEADER_BYTES
 from gigl_loader.sampling.store import SLOT_BITS, NeighborAsk, Neighbors, RowAsk
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 
@@ -126,7 +127,7 @@ class Assembly:
         """Return the whole document."""
         if self._buffer is None or self._filled != len(self._buffer):
             raise FormatError(f"reply: it ended after {self._filled} bytes")
-        layout = Layout.parse(self._buffer, what="reply")
+        layout = Layout.parse(self._buffer, what="reply", max_header=MAX_HEADER_BYTES)
         if layout.nbytes != len(self._buffer):
             raise FormatError(f"reply: {len(self._buffer) - layout.nbytes} bytes follow its end")
         return layout, self._buffer

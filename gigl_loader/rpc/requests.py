@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc import inquiries
-from gigl_loader.rpc.fields import WIRE_VERSION, Fields, are_names, known_name
+from gigl_loader.rpc.fields import MAX_HEADER_BYTES, WIRE_VERSION, Fields, are_names, known_name
 from gigl_loader.rpc.inquiries import Inquiry
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
@@ -126,7 +126,7 @@ def parse(
         )
     buffer = np.frombuffer(ticket, np.uint8)
     try:
-        layout = Layout.parse(buffer, what="request")
+        layout = Layout.parse(buffer, what="request", max_header=MAX_HEADER_BYTES)
         fields = Fields(layout, buffer)
         fields.check_version()
         read: tuple[int, Request] | tuple[None, Inquiry]

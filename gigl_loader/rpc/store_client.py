@@ -15,6 +15,16 @@ from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.knock import knock
+from gigl_loader.rpc.server_proof import (
+    CHALLENGE,
+    NONCE,
+    PROOF,
+    announcement_proof,
+    header_value,
+    new_nonce,
+    shows,
+    view_proof,
+)
 from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
@@ -56,9 +66,13 @@ class ClusterView:
     ready: bool
     reason: str
     """Why it is not ready, in words."""
+    proven: bool = False
+    """It proved the cluster key that it was asked with."""
+    challenge: str = ""
+    """What an announcement to this server has to answer. Empty: it has no cluster key."""
 
     @classmethod
-    def read(cls, reply: Any, *, certificate: str) -> ClusterView:
+    def read(cls, reply: Any, *, certificate: str, proven: bool = False, challenge: str = "") -> ClusterView:
         """Read a reply; ``certificate`` is what must be trusted to talk to the servers."""
         own = reply.self
         servers = tuple(
@@ -84,6 +98,8 @@ class ClusterView:
             servers=servers,
             ready=reply.ready,
             reason=reply.reason,
+            proven=proven,
+            challenge=challenge,
         )
 
 
@@ -111,22 +127,39 @@ class StoreClient:
             for name, (request, reply) in STORE_METHODS.items()
         }
 
-    def cluster(self, timeout_s: float, *, announce: str = "") -> ClusterView:
+    def cluster(
+        self, timeout_s: float, *, announce: str = "", cluster_key: str = "", challenge: str = ""
+    ) -> ClusterView:
         """Return what the server knows of its cluster, ready or not.
 
-        Another server says with ``announce`` (HOST:PORT) where it is. Where the server does not answer,
-        the error says why: an unknown name, a port where nobody listens, a certificate that is over.
+        Another server says with ``announce`` (HOST:PORT) where it is. With ``cluster_key`` it asks for a
+        proof, and proves itself by ``challenge``, which the server gave before. Where the server does not
+        answer, the error says why: an unknown name, a port where nobody listens, a certificate that is over.
         """
         self._check_open()
-        more = ((ANNOUNCEMENT, announce),) if announce else ()
+        nonce = new_nonce()
+        headers = list(self._metadata)
+        if announce:
+            headers.append((ANNOUNCEMENT, announce))
+        if cluster_key:
+            headers.append((NONCE, nonce))
+        if announce and cluster_key:
+            proof = announcement_proof(cluster_key, challenge, announce)
+            headers += [(CHALLENGE, challenge), (PROOF, proof)]
         try:
-            reply = self._calls["Cluster"](
-                messages.ClusterRequest(), timeout=timeout_s, metadata=(*self._metadata, *more)
+            reply, call = self._calls["Cluster"].with_call(
+                messages.ClusterRequest(), timeout=timeout_s, metadata=tuple(headers)
             )
         except grpc.RpcError as error:
             raise self._explained(error) from None
+        trailers = call.trailing_metadata()
         try:
-            return ClusterView.read(reply, certificate=self.endpoint.certificate)
+            return ClusterView.read(
+                reply,
+                certificate=self.endpoint.certificate,
+                proven=bool(cluster_key) and shows(trailers, view_proof(cluster_key, nonce, reply)),
+                challenge=header_value(trailers, CHALLENGE),
+            )
         except ValueError as error:
             raise FormatError(f"{self.endpoint}: bad view of its cluster: {error}") from None
 

@@ -17,16 +17,20 @@ __all__ = [
     "Token",
     "authorization",
     "check_distinct",
+    "check_no_placeholder",
     "check_token",
     "matching_token",
     "new_token",
     "parse_tokens",
+    "shown_form",
 ]
 
 _MIN_LENGTH = 16
+_PLACEHOLDER = "replace-this"
+"""How the placeholders in the examples of ``deploy/`` begin."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_MAX_TOKENS = 1024
-"""Each is compared for every call: 1,024 comparisons take about a millisecond."""
+_MAX_TOKENS = 256
+"""All are compared for every call, also for one that shows none: 256 comparisons take 0.2 ms."""
 
 
 def new_token() -> str:
@@ -43,6 +47,13 @@ def check_token(token: str) -> None:
     """Raise ``ValueError`` for a token that no header carries or that anyone guesses."""
     if len(token) < _MIN_LENGTH or not all("!" <= each <= "~" for each in token):
         raise ValueError(f"a token has at least {_MIN_LENGTH} visible ASCII characters and no space")
+    check_no_placeholder(token)
+
+
+def check_no_placeholder(secret: str) -> None:
+    """Raise ``ValueError`` for what stands in an example in the place of a secret: everyone knows it."""
+    if secret.lower().startswith(_PLACEHOLDER):
+        raise ValueError("this is the placeholder of an example, which everyone knows: openssl rand -hex 32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +112,23 @@ def check_distinct(tokens: Iterable[Token]) -> None:
         raise ValueError("one token appears twice: give each team a token of its own")
 
 
-def matching_token(tokens: Sequence[Token], values: Sequence[str | bytes]) -> str | None:
+def shown_form(token: Token) -> tuple[str, bytes]:
+    """Return the name of a token, and the SHA-256 of the header by which a caller shows it."""
+    return token.name, sha256(authorization(token.secret).encode()).digest()
+
+
+def matching_token(shown: Sequence[tuple[str, bytes]], values: Sequence[str | bytes]) -> str | None:
     """Return the name of the token that ``values`` of the header ``authorization`` show, or ``None``.
 
-    Exactly one value is accepted. It is compared with every token, as digests and in constant time: the
-    time tells neither how much of a token is right nor which one is.
+    ``shown`` has the form of each token that is accepted (``shown_form``). Exactly one value is accepted.
+    It is compared with all of them, as digests and in constant time: the time tells neither how much of a
+    token is right nor which one is.
     """
     if len(values) != 1:
         return None
     value = values[0]
     sent = sha256(value.encode("utf-8", "replace") if isinstance(value, str) else value).digest()
     found: str | None = None
-    for token in tokens:
-        expected = sha256(authorization(token.secret).encode()).digest()
-        found = token.name if hmac.compare_digest(sent, expected) else found
+    for name, expected in shown:
+        found = name if hmac.compare_digest(sent, expected) else found
     return found

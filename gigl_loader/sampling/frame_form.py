@@ -51,6 +51,10 @@ class FrameForm:
         """The places of edges are needed, for their columns."""
         return any(part.columns for part in self._shape.edges)
 
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(each.nbytes for each in self._scratch)
+
     def seed_ids(self, request: Request) -> Int64Array:
         """Return the node ids of the request's seeds."""
         ids = self.node_ids[self.seed_type]

@@ -53,6 +53,7 @@ class LocalStore:
                 replace=ask.replace,
                 with_edge_ids=ask.with_edge_ids,
                 with_slots=ask.with_slots,
+                max_edges=ask.max_edges,
             )
         except RuntimeError as error:
             raise FormatError(str(error)) from None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from gigl_loader.native import copy_rows, split_by_owner
-from gigl_loader.sampling.store import SLOT_BITS, NeighborAsk, Neighbors, RowAsk, WireCounts
+from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, NeighborAsk, Neighbors, RowAsk, WireCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +44,8 @@ class FrontierAsk:
     replace: bool
     with_edge_ids: bool
     with_slots: bool
+    max_edges: int = NO_BOUND
+    """That the batch may still take."""
 
     def share(self, part: int) -> NeighborAsk:
         """Return what one partition is asked."""
@@ -56,6 +58,7 @@ class FrontierAsk:
             replace=self.replace,
             with_edge_ids=self.with_edge_ids,
             with_slots=self.with_slots,
+            max_edges=self.max_edges,
         )
 
 

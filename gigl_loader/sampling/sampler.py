@@ -9,6 +9,8 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import Adjacency, NeighborSampler
+from gigl_loader.native import BatchTooLarge as NativeTooLarge
+from gigl_loader.sampling.bounds import BatchBounds
 from gigl_loader.sampling.columns import LocalColumns
 from gigl_loader.sampling.frame_form import FrameForm, Sampled
 from gigl_loader.sampling.ledger import Ledger
@@ -31,12 +33,20 @@ class Sampler:
     """
 
     def __init__(
-        self, graph: Graph, plan: SamplingPlan, ledger: Ledger | None = None, *, without_rows: bool = False
+        self,
+        graph: Graph,
+        plan: SamplingPlan,
+        ledger: Ledger | None = None,
+        *,
+        without_rows: bool = False,
+        bounds: BatchBounds | None = None,
     ) -> None:
         """All partitions of ``graph`` are opened. What sampling costs is added to ``ledger``.
 
-        With ``without_rows``, frames are skeletons, and no column is read.
+        With ``without_rows``, frames are skeletons, and no column is read. ``bounds`` of a batch are by
+        default those of the machine.
         """
+        self.bounds = bounds or BatchBounds.of_machine()
         self.ledger = Ledger() if ledger is None else ledger
         self._form = FrameForm(graph, plan, without_rows=without_rows)
         self._columns: ColumnSource = (OwnPlaces if without_rows else LocalColumns)(graph, plan)
@@ -53,24 +63,34 @@ class Sampler:
             with_slots=self._form.with_slots,
         )
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that is kept for the next batch."""
+        return self._native.scratch_bytes + self._form.scratch_bytes
+
     def sample(self, request: Request) -> Sampled:
         """Sample the batch; its nodes and edges are then known, its columns not yet gathered.
 
-        The result is valid until the next call. ``FormatError`` if the graph turns out damaged.
+        The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
+        ``BatchTooLarge`` for a batch beyond the bounds.
         """
         with self.ledger.sampling():
             key = self._form.key(request)
             try:
-                self._native.sample(self._form.seed_type, request.seeds, key)
+                self._native.sample(self._form.seed_type, request.seeds, key, max_edges=self.bounds.edges)
+            except NativeTooLarge:
+                raise self.bounds.too_many_edges(len(request.seeds)) from None
             except RuntimeError as error:
                 raise FormatError(str(error)) from None
-            return Sampled(
+            sampled = Sampled(
                 form=self._form,
                 batch=self._native,
                 request=request,
                 columns=self._columns,
                 ledger=self.ledger,
             )
+        self.bounds.check_frame(sampled.layout.nbytes, len(request.seeds))
+        return sampled
 
 
 def _adjacency(graph: Graph, edge_type: EdgeType) -> Adjacency:

@@ -88,6 +88,20 @@ class Schedule:
         self._whole_steps = len(seeds) // (batch_size * shard.world_size)
         self._order: tuple[int, Int64Array] | None = None
 
+    def sharded(self, shard: Shard) -> Schedule:
+        """Return the schedule of another rank over the same input."""
+        if shard == self.shard:
+            return self
+        return Schedule(
+            self.seeds,
+            batch_size=self.batch_size,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            run_seed=self.run_seed,
+            shard=shard,
+            draw=self.draw,
+        )
+
     @property
     def num_batches(self) -> int:
         """Batches of every epoch, on this rank."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError
 from gigl_loader.native import BatchBuilder
+from gigl_loader.native import BatchTooLarge as NativeTooLarge
+from gigl_loader.sampling.bounds import BatchBounds
 from gigl_loader.sampling.frame_form import FrameForm, Sampled
 from gigl_loader.sampling.ledger import Ledger
 from gigl_loader.sampling.partitioned import FrontierAsk
@@ -39,11 +41,14 @@ class SteppedSampler:
         ledger: Ledger | None = None,
         *,
         without_rows: bool = False,
+        bounds: BatchBounds | None = None,
     ) -> None:
         """Of ``graph``, only schema and node ids are used. What sampling costs is added to ``ledger``.
 
-        With ``without_rows``, frames are skeletons, and no row is asked for.
+        With ``without_rows``, frames are skeletons, and no row is asked for. ``bounds`` of a batch are by
+        default those of the machine.
         """
+        self.bounds = bounds or BatchBounds.of_machine()
         self.ledger = Ledger(store.wire) if ledger is None else ledger
         self._form = FrameForm(graph, plan, without_rows=without_rows)
         self._columns: ColumnSource = StoredPlaces() if without_rows else store
@@ -59,24 +64,35 @@ class SteppedSampler:
             with_slots=self._form.with_slots,
         )
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that is kept for the next batch."""
+        return self._builder.scratch_bytes + self._form.scratch_bytes
+
     def sample(self, request: Request) -> Sampled:
         """Sample the batch; its nodes and edges are then known, its columns not yet gathered.
 
         The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
-        ``StorageUnavailable`` if the owner of nodes does not answer.
+        ``StorageUnavailable`` if the owner of nodes does not answer, ``BatchTooLarge`` for a batch beyond
+        the bounds.
         """
         with self.ledger.sampling():
             key = self._form.key(request)
-            self._builder.begin(self._form.seed_type, request.seeds)
-            for hop in range(self._plan.num_hops):
-                self._expand(hop, key)
-            return Sampled(
+            self._builder.begin(self._form.seed_type, request.seeds, max_edges=self.bounds.edges)
+            try:
+                for hop in range(self._plan.num_hops):
+                    self._expand(hop, key)
+            except NativeTooLarge:
+                raise self.bounds.too_many_edges(len(request.seeds)) from None
+            sampled = Sampled(
                 form=self._form,
                 batch=self._builder,
                 request=request,
                 columns=self._columns,
                 ledger=self.ledger,
             )
+        self.bounds.check_frame(sampled.layout.nbytes, len(request.seeds))
+        return sampled
 
     def _expand(self, hop: int, key: int) -> None:
         """Add one hop. The frontier is fixed, so all edge types are asked about at once."""
@@ -93,6 +109,7 @@ class SteppedSampler:
                 replace=self._plan.replace,
                 with_edge_ids=self._plan.with_edge,
                 with_slots=self._form.with_slots,
+                max_edges=self._builder.room,
             )
             for index in wanted
         ]

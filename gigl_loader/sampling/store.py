@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["SLOT_BITS", "NeighborAsk", "NeighborStore", "Neighbors", "RowAsk", "WireCounts"]
+__all__ = ["NO_BOUND", "SLOT_BITS", "NeighborAsk", "NeighborStore", "Neighbors", "RowAsk", "WireCounts"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
+NO_BOUND = 2**63 - 1
 SLOT_BITS = 40
 """A partition holds fewer edges of a type than 2 to this power. In a batch, slots of partition p are offset
 by ``p << SLOT_BITS``: nobody needs to know how many edges others have. ``csrc/stitch.h`` has it, too."""
@@ -41,6 +42,8 @@ class NeighborAsk:
     replace: bool
     with_edge_ids: bool
     with_slots: bool
+    max_edges: int = NO_BOUND
+    """More are not drawn here. Not told to a partition elsewhere, which has a bound of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

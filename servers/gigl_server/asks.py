@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from gigl_server.channels import SKIPPED, Outcome, Tally
+from gigl_server.frame_shares import FrameShares
+from gigl_server.maker import Made
+from gigl_server.quotas import has_quota
 from gigl_server.refusal import Refusal, Status
 from gigl_server.turns import Turns
 
@@ -16,13 +20,13 @@ if TYPE_CHECKING:
     from gigl_server.channels import Channel, Errand
     from gigl_server.frame_memory import FrameMemory
     from gigl_server.frames import FrameShelf
+    from gigl_server.identity import Identity
     from gigl_server.limits import Limits
-    from gigl_server.maker import Made
+    from gigl_server.scratch import Scratch
 
 __all__ = ["Asks"]
 
 _LOOK_AGAIN_S = 0.02  # Memory comes back without a word: its finalizers must not take locks.
-_MUCH = 2  # Times what another has: between jobs that have about as much, nothing is dropped to and fro.
 
 
 class Asks:
@@ -36,7 +40,9 @@ class Asks:
         lock: threading.Lock,
         frames: FrameShelf,
         memory: FrameMemory,
+        *,
         limits: Limits,
+        scratch: Scratch,
         clock: Callable[[], float],
     ) -> None:
         """``lock`` is that of the channels."""
@@ -51,8 +57,10 @@ class Asks:
         self._memory = memory
         self._limits = limits
         self._clock = clock
-        self._turns = Turns()
-        self._nbytes = 0
+        self._turns = Turns(clock)
+        self._scratch = scratch
+        self._shares = FrameShares(frames, memory)
+        self._nbytes: Counter[Identity] = Counter()
         self._refusal: Refusal | None = None
         self._closed = False
 
@@ -66,7 +74,7 @@ class Asks:
                 ended += self._move_fence(errand.channel, errand.fence)
                 if errand.fence == errand.channel.fence:
                     self._check_room(errand)
-                    self._nbytes += errand.nbytes
+                    self._nbytes[errand.channel.owner] += errand.nbytes
                     errand.channel.queue.append(errand)
                     self._turns.enter(errand.channel)
                     self._work.notify()
@@ -81,7 +89,7 @@ class Asks:
             errand.abandoned = True
             if errand in errand.channel.queue:
                 errand.channel.queue.remove(errand)
-                self._nbytes -= errand.nbytes
+                self._forget(errand.channel, [errand])
         if errand.handle:
             self._frames.drop(errand.handle)
 
@@ -91,11 +99,15 @@ class Asks:
             while not self._closed:
                 errand = self._turns.next(self._admission())
                 if errand is not None:
+                    self._scratch.begin(errand)
                     errand.channel.running.add(errand)
                     self.busy += 1
                     self.last_turn = self._clock()
                     return errand
+                awaited, began = self._turns.awaited, self._clock()
                 self._work.wait(_LOOK_AGAIN_S if self._turns else None)
+                if awaited is not None:
+                    self._turns.charge_wait(awaited, self._clock() - began)
         return None
 
     def finish(self, errand: Errand, made: Made | Refusal) -> None:
@@ -104,11 +116,13 @@ class Asks:
         with self._lock:
             channel.running.discard(errand)
             self.busy -= 1
-            if self._is_to_wait(errand, made):
+            self._turns.settle(errand, 0.0 if isinstance(made, Refusal) else made.sampling_s)
+            again = self._scratch.end(errand, too_large=isinstance(made, Made) and made.too_large)
+            if self._is_to_wait(errand, made, again=again):
                 channel.queue.appendleft(errand)
                 self._turns.enter(channel)
                 return
-            self._nbytes -= errand.nbytes
+            self._forget(channel, [errand])
             outcome = self._outcome(errand, made)
             if outcome.in_slot or outcome.handle:
                 channel.tally.add(outcome)
@@ -140,15 +154,9 @@ class Asks:
         Those that it did not fetch since ``than``, oldest first. A job is not admitted beyond its share while
         others wait (``_admission``), so that what is dropped does not come back at once.
         """
-        dropped = True
-        while dropped and self._memory.full:
-            with self._lock:
-                waiting = self._turns.jobs_in_need
-            held = self._frames.held_bytes()
-            much = _MUCH * min((held[job] for job in waiting), default=self._memory.nbytes)
-            dropped = any(
-                self._frames.drop_one(job, than) for job, nbytes in held.most_common() if nbytes > much
-            )
+        with self._lock:
+            waiting = self._turns.waiting
+        self._shares.relieve(waiting, than)
 
     def close(self) -> None:
         """Let the sampling threads leave."""
@@ -166,22 +174,17 @@ class Asks:
         return True
 
     def _admission(self) -> Callable[[Errand], bool]:
-        """Return which asks may be worked on: as many as there is frame memory for, shared out among jobs.
+        """Return which asks may be worked on: as many as there is scratch and frame memory for."""
+        has_room = self._shares.admission(self._turns.waiting) if self._turns else lambda _: True
+        return lambda each: (not each.needs_frame_memory or has_room(each)) and self._scratch.admits(each)
 
-        While more than half of it is lent, a job has no more than its part of all that want some.
-        """
-        lent = self._memory.lent if self._turns else 0
-        if lent < self._memory.nbytes // 2:
-            return lambda _: True
-        held = self._frames.held_bytes()
-        part = self._memory.nbytes / max(len(held.keys() | self._turns.jobs_in_need), 1)
-        full = lent >= self._memory.nbytes
-        return lambda each: not each.needs_frame_memory or not (full or held[each.channel.job] >= part)
-
-    def _is_to_wait(self, errand: Errand, made: Made | Refusal) -> bool:
-        """Whether a frame did not fit its slot, and there was no memory. Under the lock."""
+    def _is_to_wait(self, errand: Errand, made: Made | Refusal, *, again: bool) -> bool:
+        """Whether a batch waits for memory: it has more edges than there was scratch for, or its frame did
+        not fit its slot, and there was no other memory. Under the lock."""
         if isinstance(made, Refusal):
             return False
+        if again:
+            return not errand.is_stale() and self._refusal is None
         if made.in_slot or made.overflows:
             errand.channel.overflows = made.overflows
         return made.overflows and not made.nbytes and not errand.is_stale() and self._refusal is None
@@ -196,7 +199,7 @@ class Asks:
         if fence <= channel.fence:
             return []
         left = channel.raise_fence(fence)
-        self._nbytes -= sum(each.nbytes for each in left)
+        self._forget(channel, left)
         self._frames.drop_channel(channel.id, before_fence=fence)
         return left
 
@@ -210,9 +213,14 @@ class Asks:
             )
         if errand.slot and channel.uses_slot(errand.slot):
             raise Refusal(Status.INVALID, f"slot {errand.slot} is asked for by another call under way")
-        if self._nbytes + errand.nbytes > self._limits.ask_bytes:
+        own, used = self._nbytes[channel.owner], self._nbytes.total()
+        if used + errand.nbytes > self._limits.ask_bytes:
             raise Refusal(
                 Status.BEYOND_LIMIT, "the server has as many seeds waiting as it may hold: ask later"
+            )
+        if not has_quota(channel.owner, own=own, used=used, limit=self._limits.ask_bytes, more=errand.nbytes):
+            raise Refusal(
+                Status.BEYOND_LIMIT, f"{channel.owner} has as many seeds waiting as one may have: ask later"
             )
 
     def _outcome(self, errand: Errand, made: Made | Refusal) -> Outcome:
@@ -227,7 +235,11 @@ class Asks:
             return SKIPPED if self._refusal is None else Outcome(refusal=self._refusal)
         if made.memory is not None:
             errand.handle = self._frames.put(
-                made.memory, job=errand.channel.job, channel=errand.channel.id, fence=errand.fence
+                made.memory,
+                job=errand.channel.job,
+                owner=errand.channel.owner,
+                channel=errand.channel.id,
+                fence=errand.fence,
             )
         return Outcome(
             in_slot=made.in_slot,
@@ -239,9 +251,15 @@ class Asks:
             waiting_s=max(self._clock() - errand.came - made.sampling_s, 0.0),
         )
 
+    def _forget(self, channel: Channel, errands: Iterable[Errand]) -> None:
+        """Their seeds count no more."""
+        self._nbytes[channel.owner] -= sum(each.nbytes for each in errands)
+        if not self._nbytes[channel.owner]:
+            del self._nbytes[channel.owner]
+
     def _take_waiting(self, channel: Channel) -> list[Errand]:
         waiting = channel.empty()
-        self._nbytes -= sum(each.nbytes for each in waiting)
+        self._forget(channel, waiting)
         return waiting
 
 

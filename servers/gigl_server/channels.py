@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gigl_server.identity import LOCAL, Identity
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -77,6 +79,10 @@ class Errand:
     """Nobody waits for the outcome any more."""
     handle: bytes = b""
     """Of its frame, once it lies ready."""
+    allowance: int = 0
+    """Edges that it may have while it is worked on."""
+    charged_s: float = 0.0
+    """What it is expected to take, while it is worked on."""
 
     def is_stale(self) -> bool:
         """Return whether nobody wants the batch: epoch left, channel closed or call cancelled."""
@@ -88,7 +94,8 @@ class Errand:
 
     @property
     def needs_frame_memory(self) -> bool:
-        return self.channel.ring is None or not self.slot or self.channel.overflows
+        ring = self.channel.ring
+        return ring is None or not ring.is_shared or not self.slot or self.channel.overflows
 
 
 @dataclass(slots=True)
@@ -118,6 +125,8 @@ class Producer:
     seen: float
     """When it was last asked for. Counts where no channel is open."""
     channels: set[bytes] = field(default_factory=set)
+    digest: bytes = b""
+    """Of the text, once it was needed."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -135,11 +144,17 @@ class Channel:
     last_ask: float
     seen: float
     """When a call last named it."""
+    owner: Identity = LOCAL
+    """Whose job it is: quotas go by owners."""
     fence: int = 0
     closed: bool = False
     overflows: bool = False
     """The last frame did not fit the slot that was named."""
     in_round: bool = False
+    cost_s: float = 0.01
+    """Seconds that a batch takes a sampling thread: a moving average."""
+    allowance: int = 0
+    """Edges that one of its batches was found to need room for."""
     queue: deque[Errand] = field(default_factory=deque)
     running: set[Errand] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_authority, check_name
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.reach import check_reach
 from gigl_loader.rpc.secret_files import naming
 from gigl_loader.sizes import whole_number
 
@@ -36,7 +37,9 @@ class ServeOptions:
     workers: int | None = None
     """Batches that are sampled at once. ``None``: as many as there are usable cores."""
     token_file: str | None = None
-    """Holds the token that trainers and servers show. ``None``: whoever reaches the ports may ask."""
+    """Holds the tokens that trainers show, one per line. ``None``: whoever reaches the ports may ask."""
+    cluster_key_file: str | None = None
+    """Holds the key that servers prove to each other and that no trainer has. Needed without ``tls_ca``."""
     tls_cert: str | None = None
     """PEM: the certificate of this server, with intermediates. ``None``: plain text."""
     tls_key: str | None = None
@@ -109,6 +112,7 @@ class ServeOptions:
             key=self.tls_key,
             authority=self.tls_ca,
             client_authority=self.tls_client_ca,
+            cluster_key=self.cluster_key_file,
             insecure=self.insecure,
         )
         for path, authority in (
@@ -155,17 +159,14 @@ class ServeOptions:
         for name in ("tls_ca", "tls_client_ca"):
             if getattr(self, name) and not self.tls_cert:
                 raise ValueError(f"{name} without tls_cert: without TLS nothing would be checked")
-        if control.is_loopback or self.insecure:
-            return
-        if not self.tls_cert:
-            raise ValueError(
-                f"listen: {control} can be reached from other hosts, which needs TLS: give tls_cert and "
-                "tls_key, or say insecure on a network that you trust"
-            )
-        if not self.token_file and not self.tls_client_ca:
-            raise ValueError(
-                f"listen: {control} can be reached from other hosts: give token_file, or tls_client_ca, or "
-                "say insecure on a network that you trust"
+        with naming("listen"):
+            check_reach(
+                control,
+                tls=bool(self.tls_cert),
+                guarded=bool(self.token_file or self.tls_client_ca),
+                insecure=self.insecure,
+                give_tls="give tls_cert and tls_key, or say insecure on a network that you trust",
+                give_token="give token_file, or tls_client_ca, or say insecure on a network that you trust",
             )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.control_call import ControlCall
     from gigl_server.ledger import Ledger
     from gigl_server.service import SamplingService
     from gigl_server.standing import View
@@ -73,13 +74,13 @@ class ControlService:
         data_port: int,
         service: SamplingService | None = None,
         view: Callable[[], View] | None = None,
-        announced: Callable[[str], None] | None = None,
+        announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` is what is known of its cluster (both or neither), and
-        ``announced`` is told where servers are that ask about it.
+        ``announced`` hears of servers that ask about it (``Introductions.exchange``).
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls

@@ -10,7 +10,7 @@ import grpc
 from grpc import _server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gigl_server.identity import Identity
 
@@ -58,9 +58,18 @@ class ControlCall:
         """A reply or a refusal was sent, or nobody is there to hear one."""
         return self._answered or self._ended
 
+    @property
+    def metadata(self) -> Sequence[Any]:
+        """Headers of the call, as pairs."""
+        return tuple(self._context.invocation_metadata() or ())
+
     def headers(self, name: str) -> list[str | bytes]:
         """Return all values of a header."""
-        return header_values(self._context.invocation_metadata(), name)
+        return header_values(self.metadata, name)
+
+    def set_trailers(self, trailers: Sequence[tuple[str, str]]) -> None:
+        """Send these pairs after the reply."""
+        self._context.set_trailing_metadata(tuple(trailers))
 
     def read(self) -> bytes | None:
         """Wait for the next message. ``None``: the call ended, or was answered. ``b""``: none will come."""

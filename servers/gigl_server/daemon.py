@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
 from gigl_loader.processes import keep_freed_memory
+from gigl_server.last_resort import leave_within
 from gigl_server.logs import configure_logging
 from gigl_server.storage import build_storage_server
 
@@ -39,6 +40,8 @@ __all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
 _PART_DIED = 3
+_END_S = 8.0
+"""For closing everything, after the drain: each part waits for some seconds at most."""
 _SAME_S = 0.5
 _WAKE_S = 1.0
 _MOST_FILES = 1 << 16
@@ -66,7 +69,9 @@ def run(options: ServeOptions) -> int:
         _signals(told),
         build_storage_server(options, graph=graph, credentials=credentials) as server,
     ):
-        return serve_until_told(server, told, options.drain_s)
+        code = serve_until_told(server, told, options.drain_s)
+        leave_within(_END_S, code)
+        return code
 
 
 def serve_until_told(server: StorageServer, told: SimpleQueue[str], drain_s: float) -> int:

@@ -11,22 +11,26 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gigl_loader.rpc.inquiries import frame_handle
-from gigl_loader.rpc.job import JOB_HEADER, job_key
+from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES
-from gigl_loader.sampling.store import RowAsk
+from gigl_server.audit import AuditLog
+from gigl_server.budget import Budget
+from gigl_server.connections import Connections, place_of
+from gigl_server.guard import GUARD, Guard, identity_of
+from gigl_server.identity import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     import numpy as np
     import numpy.typing as npt
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_loader.rpc.inquiries import Inquiry
-    from gigl_loader.rpc.requests import Request
     from gigl_server.answers import Answers
+    from gigl_server.connections import Place
+    from gigl_server.guard import Call
     from gigl_server.ledger import Ledger
 
     Bytes = npt.NDArray[np.uint8]
@@ -35,9 +39,14 @@ __all__ = ["DataService", "FrameSource", "open_data_service", "shut_down"]
 
 _LOGGER = logging.getLogger(__name__)
 _SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
-_MOST_CALLS = 64
+_MOST_CALLS = 512
+"""From a request to the last byte of its reply. Each has a thread of Flight's."""
+_MOST_TURNS = 64
+"""Calls that are worked on. None is held while a reply is sent."""
 _WAIT_FOR_A_TURN_S = 0.5
+_FREELY_S = 1.0
 _SHUTDOWN_S = 5.0
+_UNREMARKABLE = (Kind.BUSY, Kind.GONE)
 
 
 class FrameSource(Protocol):
@@ -52,7 +61,11 @@ class FrameSource(Protocol):
 
 
 class DataService(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers ``do_get``; the request is the ticket. Serves from its construction to ``shutdown``."""
+    """Answers ``do_get``; the request is the ticket. Serves from its construction to ``shut_down``.
+
+    A reply is made before it is sent: what sends it needs no turn and next to no Python. Calls, turns and the
+    memory of replies are shared out by identity.
+    """
 
     def __init__(
         self,
@@ -67,97 +80,89 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self._answers = answers
         self._ledger = ledger
         self._frames = frames
-        self._turns = threading.BoundedSemaphore(_MOST_CALLS)
-        super().__init__(location, middleware={"guard": _Guard(credentials, ledger)}, **options)
+        self._audit = AuditLog()
+        self._guard = Guard(credentials, ledger, self._audit)
+        self._calls = Budget(_MOST_CALLS, wait_s=0.0, what="calls")
+        self._turns = Budget(_MOST_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
+        super().__init__(location, middleware={GUARD: self._guard}, **options)
+        self.connections = Connections(self.port, self._tell_cut, self._hoarders)
+        self.connections.start()
+
+    def renew(self, credentials: Credentials) -> None:
+        """Ask callers for the tokens of other credentials from now on."""
+        self._guard.credentials = credentials
+
+    def shutdown(self) -> None:
+        """Stop listening, and wait for calls under way, without end: ``shut_down`` waits for a while only."""
+        self.connections.rest()
+        super().shutdown()
+        self.connections.close()
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Return the reply to a request, as a stream."""
+        call: Call = context.get_middleware(GUARD)
+        caller = identity_of(context, call)
+        if call.token is None:
+            self._guard.refuse_stranger(caller)
         request = ticket.ticket
         self._ledger.add(calls=1, bytes_in=len(request))
-        with self._refusals():
+        with self._refusals(caller):
+            self._begin(call, caller, context.peer())
             handle = frame_handle(request)
             if handle is not None:
-                return self._frame(context.get_middleware("guard"), handle)
-            with self._turn():
-                partition, asked = self._answers.read(request)
-                if partition is not None and isinstance(asked, RowAsk):
-                    return self._sent(*self._answers.rows(partition, asked))
-            return flight.GeneratorStream(_SCHEMA, self._stream(partition, asked, len(request)))
+                return self._frame(call, handle)
+            with self._turns.lend(1, caller):
+                reply = self._answers.answer(request, caller)
+            call.at_end.callback(reply.loan.release)
+            return self._stream(reply.chunks, first_tells_size=reply.size_is_told)
 
-    def _stream(self, partition: int | None, asked: Request | Inquiry, ticket_bytes: int) -> Iterator[Any]:
-        with self._refusals(), self._turn():
-            first = True
-            for chunk in self._answers.chunks(partition, asked, ticket_bytes):
-                self._ledger.add(bytes_out=chunk.nbytes)
-                batch = _batch(pa.py_buffer(chunk.memory).slice(0, chunk.nbytes))
-                yield (batch, chunk.total.to_bytes(8, "little")) if first else batch
-                first = False
+    def _begin(self, call: Call, caller: Identity, peer: str) -> None:
+        """Count a call until its reply was sent."""
+        call.at_end.callback(self._calls.take(1, caller).release)
+        self.connections.begins(call, place_of(peer), caller)
+        call.at_end.callback(self.connections.ends, call)
 
-    def _frame(self, visit: _Visit | None, handle: bytes) -> Any:
+    def _frame(self, call: Call, handle: bytes) -> Any:
         """Return a frame as a stream."""
-        if visit is None or visit.job is None:
+        if call.job is None:
             raise Refused(Kind.INVALID, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
-        frame = None if self._frames is None else self._frames.take(handle, visit.job)
+        frame = None if self._frames is None else self._frames.take(handle, call.job)
         if frame is None:
             raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
-        size = len(frame)
-        return self._sent(
-            frame, [range(at, min(at + CHUNK_BYTES, size)) for at in range(0, size, CHUNK_BYTES)]
-        )
+        return self._stream([frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)])
 
-    def _sent(self, memory: Bytes, chunks: Sequence[range]) -> Any:
-        """Return memory as a stream that runs without Python: nothing here waits for who reads it."""
-        self._ledger.add(bytes_out=len(memory))
-        whole = pa.py_buffer(memory)
-        batches = [_batch(whole.slice(each.start, len(each))) for each in chunks]
+    def _stream(self, chunks: list[Bytes], *, first_tells_size: bool = False) -> Any:
+        """Return chunks as a stream that runs without Python, or all but, and waits for nobody."""
+        total = sum(map(len, chunks))
+        self._ledger.add(bytes_out=total)
+        batches = [_batch(pa.py_buffer(chunk)) for chunk in chunks]
+        if first_tells_size:  # Only Flight's generators take metadata; this one has nothing left to do.
+            first, *others = batches
+            return flight.GeneratorStream(_SCHEMA, iter([(first, total.to_bytes(8, "little")), *others]))
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(_SCHEMA, batches))
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._turns.acquire(timeout=_WAIT_FOR_A_TURN_S):
-            raise Refused(Kind.BUSY, f"{_MOST_CALLS} calls are under way")
-        try:
-            yield
-        finally:
-            self._turns.release()
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _refusals(self, caller: Identity) -> Iterator[None]:
         """Let refusals through as records, and nothing else: texts of other exceptions stay in the log."""
         try:
             yield
         except Refused as refused:
-            self._ledger.add(refused=refused.kind not in (Kind.BUSY, Kind.GONE))
+            if refused.kind not in _UNREMARKABLE:
+                self._ledger.add(refused=1)
+                self._audit.refused(caller, f"data port: {refused.kind.value}: {refused.message}")
             raise flight.FlightServerError(refused.message, refused.to_record()) from None
         except Exception:
             _LOGGER.exception("a request failed")
             failed = Refused(Kind.FAILED, "the service failed to answer; its log says why")
             raise flight.FlightServerError(failed.message, failed.to_record()) from None
 
+    def _hoarders(self) -> tuple[Identity | None, ...]:
+        return self._calls.hoarder(), self._answers.sending.hoarder()
 
-class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
-    """What is known of the caller of one call."""
-
-    def __init__(self, job: bytes | None) -> None:
-        super().__init__()
-        self.job = job
-
-
-class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets no call pass without the token."""
-
-    def __init__(self, credentials: Credentials, ledger: Ledger) -> None:
-        super().__init__()
-        self._credentials = credentials
-        self._ledger = ledger
-
-    def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> _Visit | None:
-        if self._credentials.identify(headers.get("authorization", [])) is None:
-            self._ledger.add(refused=1)
-            refused = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
-            raise flight.FlightUnauthenticatedError(refused.message, refused.to_record())
-        job = headers.get(JOB_HEADER)
-        return _Visit(job_key(job)) if job else None
+    def _tell_cut(self, place: Place, reason: str) -> None:
+        self._audit.refused(
+            Identity(address=place[0]), f"data port: connection of port {place[1]} cut: {reason}"
+        )
 
 
 def open_data_service(
@@ -179,10 +184,20 @@ def open_data_service(
 
 
 def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
-    """End the data port. It waits for calls under way, which a stalled caller can hold for long."""
+    """End the data port: let replies under way be read for a second, then cut the connections of the rest.
+
+    Flight itself waits without end for a reply that nobody reads, here and again when the process ends.
+    """
     ender = threading.Thread(target=data.shutdown, name="data shutdown", daemon=True)
     ender.start()
-    ender.join(timeout_s)
+    ender.join(min(_FREELY_S, timeout_s))
+    if ender.is_alive():
+        _LOGGER.warning(
+            "replies that were not read: %d, their connections are cut", data.connections.cut_all()
+        )
+        ender.join(timeout_s)
+    if ender.is_alive():
+        _LOGGER.error("the data port does not end")
 
 
 def _batch(buffer: Any) -> Any:

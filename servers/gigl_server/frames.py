@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_server.identity import LOCAL, Identity
+from gigl_server.quotas import has_quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +50,8 @@ class FrameShelf:
 
     def __init__(self, nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         """``nbytes`` is the memory of all frames: one job's frames may take a quarter of it while they are
-        sent."""
+        sent, and one owner's what its quota is."""
+        self._nbytes = nbytes
         self._most_bytes_to_a_job = nbytes // _SENT_SHARE
         self._clock = clock
         self._lock = threading.Lock()
@@ -58,15 +61,17 @@ class FrameShelf:
         self._ready_bytes: Counter[bytes] = Counter()
         self._sent_bytes: Counter[bytes] = Counter()
         self._sent: Counter[bytes] = Counter()
+        self._owners: dict[bytes, Identity] = {}  # Of jobs that have any of these.
         # Without the lock: a collection may end a sending in a thread that holds it.
         self._ended: deque[tuple[bytes, int]] = deque()
 
-    def put(self, memory: Bytes, *, job: bytes, channel: bytes, fence: int) -> bytes:
+    def put(self, memory: Bytes, *, job: bytes, channel: bytes, fence: int, owner: Identity = LOCAL) -> bytes:
         """Keep a frame and return its handle: 16 random bytes."""
         handle = secrets.token_bytes(_HANDLE_BYTES)
         ready = _Ready(memory=memory, job=job, channel=channel, fence=fence, since=self._clock())
         with self._lock:
             self._frames[handle] = ready
+            self._owners[job] = owner
             self._channels.setdefault(channel, OrderedDict())[handle] = ready
             self._ready_bytes[job] += ready.nbytes
         return handle
@@ -82,11 +87,11 @@ class FrameShelf:
             if ready is None or ready.job != job:
                 return None
             self._check_sent(job, ready.nbytes)
+            self._sent[job] += 1  # First: a job that has nothing is forgotten.
+            self._sent_bytes[job] += ready.nbytes
             self._remove(handle, ready)
             if ready.channel in self._channels:
                 self._fetched[ready.channel] = self._clock()
-            self._sent[job] += 1
-            self._sent_bytes[job] += ready.nbytes
         sending = _Sending(ready.memory)
         weakref.finalize(sending, self._ended.append, (job, ready.nbytes)).atexit = False
         return np.asarray(sending)
@@ -109,6 +114,12 @@ class FrameShelf:
         with self._lock:
             self._settle()
             return self._ready_bytes + self._sent_bytes
+
+    def held_by_owner(self) -> Counter[tuple[Identity, bytes]]:
+        """Return the bytes of each owner's jobs: ready, and on their way."""
+        held = self.held_bytes()
+        with self._lock:
+            return Counter({(self._owners.get(job, LOCAL), job): nbytes for job, nbytes in held.items()})
 
     def __len__(self) -> int:
         with self._lock:
@@ -172,6 +183,19 @@ class FrameShelf:
         under_way = self._sent_bytes[job]
         if under_way and under_way + nbytes > self._most_bytes_to_a_job:
             raise Refused(Kind.BUSY, f"{under_way / 1e6:.1f} MB of this job are on their way")
+        self._check_owner(self._owners.get(job, LOCAL), nbytes)
+
+    def _check_owner(self, owner: Identity, nbytes: int) -> None:
+        sent = {job: count for job, count in self._sent.items() if self._owners.get(job, LOCAL) == owner}
+        if owner == LOCAL or not sent:
+            return
+        under_way = sum(self._sent_bytes[job] for job in sent)
+        count = sum(sent.values())
+        if not has_quota(owner, own=count, used=self._sent.total(), limit=_MOST_SENT):
+            raise Refused(Kind.BUSY, f"{count} frames of {owner} are on their way")
+        used = self._sent_bytes.total()
+        if not has_quota(owner, own=under_way, used=used, limit=self._nbytes, more=nbytes):
+            raise Refused(Kind.BUSY, f"{under_way / 1e6:.1f} MB of {owner} are on their way")
 
     def _settle(self) -> None:
         while self._ended:
@@ -180,6 +204,11 @@ class FrameShelf:
             self._sent_bytes[job] -= nbytes
             if not self._sent[job]:
                 del self._sent[job], self._sent_bytes[job]
+                self._forget_owner(job)
+
+    def _forget_owner(self, job: bytes) -> None:
+        if not self._sent[job] and not self._ready_bytes[job]:
+            self._owners.pop(job, None)
 
     def _remove(self, handle: bytes, ready: _Ready) -> None:
         del self._frames[handle]
@@ -190,6 +219,7 @@ class FrameShelf:
         self._ready_bytes[ready.job] -= ready.nbytes
         if not self._ready_bytes[ready.job]:
             del self._ready_bytes[ready.job]
+            self._forget_owner(ready.job)
 
 
 class _Sending:

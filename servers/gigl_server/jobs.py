@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gigl_server.channels import Channel, ChannelOrder, Producer
+from gigl_server.identity import LOCAL, Identity
 from gigl_server.plans import differences
+from gigl_server.quotas import has_quota
 from gigl_server.refusal import Refusal, Status
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ class Job:
     """Producers and channels of a job. It is there for as long as it has any."""
 
     key: bytes
+    owner: Identity
+    """Who created its first producer. Whatever the job has counts for its owner."""
     producers: dict[str, Producer] = field(default_factory=dict)
     channels: dict[bytes, Channel] = field(default_factory=dict)
 
@@ -69,8 +73,11 @@ class Jobs:
             self._channels[each].seen = self._clock()
         return known
 
-    def create_producer(self, key: bytes, name: str, plan: SamplingPlan) -> bool:
-        """Make a producer, or find that the same is there: then return False. Else ``Refusal``."""
+    def create_producer(self, key: bytes, name: str, plan: SamplingPlan, caller: Identity = LOCAL) -> bool:
+        """Make a producer, or find that the same is there: then return False. Else ``Refusal``.
+
+        A job that is new is ``caller``'s.
+        """
         job = self._jobs.get(key)
         there = job.producers.get(name) if job else None
         if there is not None:
@@ -82,12 +89,15 @@ class Jobs:
                     "give another worker_key",
                 )
             return False
+        owner = caller if job is None else job.owner
         if job is None:
             _check(len(self._jobs), self._limits.jobs, "jobs on this server")
+            self._check_quota(owner, "jobs", lambda _: 1, self._limits.jobs)
         else:
             _check(len(job.producers), self._limits.producers_per_job, "producers of one job")
         _check(self.num_producers, self._limits.producers, "producers on this server")
-        job = job or self._jobs.setdefault(key, Job(key))
+        self._check_quota(owner, "producers", lambda each: len(each.producers), self._limits.producers)
+        job = job or self._jobs.setdefault(key, Job(key, owner))
         job.producers[name] = Producer(key=name, plan=plan, plan_text=plan.to_json(), seen=self._clock())
         return True
 
@@ -98,6 +108,7 @@ class Jobs:
             raise Refusal(Status.NOT_FOUND, f"this job has no producer {producer!r} here: create it again")
         _check(len(job.channels), self._limits.channels_per_job, "channels of one job")
         _check(len(self._channels), self._limits.channels, "channels on this server")
+        self._check_quota(job.owner, "channels", lambda each: len(each.channels), self._limits.channels)
 
     def open_channel(self, key: bytes, order: ChannelOrder, ring: FrameRing | None) -> Channel:
         """Open a channel. ``Refusal`` as ``check_room``."""
@@ -108,6 +119,7 @@ class Jobs:
             job=key,
             name=order.name,
             producer=job.producers[order.key],
+            owner=job.owner,
             credit=order.credit,
             share=order.share,
             without_rows=order.without_rows,
@@ -154,6 +166,28 @@ class Jobs:
         since = self._clock() - self._limits.lease_s
         lapses = [self._expire(job, since) for job in list(self._jobs.values())]
         return [lapse for lapse in lapses if lapse.channels or lapse.producers]
+
+    def owner(self, key: bytes) -> Identity:
+        """Return whose job it is, which there is."""
+        return self._jobs[key].owner
+
+    def renew_all(self) -> None:
+        """Give every channel and producer a whole lease from now on."""
+        now = self._clock()
+        for job in self._jobs.values():
+            for channel in job.channels.values():
+                channel.seen = now
+            for producer in job.producers.values():
+                producer.seen = now
+
+    def _check_quota(self, owner: Identity, what: str, count: Callable[[Job], int], limit: int) -> None:
+        own = sum(count(job) for job in self._jobs.values() if job.owner == owner)
+        used = sum(map(count, self._jobs.values()))
+        if not has_quota(owner, own=own, used=used, limit=limit):
+            raise Refusal(
+                Status.BEYOND_LIMIT,
+                f"{owner} has {own} {what} on this server, and the rest of {limit} is for others: close some",
+            )
 
     def _expire(self, job: Job, since: float) -> Lapse:
         ended = [channel for channel in job.channels.values() if channel.seen < since]

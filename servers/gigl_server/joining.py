@@ -164,6 +164,7 @@ class Joining:
             self._forget_error(address)
             return
         check_fit(address, answer, graph=self._graph)
+        self._drop_gone(itself)
         with self._lock:
             self._check_partitions(address, itself)
         for other in answer.others:
@@ -179,6 +180,33 @@ class Joining:
                 self._members[itself.control_address] = itself
             _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
         self._forget_error(address)
+
+    def _drop_gone(self, newcomer: Endpoint) -> None:
+        """Forget members that hold a newcomer's partitions and are there no more: they cannot keep it out.
+
+        A server that was started again elsewhere comes under another address. One that is live stays, and
+        the newcomer is refused.
+        """
+        with self._lock:
+            rivals = [each for each in self._members.values() if self._are_rivals(each, newcomer)]
+        for rival in filter(self._is_gone, rivals):
+            _LOGGER.info("%s is gone", rival)
+            with self._lock:
+                self._members.pop(rival.control_address, None)
+
+    def _is_gone(self, member: Endpoint) -> bool:
+        """Return whether nobody answers at a member's address, or somebody who proves nothing."""
+        try:
+            self._ask(member.control_address, _ATTEMPT_S)
+        except (StorageUnavailable, JoinRefused):
+            return True
+        except (GiglError, ValueError):  # It answers, and refuses: it may be busy.
+            return False
+        return False
+
+    def _are_rivals(self, member: Endpoint, newcomer: Endpoint) -> bool:
+        shared = not set(member.partitions).isdisjoint(newcomer.partitions)
+        return shared and member is not self._own and member.control_address != newcomer.control_address
 
     def _check_partitions(self, address: str, itself: Endpoint) -> None:
         check_partitions(address, itself, own=self._own, members=self._members.values())

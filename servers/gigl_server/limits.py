@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+
+from gigl_loader.machine import memory_bytes
 
 __all__ = ["Limits"]
 
@@ -26,18 +28,23 @@ class Limits:
     share: int = 64
     """Turns that one channel may have in a round."""
     batch_seeds: int = 1 << 20
+    batch_edges: int = 1 << 26
+    """Over all hops and types. Less where ``memory`` is small: see ``scratch.py``."""
+    batch_bytes: int = 2 << 30
+    """Of the frame of one batch."""
     ask_bytes: int = 1 << 30
     """Memory for the seeds of all asks that wait or are worked on."""
     ring_bytes: int = 16 << 40
     """Address space of all rings, of 128 TiB that a process has; a loader takes 4 GB. Memory is committed
-    when a slot is written for the first time."""
+    when a slot is written for the first time, and counts then (``memory``)."""
+    memory: int = field(default_factory=lambda: memory_bytes() * 3 // 4)
+    """Bytes of everything that sampling takes: a quarter for the scratch of samplers, at most half for
+    ``frame_bytes``, the rest for slots of rings. By default three quarters of the machine's memory."""
     frame_bytes: int = 4 << 30
-    """Memory for frames that go over the network: written, ready and being sent. A batch that was begun
-    is finished, so that each sampling thread may exceed it by one frame."""
+    """Memory for frames that go over the network: written, ready and being sent. At most half of ``memory``.
+    A batch that was begun is finished, so that each sampling thread may exceed it by one frame."""
     frame_s: float = 30.0
     """Seconds after which a frame that nobody fetched is dropped."""
-    samplers: int = 32
-    """Idle samplers that are kept with their scratch memory: about 30 MB each at a million edges a batch."""
     calls: int = 8192
     """Control calls under way at once."""
     message_bytes: int = 32 << 20
@@ -45,6 +52,21 @@ class Limits:
     name_length: int = 256
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ValueError(f"{field.name} must be positive, got {getattr(self, field.name)}")
+        for each in fields(self):
+            if not getattr(self, each.name) > 0:
+                raise ValueError(f"{each.name} must be positive, got {getattr(self, each.name)}")
+
+    @property
+    def scratch_memory(self) -> int:
+        """Of samplers: half of it at work, half idle."""
+        return self.memory // 4
+
+    @property
+    def frame_memory(self) -> int:
+        """Of frames that go over the network."""
+        return min(self.frame_bytes, self.memory // 2)
+
+    @property
+    def ring_memory(self) -> int:
+        """Of slots of rings that were written to."""
+        return self.memory - self.scratch_memory - self.frame_memory

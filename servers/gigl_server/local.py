@@ -18,6 +18,7 @@ from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.processes import FreshProcess, describe_status
+from gigl_loader.rpc.credentials import new_token
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_server.settings import read_settings
 
@@ -50,7 +51,8 @@ class LocalCluster:
         Partitions are dealt out in order, as evenly as it goes. ``workers`` batches are sampled at once by
         each. ``options`` are further ones of ``gigl-loader serve``, such as ``{"lease": 5}``. ``ValueError``
         for more servers than partitions; ``TimeoutError``, or what a server failed of, if one stays down.
-        They log to this process's stderr what is at least of ``log_level``.
+        They log to this process's stderr what is at least of ``log_level``. With a token they also
+        get a cluster key that nobody else has, unless ``options`` name one.
         """
         given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
         base = read_settings(given, {}, {})
@@ -58,6 +60,8 @@ class LocalCluster:
         credentials = base.load_credentials()
         if token is not None:
             credentials = replace(credentials, token=token)
+        if credentials.token and not credentials.cluster_key:
+            credentials = replace(credentials, cluster_key=new_token())
         self.token = credentials.token
         self._timeout_s = timeout_s
         self._orders: list[dict[str, Any]] = [

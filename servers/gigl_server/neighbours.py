@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.store_client import ClusterView
 
 __all__ = ["Answer", "Asker", "JoinRefused", "check_fit", "check_partitions", "listed"]
 
@@ -48,19 +49,22 @@ class Asker:
     One that lasts would wait out gRPC's backoff after a failure; connecting anew takes milliseconds.
     """
 
-    def __init__(self, own: Endpoint, caller: Caller, *, graph: str) -> None:
+    def __init__(self, own: Endpoint, caller: Caller, *, graph: str, cluster_key: str = "") -> None:
+        """With ``cluster_key``, servers that do not prove that they have it are refused."""
         self._own = own
         self._caller = caller
         self._graph = graph
+        self._cluster_key = cluster_key
 
     def ask(self, address: str, timeout_s: float) -> Answer:
         """Return what a server says.
 
-        ``StorageUnavailable`` where nobody answers, ``SamplingError`` or ``ValueError`` for a wrong answer.
+        ``StorageUnavailable`` where nobody answers, ``SamplingError`` or ``ValueError`` for a wrong answer,
+        ``JoinRefused`` for a server that does not prove the cluster key.
         """
         endpoint = self._endpoint(address)
         with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
-            view = client.cluster(timeout_s, announce=self._own.control_address)
+            view = self._proven_view(client, address, timeout_s)
         itself = [server for server in view.servers if server.partitions == view.partitions]
         if not itself:
             raise StorageUnavailable(f"storage server at {address}: {view.reason or 'it is starting'}")
@@ -71,6 +75,30 @@ class Asker:
             itself=itself[0],
             others=tuple(server.control_address for server in view.servers if server is not itself[0]),
         )
+
+    def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
+        """Return the view of a server, and announce this one to it.
+
+        With a cluster key the other server has to prove it first: an announcement answers its challenge.
+        """
+        own = self._own.control_address
+        if not self._cluster_key:
+            view = client.cluster(timeout_s, announce=own)
+            if view.challenge:
+                raise JoinRefused(
+                    f"{_WHAT} at {address} has a cluster key, and this one has none: give all servers the "
+                    "same cluster_key_file"
+                )
+            return view
+        view = client.cluster(timeout_s, cluster_key=self._cluster_key)
+        if not view.proven:
+            raise JoinRefused(
+                f"{_WHAT} at {address} does not prove that it has the cluster key of this one: give all "
+                "servers the same cluster_key_file"
+            )
+        if not view.ready and own not in {server.control_address for server in view.servers}:
+            client.cluster(timeout_s, announce=own, cluster_key=self._cluster_key, challenge=view.challenge)
+        return view
 
     def own_fault(self) -> str | None:
         """Return why others will not trust this server, which it sees when it comes as they do."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import SamplingPlan
     from gigl_server.channels import Ask, Channel, ChannelOrder
+    from gigl_server.identity import Identity
     from gigl_server.limits import Limits
+    from gigl_server.ring_memory import RingMemory
 
 __all__ = [
     "check_graph",
@@ -58,7 +60,7 @@ def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> SamplingP
         raise Refusal(Status.INVALID, str(error)) from None
 
 
-def make_ring(order: ChannelOrder, *, free_bytes: int) -> FrameRing:
+def make_ring(order: ChannelOrder, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
     """Make the ring that is ordered. ``Refusal`` if it cannot be, or is larger than what is free."""
     if order.ring_slots * order.ring_slot_bytes > free_bytes:
         raise Refusal(
@@ -67,11 +69,9 @@ def make_ring(order: ChannelOrder, *, free_bytes: int) -> FrameRing:
             f"{free_bytes} left for rings",
         )
     try:
-        return FrameRing(order.ring_slots, order.ring_slot_bytes)
+        return FrameRing(order.ring_slots, order.ring_slot_bytes, memory=memory, owner=owner)
     except ValueError as error:
         raise Refusal(Status.INVALID, str(error)) from None
-    except OSError as error:
-        raise Refusal(Status.BEYOND_LIMIT, f"the server cannot make a ring: {error}") from None
 
 
 def check_order(order: ChannelOrder, limits: Limits) -> None:

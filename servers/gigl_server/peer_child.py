@@ -18,6 +18,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.audit import GrpcLogFilter
+from gigl_server.last_resort import leave_within
 from gigl_server.logs import quiet_grpc
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _PART_DIED = 3
+_END_S = 5.0
 
 
 def main(link: socket.socket) -> None:
@@ -49,10 +51,14 @@ def main(link: socket.socket) -> None:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _say(link, {"endpoint": server.endpoint.to_json()})
             threading.Thread(target=_end_with, args=(server.died, link), name="death", daemon=True).start()
-            with suppress(OSError):
-                link.recv(1)
-            if server.died.is_set():
-                raise SystemExit(_PART_DIED)  # The parent starts the service again.
+            code = 0
+            try:
+                with suppress(OSError):
+                    link.recv(1)
+                code = _PART_DIED if server.died.is_set() else 0  # The parent starts the service again.
+            finally:
+                leave_within(_END_S, code)
+        raise SystemExit(code)
 
 
 def _end_with(died: threading.Event, link: socket.socket) -> None:

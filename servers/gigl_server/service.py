@@ -11,7 +11,9 @@ from gigl_server.asks import Asks
 from gigl_server.channels import Errand
 from gigl_server.frame_memory import FrameMemory
 from gigl_server.frames import FrameShelf
+from gigl_server.identity import LOCAL, Identity
 from gigl_server.jobs import Jobs
+from gigl_server.journal import Journal
 from gigl_server.limits import Limits
 from gigl_server.loads import ChannelLoad, ServiceLoad
 from gigl_server.maker import Maker
@@ -25,7 +27,9 @@ from gigl_server.orders import (
     read_request,
 )
 from gigl_server.refusal import Refusal, Status
+from gigl_server.ring_memory import RingMemory
 from gigl_server.samplers import SamplerShelf
+from gigl_server.scratch import Scratch
 from gigl_server.threads import Housekeeper, WorkerPool
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ THREADS_PER_WORKER = 4
 
 _JOIN_S = 5.0
 _IDLE_S = 60.0
+_LONG_PAUSE = 0.25  # Of a lease.
 _UNFETCHED_S = 5.0
 """A frame that lies there for so long gives way to a job that waits: trainers fetch theirs at once."""
 
@@ -62,9 +67,13 @@ class SamplingService:
         workers: int,
         limits: Limits | None = None,
         ledger: Ledger,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``ledger``."""
+        """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``ledger``.
+
+        ``journal`` remembers batches that the process died of, if it is to.
+        """
         if workers < 1:
             raise ValueError(f"a server needs at least 1 worker, got {workers}")
         self.partitions = tuple(sorted(partitions))
@@ -72,19 +81,31 @@ class SamplingService:
         self.ring_door = ""
         """Name of the socket that hands out rings. While it is empty, no channel gets one."""
         self.limits = limits or Limits()
-        self.frames = FrameShelf(self.limits.frame_bytes, clock)
+        self.frames = FrameShelf(self.limits.frame_memory, clock)
+        self.rings = RingMemory(self.limits.ring_memory)
         self._graph = graph
         self._workers = workers
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs = Jobs(self.limits, clock)
-        self._memory = FrameMemory(self.limits.frame_bytes)
-        self._asks = Asks(self._lock, self.frames, self._memory, self.limits, clock)
-        self._samplers = SamplerShelf(graph, keep=self.limits.samplers)
-        self._maker = Maker(self._samplers, self._memory, ledger)
+        self._memory = FrameMemory(self.limits.frame_memory)
+        scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER))
+        self._asks = Asks(
+            self._lock, self.frames, self._memory, limits=self.limits, scratch=scratch, clock=clock
+        )
+        self._samplers = SamplerShelf(graph, keep_bytes=self.limits.scratch_memory // 2)
+        self._journal = journal or Journal.none()
+        self._maker = Maker(
+            self._samplers,
+            self._memory,
+            ledger,
+            most_edges=scratch.most,
+            most_bytes=self.limits.batch_bytes,
+            journal=self._journal,
+        )
         self._store: PartitionedStore | None = None
         self._pool: WorkerPool | None = None
-        self._housekeeper = Housekeeper(self.sweep)
+        self._housekeeper = Housekeeper(self.sweep, paused=self._resume)
 
     def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
         """Begin to sample: through a store, which is closed with the service, or from the whole graph."""
@@ -135,15 +156,21 @@ class SamplingService:
             _LOGGER.warning("a sampling thread did not end within %g s", _JOIN_S)
         self.frames.clear()
         self._samplers.clear()
+        self._journal.close()
 
-    def create_producer(self, job: bytes, *, key: str, plan: str, graph: str) -> bool:
-        """Make a producer; ``False`` if it was there. Raises ``Refusal``, and then nothing was made."""
+    def create_producer(
+        self, job: bytes, *, key: str, plan: str, graph: str, caller: Identity = LOCAL
+    ) -> bool:
+        """Make a producer; ``False`` if it was there. Raises ``Refusal``, and then nothing was made.
+
+        A job belongs to the ``caller`` that created its first producer: quotas go by it.
+        """
         check_key(key, self.limits)
         check_graph(graph, self._graph)
         found = read_order_plan(plan, self._graph.schema, self.limits)
         with self._lock:
             self._check_ready()
-            return self._jobs.create_producer(job, key, found)
+            return self._jobs.create_producer(job, key, found, caller)
 
     def open_channel(self, job: bytes, order: ChannelOrder) -> Channel:
         """Open a channel of a producer. Raises ``Refusal``."""
@@ -151,7 +178,7 @@ class SamplingService:
         with self._lock:
             self._check_ready()
             self._jobs.check_room(job, order.key)
-            return self._jobs.open_channel(job, order, self._new_ring(order))
+            return self._jobs.open_channel(job, order, self._new_ring(job, order))
 
     def submit(self, job: bytes, channel: bytes, ask: Ask, done: Callable[[Outcome], None]) -> Errand:
         """Have a batch sampled. Raises ``Refusal``.
@@ -199,7 +226,11 @@ class SamplingService:
         """Return the descriptor of a channel's ring, once: it is the caller's then."""
         with self._lock:
             found = self._jobs.channels.get(channel)
-        return found.ring.hand_over() if found is not None and found.ring is not None else None
+        try:
+            return found.ring.hand_over() if found is not None and found.ring is not None else None
+        except OSError as error:
+            _LOGGER.warning("a ring cannot be made, frames go over the network: %s", error)
+            return None
 
     def load(self) -> ServiceLoad:
         """Return how the service does."""
@@ -241,6 +272,15 @@ class SamplingService:
             )
         self._sweep_memory()
 
+    def _resume(self, paused_s: float) -> None:
+        """Go on after the process stood still (SIGSTOP, a suspended machine): nobody could renew a lease."""
+        if paused_s < self.limits.lease_s * _LONG_PAUSE:
+            return self.sweep()
+        with self._lock:
+            self._jobs.renew_all()
+        _LOGGER.warning("this server stood still for %.1f s: leases begin anew", paused_s)
+        return None
+
     def _sweep_memory(self) -> None:
         now = self._clock()
         self.frames.drop_forgotten(now - self.limits.frame_s)
@@ -256,11 +296,12 @@ class SamplingService:
         finally:  # Whatever happened, nobody waits for an outcome that never comes.
             self._asks.finish(errand, made)
 
-    def _new_ring(self, order: ChannelOrder) -> FrameRing | None:
+    def _new_ring(self, job: bytes, order: ChannelOrder) -> FrameRing | None:
         if not order.ring_slots or not self.ring_door:
             return None
         taken = sum(each.ring.nbytes for each in self._jobs.channels.values() if each.ring is not None)
-        return make_ring(order, free_bytes=self.limits.ring_bytes - taken)
+        owner = self._jobs.owner(job)
+        return make_ring(order, free_bytes=self.limits.ring_bytes - taken, memory=self.rings, owner=owner)
 
     def _check_ready(self) -> None:
         if self.state != "ready":

@@ -116,6 +116,7 @@ SETTINGS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = {
     "peer": ("peers", _texts),
     "workers": ("workers", _whole),
     "token_file": ("token_file", _text),
+    "cluster_key_file": ("cluster_key_file", _text),
     "tls_cert": ("tls_cert", _text),
     "tls_key": ("tls_key", _text),
     "tls_ca": ("tls_ca", _text),

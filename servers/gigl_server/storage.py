@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.reach import is_local
 from gigl_server.answers import Answers
 from gigl_server.audit import AuditLog
 from gigl_server.binding import check_free
 from gigl_server.cluster_stores import ClusterStores
 from gigl_server.control import ControlService
 from gigl_server.data import open_data_service, shut_down
+from gigl_server.introductions import Introductions
 from gigl_server.joining import Joining
 from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
@@ -32,6 +34,7 @@ from gigl_server.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.config import ServeOptions
     from gigl_server.standing import View
@@ -54,6 +57,7 @@ def build_storage_server(
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
     graph = _opened(options, graph)
+    _check_server_proof(options.address, graph, credentials)
     for address in (options.address, options.data_address):
         check_free(address)
     return StorageServer(options, graph, credentials)
@@ -190,7 +194,7 @@ class StorageServer:
             data_port=data.port,
             service=self._service,
             view=self._standing.view,
-            announced=self._standing.heard_of,
+            announced=Introductions(credentials.cluster_key, self._standing.heard_of, audit).exchange,
             audit=audit,
         )
         stack.callback(self._control.close)
@@ -207,7 +211,9 @@ class StorageServer:
             what="storage server",
         )
         digest = self._graph.manifest.digest
-        self._asker = Asker(self._own, self._credentials.caller(), graph=digest)
+        self._asker = Asker(
+            self._own, self._credentials.caller(), graph=digest, cluster_key=self._credentials.cluster_key
+        )
         self._joining = Joining(
             self._own,
             graph=digest,
@@ -293,6 +299,24 @@ class StorageServer:
 
 def _check_each(threads: Callable[[], Sequence[threading.Thread]]) -> None:
     check_threads(threads())
+
+
+def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:
+    """Raise ``ValueError`` where whoever may train could pass for a server of the partitions not held here.
+
+    On loopback it is a warning: all callers are on this machine.
+    """
+    guarded = not credentials.is_open or bool(credentials.client_authority)
+    if graph.is_whole or not guarded or credentials.proves_servers():
+        return
+    problem = (
+        "nothing tells another server of this cluster from a trainer that passes itself off as one: give "
+        "cluster_key_file, the same on all servers and on no trainer, or an authority that signs "
+        "certificates for servers alone (tls_ca)"
+    )
+    if not is_local(address.host):
+        raise ValueError(f"{address}: {problem}")
+    _LOGGER.warning("%s", problem)
 
 
 def _opened(options: ServeOptions, graph: Graph | None) -> Graph:

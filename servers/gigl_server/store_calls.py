@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_server.channels import Ask, ChannelOrder
 from gigl_server.refusal import Refusal, Status
@@ -19,9 +18,12 @@ if TYPE_CHECKING:
 
     from gigl_server.channels import Errand, Outcome
     from gigl_server.control_call import ControlCall
+    from gigl_server.identity import Identity
     from gigl_server.reports import PeerCalls
     from gigl_server.service import SamplingService
     from gigl_server.standing import View
+
+    Trailers = tuple[tuple[str, str], ...]
 
 __all__ = ["StoreCalls"]
 
@@ -35,8 +37,9 @@ class StoreCalls:
         peer: PeerCalls,
         *,
         view: Callable[[], View],
-        announced: Callable[[str], None] | None,
+        announced: Callable[[ControlCall, Any], Trailers] | None,
     ) -> None:
+        """``announced`` takes each ``Cluster`` call and its reply, and returns the trailers."""
         self._service = service
         self._peer = peer
         self._view = view
@@ -57,10 +60,10 @@ class StoreCalls:
         }
 
     def _cluster(self, request: Any, call: ControlCall) -> Any:
+        reply = cluster_view(self._peer.description(), self._view())
         if self._announced is not None:
-            for value in call.headers(ANNOUNCEMENT):
-                self._announced(str(value))
-        return cluster_view(self._peer.description(), self._view())
+            call.set_trailers(self._announced(call, reply))
+        return reply
 
     def _load(self, request: Any, call: ControlCall) -> Any:
         values = call.headers(JOB_HEADER)
@@ -73,7 +76,7 @@ class StoreCalls:
         )
 
     def _create_producer(self, request: Any, call: ControlCall) -> Any:
-        return self._of_job(call, lambda job: self._create(job, request))
+        return self._of_job(call, lambda job: self._create(job, request, call.caller))
 
     def _open_channel(self, request: Any, call: ControlCall) -> Any:
         return self._of_job(call, lambda job: self._open(job, request))
@@ -106,8 +109,10 @@ class StoreCalls:
         submit = self._service.submit
         waiting.begun(self._of_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
 
-    def _create(self, job: bytes, request: Any) -> Any:
-        created = self._service.create_producer(job, key=request.key, plan=request.plan, graph=request.graph)
+    def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
+        created = self._service.create_producer(
+            job, key=request.key, plan=request.plan, graph=request.graph, caller=caller
+        )
         return messages.CreateProducerReply(created=created)
 
     def _open(self, job: bytes, request: Any) -> Any:

@@ -16,6 +16,7 @@ __all__ = ["Housekeeper", "WorkerPool"]
 
 _LOGGER = logging.getLogger(__name__)
 _JOIN_S = 5.0
+_LATE_S = 0.25  # Of a turn: leases may be as short as a second.
 
 
 class WorkerPool:
@@ -65,8 +66,13 @@ class WorkerPool:
 class Housekeeper:
     """Calls a function again and again until it is closed."""
 
-    def __init__(self, work: Callable[[], None], *, every_s: float = 1.0) -> None:
+    def __init__(
+        self, work: Callable[[], None], *, paused: Callable[[float], None], every_s: float = 1.0
+    ) -> None:
+        """``paused`` is called in place of ``work`` when a turn is late, as after SIGSTOP. It gets the
+        seconds."""
         self._work = work
+        self._paused = paused
         self._every_s = every_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
@@ -86,11 +92,17 @@ class Housekeeper:
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
+        last = time.monotonic()
         while not self._closed.wait(self._every_s):
-            self._turn()
+            late_s = time.monotonic() - last - self._every_s
+            last = time.monotonic()
+            self._turn(late_s)
 
-    def _turn(self) -> None:
+    def _turn(self, late_s: float) -> None:
         try:
-            self._work()
+            if late_s > _LATE_S:
+                self._paused(late_s)
+            else:
+                self._work()
         except Exception:  # The next time may go well; without leases, memory would fill.
             _LOGGER.exception("housekeeping failed")

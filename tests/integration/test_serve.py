@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from gigl_client import RemoteDistDataset
 from gigl_loader.cli import build_app
-from gigl_loader.errors import StorageUnavailable
+from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.address import Address
@@ -263,7 +265,16 @@ def test_a_cluster_that_cannot_start_leaves_nothing(graph: Path, tmp_path: Path)
 
 
 def test_a_command_finds_the_servers_and_gives_its_exit_code(graph: Path) -> None:
-    program = "import os, sys; print(os.environ['GIGL_STORE']); sys.exit(7)"
+    program = (
+        "import os, sys\n"
+        "from gigl_client import RemoteDistDataset\n"
+        "with RemoteDistDataset.connect(os.environ['GIGL_STORE']) as dataset:\n"
+        "    print(dataset.num_servers)\n"
+        "path = os.environ['GIGL_TOKEN_FILE']\n"
+        "print(oct(os.stat(path).st_mode), oct(os.stat(os.path.dirname(path)).st_mode), path)\n"
+        "print(os.environ['GIGL_STORE'])\n"
+        "sys.exit(7)"
+    )
     done = subprocess.run(
         [*COMMAND, "local-cluster", str(graph), "--", sys.executable, "-c", program],
         capture_output=True,
@@ -271,9 +282,52 @@ def test_a_command_finds_the_servers_and_gives_its_exit_code(graph: Path) -> Non
         check=False,
         timeout=60,
     )
-    assert done.returncode == 7
-    assert len(done.stdout.strip().split(",")) == 2
+    assert done.returncode == 7, done.stderr
+    servers, modes, addresses = done.stdout.splitlines()
+    assert servers == "2"
+    assert len(addresses.split(",")) == 2
     assert done.stderr == ""
+    file_mode, folder_mode, path = modes.split()
+    assert (file_mode, folder_mode) == ("0o100600", "0o40700")
+    assert not os.path.exists(os.path.dirname(path)), "the token outlived its cluster"
+
+
+def test_a_server_that_a_trainer_could_pass_for_is_refused_at_start(graph: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-for-tests-never-a-secret")
+    (tmp_path / "token").chmod(0o600)
+    there = ("--listen", "0.0.0.0:0", "--advertise", "127.0.0.1", "--insecure")
+    with started("serve", str(graph), "-p", "0", *there, "--token-file", str(tmp_path / "token")) as process:
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 2
+    [line] = log.splitlines()
+    assert line.startswith(
+        "gigl-loader: 0.0.0.0:0: nothing tells another server of this cluster from a trainer"
+    )
+    assert "give cluster_key_file" in line
+
+
+def test_a_server_that_is_started_again_proves_itself_again(graph: Path) -> None:
+    token = "a-token-for-tests-never-a-secret"
+    with LocalCluster(graph, servers=2, token=token) as found:
+        found.restart(1)
+        with RemoteDistDataset.connect(found.addresses[1], credentials=Caller(token=token)) as dataset:
+            assert dataset.num_servers == 2
+
+
+def test_nobody_without_its_token_asks_a_local_cluster(graph: Path) -> None:
+    with started("local-cluster", str(graph), "--servers", "1", stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        shown = re.search(r'connect\("(.*)", credentials=.*token="(.*)"', process.stdout.readline())
+        assert shown is not None
+        address, token_file = shown.groups()
+        with pytest.raises(SamplingError, match="it wants a token, and none was given"):
+            RemoteDistDataset.connect(address, credentials=Caller(), timeout=20)
+        with RemoteDistDataset.connect(address, credentials=Caller.from_files(token=token_file)) as dataset:
+            assert dataset.num_servers == 1
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+    assert not os.path.exists(token_file)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -93,3 +94,46 @@ def test_a_link_that_is_cut_and_healed(
             ranks.succeed(seconds=DEADLINE)
     assert re.match(r"(StorageUnavailable|TimeoutError): .*storage server \d at 10\.77\.0\.\d:7070", told[1])
     assert seen_by(trainer) == expected
+
+
+def test_plain_text_between_hosts_is_said_on_both_sides(
+    nursery: Nursery, graph: Path, expected: list[int], tmp_path: Path
+) -> None:
+    """Servers know each other by the cluster key; a trainer that did not say ``insecure`` sends nothing."""
+    for name in ("token", "key"):
+        (tmp_path / name).write_text(f"a-{name}-for-tests-that-is-never-a-secret")
+        (tmp_path / name).chmod(0o600)
+    with Network.of(3) as network:
+        first, second, third = network.hosts
+        options = ["--insecure", "--token-file", str(tmp_path / "token")]
+        special: dict[int, dict[str, Any]] = {}
+        for host, peer in ((first, second), (second, first)):
+            where = ["--partition", str(host.index), "--listen", f"{host.address}:{PORT}"]
+            peers = ["--peer", f"{peer.address}:{PORT}", "--cluster-key-file", str(tmp_path / "key")]
+            special[host.index] = {"serve": [str(graph), *where, *peers, *options]}
+        special[TRAINER] = {
+            "graph": str(graph),
+            "folder": str(tmp_path),
+            "join": False,
+            "collectives": False,
+            "addresses": [f"{second.address}:{PORT}"],
+            "caller": {"token": str(tmp_path / "token"), "insecure": True},
+            "dataset": {"timeout": DEADLINE},
+            "loader": {"timeout": TIMEOUT},
+        }
+        places = [Place({"RANK": str(host.index), **host.environment}, host) for host in network.hosts]
+        with Ranks(nursery, PROGRAM, places, tmp_path, special=special) as ranks:
+            (trainer,) = ranks.finish(seconds=DEADLINE, ranks=[TRAINER])
+            top = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "top", "--once"]
+            shown = [*top, f"{first.address}:{PORT}", "--token-file", str(tmp_path / "token")]
+            refused = third.run(*shown, seconds=DEADLINE)
+            allowed = third.run(*shown, "--insecure", seconds=DEADLINE)
+            for server in (0, 1):
+                ranks.send(server, signal.SIGTERM)
+            ranks.succeed(seconds=DEADLINE)
+    assert seen_by(trainer) == expected
+    assert allowed.returncode == 0, allowed.stderr
+    assert refused.returncode == 2
+    assert re.match(
+        r"gigl-loader: 10\.77\.0\.1:7070 can be reached from other hosts, which needs TLS", refused.stderr
+    )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc import host_service
 from tests.support.faults import FaultPlan
+
+if TYPE_CHECKING:
+    from gigl_server.answers import Answers
+    from gigl_server.identity import Identity
 
 __all__ = ["plan_peer_faults"]
 
@@ -37,13 +41,13 @@ def _fail_at(faults: FaultPlan) -> None:
     from gigl_server.answers import Answers
 
     asks = 0
-    read = Answers.read  # Which every ask goes through, for rows as for lists.
+    answer = Answers.answer  # Which every ask goes through, for rows as for lists.
 
-    def counted(self: Answers, ticket: bytes) -> Any:
+    def counted(self: Answers, ticket: bytes, caller: Identity) -> Any:
         nonlocal asks
         asks += 1
         if asks == faults.at_batch:
             faults.commit()
-        return read(self, ticket)
+        return answer(self, ticket, caller)
 
-    Answers.read = counted  # type: ignore[method-assign]
+    Answers.answer = counted  # type: ignore[method-assign]

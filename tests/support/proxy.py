@@ -67,6 +67,7 @@ class Proxy:
         """Of each direction of each connection; 0 for as fast as it goes."""
         self._state = threading.Condition()
         self._stalled = self._refuses = self._closed = False
+        self._flip: int | None = None
         self._links: list[_Link] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -96,6 +97,11 @@ class Proxy:
         for link in self._now():
             with suppress(OSError):
                 link.near.shutdown(socket.SHUT_WR)
+
+    def flip(self, choice: int) -> None:
+        """Flip one bit of the next piece that is carried to a client; ``choice`` says which."""
+        with self._state:
+            self._flip = choice
 
     def cut(self) -> None:
         """Reset all connections, and every later one, until ``resume``."""
@@ -165,7 +171,7 @@ class Proxy:
             while piece := source.recv(_CHUNK):
                 if not self._passes(link, len(piece)):
                     break
-                sink.sendall(piece)
+                sink.sendall(self._damaged(piece) if sink is link.near else piece)
                 if sink is link.near:
                     with self._state:
                         link.bytes_down += len(piece)
@@ -178,6 +184,16 @@ class Proxy:
             last = link.directions == 0
         if last:
             link.close()
+
+    def _damaged(self, piece: bytes) -> bytes:
+        """Return a piece, with a bit flipped if that was wanted."""
+        with self._state:
+            choice, self._flip = self._flip, None
+        if choice is None:
+            return piece
+        damaged = bytearray(piece)
+        damaged[(choice >> 3) % len(piece)] ^= 1 << (choice & 7)
+        return bytes(damaged)
 
     def _passes(self, link: _Link, nbytes: int) -> bool:
         """Wait as long as a piece is held back. False when its connection ended meanwhile."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gigl_server.channels import Ask, ChannelOrder
+from gigl_server.identity import LOCAL, Identity
 from gigl_server.ledger import Ledger
 from gigl_server.limits import Limits
 from gigl_server.service import SamplingService
@@ -70,13 +72,19 @@ class Trainer:
         job: bytes = JOB,
         key: str = "train",
         plan: SamplingPlan = PLAN,
+        caller: Identity = LOCAL,
+        comes: bool = True,
         **order: Any,
     ) -> None:
+        """Where there is a ring, it is fetched from the door, unless the trainer does not come."""
         self.service = service
         self.job = job
-        service.create_producer(job, key=key, plan=plan.to_json(), graph=small_graph().manifest.digest)
+        digest = small_graph().manifest.digest
+        service.create_producer(job, key=key, plan=plan.to_json(), graph=digest, caller=caller)
         given = {"credit": 16, "name": f"{key} rank 0", **order}
         self.channel = service.open_channel(job, ChannelOrder(key=key, **given))
+        if comes and (fd := service.ring_of(self.channel.id)) is not None:
+            os.close(fd)
         self.answers = Answers()
 
     def ask(self, batch: int, **changes: Any) -> Errand:

@@ -78,7 +78,7 @@ def _edge_table(edge_type: EdgeType, edges: PlainEdges) -> ArrayTable:
 
 
 def weight_of(edge_ids: Array) -> Array:
-    """The sampling weight that tests give to an edge."""
+    """The column ``weight`` that tests give to edges."""
     return ((edge_ids % 5) / 4).astype(np.float32)
 
 
@@ -137,9 +137,11 @@ def _check_edges(graph: Graph, edge_type: EdgeType, edges: PlainEdges) -> None:
                 np.testing.assert_array_equal(columns[name][span], rows[[edge[2] for edge in expected]])
             given = np.array([edges.rows[edge[2]][2] for edge in expected], dtype=np.int64)
             if edges.weight:
-                np.testing.assert_array_equal(arrays["weight"][span], weight_of(given))
+                weights = graph.edge_column(edge_type, "weight", part)
+                np.testing.assert_array_equal(weights[span], weight_of(given))
             if edges.time:
-                np.testing.assert_array_equal(arrays["time"][span], given * 7 - 3)
+                times = graph.edge_column(edge_type, "time", part)
+                np.testing.assert_array_equal(times[span], given * 7 - 3)
     assert not lists
 
 

@@ -381,7 +381,7 @@ def test_a_name_is_for_messages() -> None:
 
 
 def test_collating_a_batch_touches_no_data() -> None:
-    """A batch's tensors are the frame's memory, but for ``edge_index``."""
+    """A batch's tensors are the frame's memory, but for ``edge_index`` and ``seed_index``."""
     loader = _loader()
     frames = []
     original = loader._source.receive
@@ -392,4 +392,4 @@ def test_collating_a_batch_touches_no_data() -> None:
     for name, value in batch.to_dict().items():
         if isinstance(value, torch.Tensor) and value.numel():
             inside = begin <= value.data_ptr() < begin + frame.nbytes
-            assert inside == (name != "edge_index"), name
+            assert inside == (name not in ("edge_index", "seed_index")), name

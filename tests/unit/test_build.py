@@ -191,13 +191,6 @@ BAD_TABLES: dict[str, tuple[Callable[[], GraphTables], str]] = {
     ),
     "float edge ids": (lambda: _with_edges(id=[0.5, 1]), "column 'id': holds F64"),
     "text weights": (lambda: _with_edges(weight=["a", "b"]), "column 'weight': holds text, not numbers"),
-    "vectors as weights": (lambda: _with_edges(weight=[[1.0], [2.0]]), "column 'weight': holds F64"),
-    "NaN weights": (
-        lambda: _with_edges(weight=[1, np.nan]),
-        "'weight', row 1: nan cannot be a sampling weight",
-    ),
-    "negative weights": (lambda: _with_edges(weight=[-1, 1]), "'weight', row 0: -1 cannot be"),
-    "float times": (lambda: _with_edges(time=[0.5, 1]), "column 'time': holds F64, not integers"),
     "text columns": (lambda: _with_edges(name=["a", "b"]), "column 'name': holds text, not numbers: drop it"),
     "duplicate nodes": (
         lambda: _with_nodes(id=[4, 9, 4, 9]),
@@ -427,7 +420,7 @@ def test_the_safetensors_package_reads_the_files(tmp_path: Path) -> None:
     arrays = safetensors.numpy.load_file(
         tmp_path / "graph" / "part-00000" / "topology" / "node+to+node.safetensors"
     )
-    assert set(arrays) == {"indptr", "indices", "edge_ids", "weight"}
+    assert set(arrays) == {"indptr", "indices", "edge_ids"}
     assert len(arrays["indices"]) == 100
     assert {str(arrays[name].dtype) for name in ("indices", "edge_ids")} == {"int32"}
 

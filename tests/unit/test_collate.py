@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
-from gigl_loader.loaders.collate import Collator, check_column_names, reversed_edge_types
+from gigl_loader.loaders.collate import Collator, check_column_names, reversed_edge_types, seed_index
 from gigl_loader.loaders.memory import ReusedMemory
 from gigl_loader.loaders.transfer import HostTensors, PackedTensors
 from gigl_loader.options import EdgeType, SamplingPlan
@@ -114,6 +114,8 @@ def test_a_homogeneous_frame_becomes_data_with_every_attribute(kind: str) -> Non
     assert batch.batch_size == 2
     assert batch.input_id.tolist() == [2, 0, 1]
     assert batch.batch.tolist() == [30, 10, 30]
+    assert batch.seed_index.tolist() == [0, 1, 0]
+    assert batch.seed_index.dtype == torch.int64
     assert batch.num_sampled_nodes == [2, 1, 0]
     assert batch.num_sampled_edges == [1, 1]
     assert batch.num_nodes == 3
@@ -209,6 +211,8 @@ def test_a_heterogeneous_frame_becomes_hetero_data(kind: str) -> None:
     assert batch["user"].batch_size == 1
     assert batch["user"].batch.tolist() == [5]
     assert batch["user"].input_id.tolist() == [0]
+    assert batch["user"].seed_index.tolist() == [0]
+    assert "seed_index" not in batch["item"]
     assert "batch_size" not in batch["item"]
     assert batch["item"].n_id.tolist() == [70]
     assert batch["item"].x.dtype == torch.float16
@@ -250,8 +254,62 @@ def test_reversing_never_makes_two_types_one() -> None:
     assert len(set(reversed_edge_types(types).values())) == len(types)
 
 
-@pytest.mark.parametrize("column", ["n_id", "batch", "num_nodes"])
+@pytest.mark.parametrize("seeds", [[5], [5, 5], [9, 2, 9, 7, 2, 9], [-3, 2**62, -3], [3, 2, 1]])
+def test_the_seed_index_finds_each_seed_among_the_distinct_ones(seeds: list[int]) -> None:
+    distinct = torch.tensor(list(dict.fromkeys(seeds)))
+    found = seed_index(torch.tensor(seeds), distinct)
+    assert distinct[found].tolist() == seeds
+    assert found.dtype == torch.int64
+
+
+@pytest.mark.parametrize("column", ["n_id", "batch", "num_nodes", "seed_index"])
 def test_columns_named_like_an_attribute_of_the_batch_are_refused(column: str) -> None:
     schema = _schema(nodes={NODE: _node_schema(9, **{column: Column("I64")})}, edges={})
     with pytest.raises(ValueError, match=f"column '{column}' of 'node'"):
         check_column_names(schema)
+
+
+def test_an_edge_column_named_like_one_of_the_nodes_gets_a_prefix() -> None:
+    schema = _schema(
+        nodes={NODE: _node_schema(9, time=Column("I64"))},
+        edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={"time": Column("F32")})},
+    )
+    frame = _frame(
+        {
+            "seeds": np.array([3]),
+            "input_id": np.array([0]),
+            "node/node/n_id": np.array([3, 4]),
+            "node/node/time": np.array([30, 40]),
+            "edge/node+to+node/rows": np.array([1], np.int32),
+            "edge/node+to+node/colptr": np.array([0, 1]),
+            "edge/node+to+node/time": np.array([0.5], np.float32),
+        },
+        {
+            "epoch": 0,
+            "batch": 0,
+            "num_sampled_nodes": {"node": [1, 1]},
+            "num_sampled_edges": {"node+to+node": [1]},
+        },
+    )
+    check_column_names(schema)
+    plan = _plan(schema, NODE, hops=1, with_edge=False)
+    batch = Collator(schema, plan)(HostTensors(frame, ReusedMemory()))
+    assert batch.time.tolist() == [30, 40]
+    assert batch.edge_time.tolist() == [0.5]
+
+
+def test_node_and_edge_columns_that_cannot_be_told_apart_are_refused() -> None:
+    schema = _schema(
+        nodes={NODE: _node_schema(9, time=Column("I64"), edge_time=Column("I64"))},
+        edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={"time": Column("F32")})},
+    )
+    with pytest.raises(ValueError, match="both have a column 'time', and 'edge_time' is taken: rename one"):
+        check_column_names(schema)
+
+
+def test_edge_columns_named_like_an_attribute_of_nodes_are_refused_where_they_lie_side_by_side() -> None:
+    edges = EdgeSchema(count=9, wide_indices=False, columns={"batch": Column("I64")})
+    nodes = {"a": _node_schema(9)}
+    check_column_names(_schema(homogeneous=False, nodes=nodes, edges={("a", "r", "a"): edges}))
+    with pytest.raises(ValueError, match="column 'batch' of"):
+        check_column_names(_schema(nodes={NODE: _node_schema(9)}, edges={EDGE: edges}))

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted(path for path in DEPLOY.glob("kubernetes/**/*.yaml") if path.name != "kustomization.yaml")
 WHOLE = [path for path in MANIFESTS if path.parent.name != "tls"]
-OF_TRAINERS = {"GIGL_STORE", "GIGL_TOKEN_FILE", "GIGL_TLS_CA"}
+OF_TRAINERS = {"GIGL_STORE", "GIGL_TOKEN_FILE", "GIGL_TLS_CA", "GIGL_INSECURE"}
 
 pytestmark = pytest.mark.skipif(not DEPLOY.exists(), reason="the tests were copied without deploy/")
 
@@ -90,6 +90,30 @@ def test_a_pod_is_told_what_a_server_takes(folder: str) -> None:
     assert options.peers == ("gigl-store-0.gigl-store.default.svc:7070",)
     assert options.insecure == (folder == "base")
     assert bool(options.tls_cert) == (folder == "tls")
+    assert options.cluster_key_file == "/run/gigl-cluster/key"
+
+
+def test_the_cluster_key_is_mounted_where_servers_look_and_nowhere_else() -> None:
+    [store] = containers(DEPLOY / "kubernetes/base/store.yaml")
+    mounts = {mount["mountPath"]: mount["name"] for mount in store["volumeMounts"]}
+    assert mounts["/run/gigl-cluster"] == "cluster-key"
+    for path in (DEPLOY / "kubernetes/base/trainer.yaml", DEPLOY / "kubernetes/tls/trainer.yaml"):
+        assert "cluster-key" not in path.read_text()
+    compose = documents(DEPLOY / "compose.yaml")[0]["services"]
+    for name, service in compose.items():
+        held = {secret["source"] for secret in service.get("secrets", [])}
+        assert ("cluster-key" in held) == name.startswith("store-")
+
+
+@pytest.mark.parametrize("folder", ["base", "tls"])
+def test_a_trainer_speaks_plain_text_where_the_servers_do(folder: str) -> None:
+    told: dict[str, str | None] = {}
+    for layer in dict.fromkeys(["base", folder]):
+        [trainer] = containers(DEPLOY / "kubernetes" / layer / "trainer.yaml")
+        told |= {each["name"]: each.get("value") for each in trainer["env"]}
+    assert told["GIGL_INSECURE"] == {"base": "true", "tls": "false"}[folder]
+    assert ("GIGL_TLS_CA" in told) == (folder == "tls")
+    assert "--insecure" in documents(DEPLOY / "compose.yaml")[0]["services"]["trainer"]["command"]
 
 
 def test_probes_ask_the_ports_that_servers_bind() -> None:
@@ -128,6 +152,7 @@ def test_the_compose_file_names_what_exists() -> None:
         options = read_settings({}, image_environment() | store["environment"], {})
         assert (options.partitions, options.advertise) == ((number,), f"store-{number}")
         assert options.peers == (f"store-{1 - number}:7070",)
+        assert options.cluster_key_file == "/run/secrets/cluster-key"
 
 
 def test_the_images_are_made_of_what_exists() -> None:
@@ -177,6 +202,7 @@ def test_the_unit_tells_a_server_what_it_takes() -> None:
     options = read_settings(flags, {}, read_yaml(path), str(path))
     assert (options.partitions, options.advertise) == ((1,), "store0.example.org")
     assert not options.insecure
+    assert options.cluster_key_file == "${CREDENTIALS_DIRECTORY}/cluster.key"
 
 
 def test_the_shell_takes_the_slurm_script() -> None:

@@ -132,6 +132,39 @@ def test_two_others_with_the_same_partition_are_refused() -> None:
         others.joining(server(10, 0), "host:20", "host:30").run(5)
 
 
+def test_one_that_came_back_elsewhere_takes_the_place_of_what_is_gone() -> None:
+    gone: list[Answer | Exception] = [answer(server(20, 1)), StorageUnavailable("nothing listens there")]
+    others = Others({"host:20": gone, "host:30": [answer(server(30, 1))], "host:40": [answer(server(40, 2))]})
+    joining = others.joining(server(10, 0), "host:20")
+    joined: list[Any] = []
+    thread = threading.Thread(target=lambda: joined.extend(joining.run(30)))
+    thread.start()
+    assert wait_until(lambda: joining.missing == [2], seconds=10)
+    joining.tell("host:30")
+    assert wait_until(lambda: "host:30" in {each.control_address for each in joining.members}, seconds=10)
+    joining.tell("host:40")
+    thread.join(20)
+    assert [each.control_port for each in joined] == [10, 30, 40]
+
+
+def test_one_that_came_for_a_partition_that_a_live_member_holds_is_passed_over() -> None:
+    others = Others({"host:20": [answer(server(20, 1))], "host:30": [answer(server(30, 1))]})
+    joining = others.joining(server(10, 0), "host:20")
+
+    def run() -> None:
+        with pytest.raises(StorageUnavailable, match="was closed"):
+            joining.run(30)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert wait_until(lambda: joining.missing == [2], seconds=10)
+    joining.tell("host:30")
+    assert wait_until(lambda: "host:30" in others.asked, seconds=10)
+    joining.close()
+    thread.join(20)
+    assert [each.control_port for each in joining.members] == [10, 20]
+
+
 def test_two_with_the_same_partition_that_answer_at_once_are_not_both_taken() -> None:
     others = Others({"host:20": [answer(server(20, 1))], "host:30": [answer(server(30, 1))]})
     both = threading.Barrier(2)

@@ -18,7 +18,19 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client": ROOT / "clients"}
 
 VALUES = frozenset(
-    {"errors", "group", "memfile", "options", "processes", "shared", "sizes", "tensors", "topology"}
+    {
+        "errors",
+        "group",
+        "machine",
+        "memfile",
+        "options",
+        "processes",
+        "shared",
+        "sizes",
+        "strict_json",
+        "tensors",
+        "topology",
+    }
 )
 EVERYTHING = frozenset({""})
 

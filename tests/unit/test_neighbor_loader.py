@@ -141,6 +141,8 @@ def test_duplicate_seeds_become_one_node_and_keep_their_places(dataset: DistData
     assert batch.n_id[:2].tolist() == [8, 3]
     assert batch.batch.tolist() == [8, 3, 8, 8]
     assert batch.input_id.tolist() == [0, 1, 2, 3]
+    assert batch.seed_index.tolist() == [0, 1, 0, 0]
+    assert torch.equal(batch.y[batch.seed_index], DATA.y[[8, 3, 8, 8]])
     assert batch.num_sampled_nodes[0] == 2
 
 

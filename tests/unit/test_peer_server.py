@@ -201,7 +201,7 @@ def _swallow(store: RemoteStore) -> None:
 
 
 def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_port, "_MOST_CALLS", 1)
+    monkeypatch.setattr(data_port, "_MOST_TURNS", 1)
     monkeypatch.setattr(data_port, "_WAIT_FOR_A_TURN_S", 0.01)
     entered, leave = threading.Event(), threading.Event()
 
@@ -213,7 +213,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
     with served(graph) as endpoint:
         slow, quick = remote_store(graph, endpoint), remote_store(graph, endpoint)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.answers.Answers._neighbors", dawdle)
+            patch.setattr("gigl_server.answers.Answers._pieces", dawdle)
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)
@@ -229,10 +229,10 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
         quick.close()
 
 
-def test_a_caller_that_leaves_in_mid_stream_frees_its_turn(
+def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_port, "_MOST_CALLS", 1)
+    monkeypatch.setattr(data_port, "_MOST_CALLS", 2)
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)
         rows = RowAsk(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB
@@ -251,8 +251,8 @@ def test_a_caller_that_leaves_in_mid_stream_frees_its_turn(
 
 
 def test_large_asks_take_turns_and_all_are_answered(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.answers._SMALL_BYTES", 0)
-    monkeypatch.setattr("gigl_server.answers._LARGE_BYTES", 8_000)  # The edges of two asks.
+    monkeypatch.setattr("gigl_server.answers._LEAST_BYTES", 0)
+    monkeypatch.setattr("gigl_server.answers._SENT_BYTES", 8_000)  # The edges of one ask, for one caller.
     with served(graph) as endpoint, ThreadPoolExecutor(8) as threads:
         store = remote_store(graph, endpoint)
         found = list(threads.map(lambda _: store.sample(ask()), range(40)))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Column, Graph, MemoryFolder
 from gigl_loader.partition import build_graph, tables_from_pyg
@@ -107,17 +108,30 @@ def test_a_node_type_that_only_edges_mention_counts_them() -> None:
     assert _built(data).schema.nodes["b"].count == 5
 
 
-def test_weights_and_times_are_named_by_their_attributes() -> None:
+def test_weights_and_times_are_columns() -> None:
     data = homogeneous(20, 50)
     data.edge_weight = torch.rand(50)
     data.edge_time = torch.arange(50)
-    graph = _built(data, weight_attr="edge_weight", time_attr="edge_time")
-    arrays = graph.topology(HOMOGENEOUS_EDGE, 0)
-    np.testing.assert_array_equal(arrays["weight"], data.edge_weight.numpy()[arrays["edge_ids"]])
-    np.testing.assert_array_equal(arrays["time"], arrays["edge_ids"])
-    assert "edge_weight" in graph.schema.edges[HOMOGENEOUS_EDGE].columns
-    with pytest.raises(ValueError, match="no edge type has the attribute 'age' to use as time"):
-        tables_from_pyg(data, time_attr="age")
+    graph = _built(data)
+    edge_ids = graph.topology(HOMOGENEOUS_EDGE, 0)["edge_ids"]
+    for name in ("edge_weight", "edge_time"):
+        stored = graph.edge_column(HOMOGENEOUS_EDGE, name, 0)
+        np.testing.assert_array_equal(stored, data[name].numpy()[edge_ids])
+
+
+def test_weight_and_time_of_an_edge_type_are_columns_of_its_batches() -> None:
+    data = HeteroData()
+    data["a"].x = torch.ones(30, 1)
+    data["a", "r", "a"].edge_index = torch.randint(30, (2, 80))
+    data["a", "r", "a"].weight = torch.rand(80, dtype=torch.float64) - 0.5
+    data["a", "r", "a"].time = torch.arange(80)
+    for batch in DistNeighborLoader(
+        DistDataset.from_pyg(data), [-1], ("a", None), batch_size=10, num_workers=0
+    ):
+        edges = batch["a", "r", "a"]
+        assert len(edges.e_id)
+        assert torch.equal(edges.weight, data["a", "r", "a"].weight[edges.e_id])
+        assert torch.equal(edges.time, edges.e_id)
 
 
 def test_columns_named_like_a_role_keep_clear_of_it() -> None:

@@ -40,6 +40,7 @@ def test_seeds_are_drawn_by_the_weights_of_that_moment(num_workers: int) -> None
             assert batch.batch.tolist() == [19] * 4
             assert batch.input_id.tolist() == [4] * 4
             assert (batch.batch_size, batch.n_id[0]) == (1, 19)
+            assert batch.seed_index.tolist() == [0] * 4
 
 
 def test_any_number_of_workers_draws_the_same() -> None:
@@ -47,6 +48,7 @@ def test_any_number_of_workers_draws_the_same() -> None:
     assert len(expected) == 2
     for batch in expected:
         assert torch.equal(SEEDS[batch.input_id], batch.batch)
+        assert torch.equal(batch.n_id[batch.seed_index], batch.batch)
     for num_workers in (1, 2):
         with loader_of(ones(), num_workers=num_workers) as loader:
             assert all(map(same_batch, list(loader), expected))

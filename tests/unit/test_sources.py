@@ -144,8 +144,6 @@ PARQUET_COLUMNS: dict[str, tuple[Any, Any]] = {
         pa.array([[[1], [2]], [[3], [4]]], pa.list_(pa.list_(pa.int64(), 1), 2)),
         np.array([[[1], [2]], [[3], [4]]]),
     ),
-    "timestamps": (pa.array([1, 2], pa.timestamp("ms")), np.array([1, 2])),
-    "dates": (pa.array([1, 2], pa.date32()), np.array([1, 2], np.int32)),
 }
 
 

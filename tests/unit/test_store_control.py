@@ -25,8 +25,10 @@ from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
+from gigl_server.audit import AuditLog
 from gigl_server.channels import SKIPPED
 from gigl_server.control import ControlService
+from gigl_server.introductions import Introductions
 from gigl_server.ledger import Ledger
 from gigl_server.message_reader import Patience
 from gigl_server.standing import PeerTraffic, View
@@ -410,7 +412,7 @@ def member(port: int, *partitions: int) -> Endpoint:
 def test_a_view_of_the_cluster_is_given_before_it_is_ready() -> None:
     heard: list[str] = []
     view = View(members=(member(7000, 0), member(7010, 1, 2)), ready=False, reason="waiting for partition 3")
-    options = {"view": lambda: view, "announced": heard.append}
+    options = {"view": lambda: view, "announced": Introductions("", heard.append, AuditLog()).exchange}
     with controlled(ready=False, options=options) as served, client_of(served.endpoint) as client:
         found = client.cluster(10, announce="10.0.0.7:7020")
         assert heard == ["10.0.0.7:7020"]
@@ -527,8 +529,8 @@ def watched(stub: Any) -> bool:
 # --- what a new user meets
 
 
-def complaint(endpoint: Endpoint, error: type[Exception], message: str) -> None:
-    with client_of(endpoint) as client, pytest.raises(error, match=message) as raised:
+def complaint(endpoint: Endpoint, error: type[Exception], message: str, caller: Caller | None = None) -> None:
+    with client_of(endpoint, caller=caller) as client, pytest.raises(error, match=message) as raised:
         client.cluster(5)
     assert "\n" not in str(raised.value)
 
@@ -539,7 +541,8 @@ def test_an_address_that_cannot_be_reached_is_explained() -> None:
     nobody = replace(member(port, 0), host="127.0.0.1")
     complaint(nobody, StorageUnavailable, rf"at 127\.0\.0\.1:{port}: nothing listens there")
     unknown = replace(nobody, host="no-such-host.invalid")
-    complaint(unknown, StorageUnavailable, r"the name 'no-such-host\.invalid' is not known here")
+    insecure = Caller(token=TOKEN, insecure=True)
+    complaint(unknown, StorageUnavailable, r"the name 'no-such-host\.invalid' is not known here", insecure)
 
 
 def test_tls_works_and_its_absence_is_told(served: Served) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import logging
+import os
+import re
+from pathlib import Path
 
 import pytest
 
 from gigl_loader.rpc.credentials import Caller, Credentials
+from gigl_loader.rpc.secret_files import cluster_key_in, token_in
 from gigl_loader.rpc.tokens import Token, authorization, parse_tokens
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[2]
 RED, BLUE, BARE = "red-0123456789abcdef", "blue-0123456789abcdef", "bare-0123456789abcdef"
 
 
@@ -40,7 +42,7 @@ def test_a_file_holds_a_token_per_line(text: str, names: list[str]) -> None:
         (f"red {RED}\nblue {RED}", "one token appears twice"),
         (f"red {RED} {BLUE}", "^write NAME TOKEN"),
         (f"{BARE}\n\nre/d {RED}", "line 3: the name of a token has"),
-        ("\n".join(f"n{each} {RED}{each}" for each in range(1025)), "holds 1025 tokens"),
+        ("\n".join(f"n{each} {RED}{each}" for each in range(257)), "holds 257 tokens"),
     ],
 )
 def test_what_no_token_file_holds_is_refused(text: str, told: str) -> None:
@@ -74,3 +76,60 @@ def test_a_caller_shows_one_token(tmp_path: Path) -> None:
 def test_further_tokens_need_a_first() -> None:
     with pytest.raises(ValueError, match="without a first one"):
         Credentials(token="", other_tokens=(Token(name="red", secret=RED),))
+
+
+def test_the_placeholder_of_the_example_is_no_token(tmp_path: Path) -> None:
+    example = (ROOT / "deploy/kubernetes/secret.example.yaml").read_text()
+    [placeholder, *more] = re.findall(r"^ +[\w-]+: (replace-this\S+)$", example, re.MULTILINE)
+    (tmp_path / "token").write_text(placeholder)
+    with pytest.raises(
+        ValueError, match=r"token: this is the placeholder of an example.*openssl rand -hex 32"
+    ):
+        Credentials.from_files(token=tmp_path / "token")
+    for each in (placeholder, *more):
+        with pytest.raises(ValueError, match="placeholder"):
+            Credentials(token="", cluster_key=each)
+    with pytest.raises(ValueError, match="placeholder"):
+        Caller(token=placeholder)
+
+
+@pytest.mark.parametrize(
+    ("mode", "warned"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True), (0o620, True)]
+)
+def test_a_secret_that_others_can_read_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, *, warned: bool
+) -> None:
+    caplog.set_level(logging.WARNING)
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123456789abcdef")
+    path.chmod(mode)
+    for read in (token_in, cluster_key_in):
+        caplog.clear()
+        read(path)
+        expected = f"{path} holds a secret and is open to other users (mode {mode:04o}): chmod 600 it"
+        assert caplog.messages == ([expected] if warned else [])
+
+
+def test_the_group_may_read_what_root_lends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(BARE)
+    if path.stat().st_uid != 0:
+        pytest.skip("needs a file of root")
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    for mode, warned in ((0o440, False), (0o444, True)):
+        caplog.clear()
+        path.chmod(mode)
+        Caller.from_files(token=path)
+        assert bool(caplog.messages) == warned
+
+
+def test_a_caller_may_come_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(BARE)
+    assert Caller.from_environment({}) == Caller()
+    assert Caller.from_environment({"GIGL_TOKEN_FILE": "", "GIGL_TLS_CA": ""}) == Caller()
+    found = Caller.from_environment({"GIGL_TOKEN_FILE": str(tmp_path / "token"), "GIGL_INSECURE": "true"})
+    assert found == Caller(token=BARE, insecure=True)
+    with pytest.raises(ValueError, match="cannot read"):
+        Caller.from_environment({"GIGL_TLS_CA": str(tmp_path / "absent")})

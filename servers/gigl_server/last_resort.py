@@ -1,0 +1,27 @@
+"""End of a process that something keeps from ending: a line in the log, then exit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+__all__ = ["leave_within"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def leave_within(seconds: float, code: int) -> None:
+    """End the process with ``code`` when it has not ended by itself after ``seconds``.
+
+    Libraries wait without end where they hold something that nobody takes: a reply, a lock, a thread.
+    """
+    threading.Thread(target=_leave, args=(seconds, code), name="last resort", daemon=True).start()
+
+
+def _leave(seconds: float, code: int) -> None:
+    time.sleep(seconds)
+    names = sorted({each.name for each in threading.enumerate() if each is not threading.current_thread()})
+    _LOGGER.warning("not ended after %g s: leaving all the same, with threads %s", seconds, ", ".join(names))
+    os._exit(code)

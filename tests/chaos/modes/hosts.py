@@ -1,0 +1,163 @@
+"""Colocated over two hosts of one rank each, whose peer services ask each other over the loopback."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import psutil
+
+from tests.chaos.faults import Fault, draw_faults
+from tests.chaos.ground import LOADER, Ground, Repairs
+from tests.chaos.lines import ADDRESS, LINE_KINDS, disturb
+from tests.chaos.record import HANG_S, Record
+from tests.chaos.wrongs import few_descriptors, stopped
+from tests.support.leftovers import wait_until
+from tests.support.proxy import Proxy
+from tests.support.ranks import Ranks, free_port, places
+from tests.support.training import PROGRAM, open_gate, seen_by, shares
+
+__all__ = ["KINDS", "MOST_FAULTS", "NAME", "run"]
+
+NAME = "colocated, 2 hosts"
+KINDS = (
+    "SIGKILL of a peer service",
+    "SIGSTOP of a peer service",
+    "few descriptors of a peer service",
+    "SIGKILL of a worker",
+    "SIGSTOP of a worker",
+    *LINE_KINDS,
+)
+MOST_FAULTS = 20
+"""In a leg: an epoch of one rank has 125 batches."""
+_MOST_KILLS = 2
+"""Of one peer service. The third would end it for good, which is told and rightly ends the run."""
+_JOIN_S = 60.0
+
+
+def run(ground: Ground, seed: int, leg: int, count: int) -> Record:
+    """Run a leg of ``count`` faults."""
+    record = Record(NAME, leg)
+    faults = _survivable(draw_faults(seed, NAME, leg, count, kinds=KINDS, spacing=(2, 6)))
+    repairs = Repairs(2)
+    control = _two_free_ports()
+    gates = [f"batch {fault.at_batch}" for fault in faults]
+    common: dict[str, Any] = {
+        "graph": str(ground.graph),
+        "collective_seconds": 4 * HANG_S,
+        "retries": 50,
+        "loader": {"batch_size": LOADER["batch_size"], "timeout": HANG_S, "max_worker_restarts": 1000},
+    }
+    folder = ground.fresh_folder(f"hosts-{leg}")
+    line = {"listen": f"127.0.0.1:{control}", "advertise": ADDRESS}
+    special: dict[int, dict[str, Any]] = {
+        0: {"gates": gates, "dataset": {"partitions": [0], "timeout": _JOIN_S}},
+        1: {"dataset": {"partitions": [1], "timeout": _JOIN_S, **line}},
+    }
+    with ExitStack() as stack:
+        lines = [
+            stack.enter_context(Proxy(("127.0.0.1", port), listen=(ADDRESS, port)))
+            for port in (control, control + 1)
+        ]
+        ranks = stack.enter_context(
+            Ranks(
+                ground.nursery,
+                PROGRAM,
+                places(1, 1),
+                folder,
+                arguments=common | {"folder": str(folder)},
+                special=special,
+            )
+        )
+        ranks.wait_for(0, "built", seconds=_JOIN_S)
+        watch = _Watch(ranks, record)
+        for fault in faults:
+            watch.until(f"batch {fault.at_batch}")
+            record.committed(fault)
+            repairs.run(fault.target, lambda host, fault=fault: _harm(ranks, host, lines, fault))  # type: ignore[misc]
+            open_gate(folder, f"batch {fault.at_batch}", rank=0)
+        watch.until("drained")
+        repairs.finish()
+        ended = ranks.finish(seconds=4 * HANG_S)
+    for rank, found, expected in zip(ended, map(seen_by, ended), shares(ground.expected(0), 2), strict=True):
+        for kind, *text in rank.lines:
+            if kind == "retry":
+                record.raised_to_trainer(str(text[0]).partition(":")[0])
+                if text[0].startswith("SamplingError"):  # It consumed its batch.
+                    record.defect(text[0][:300])
+        if rank.status:
+            record.defect(f"rank {rank.rank} ended with {rank.status}: {rank.failure[:300]}")
+        record.compare(found, expected)
+    record.defects.extend(f"{error} [{NAME} leg {leg}]" for error in repairs.errors)
+    return record
+
+
+def _survivable(faults: list[Fault]) -> list[Fault]:
+    """Stop services instead of killing them once too often."""
+    kills = [0, 0]
+    found: list[Fault] = []
+    for fault in faults:
+        if fault.kind == "SIGKILL of a peer service":
+            kills[fault.target % 2] += 1
+            if kills[fault.target % 2] > _MOST_KILLS:
+                found.append(replace(fault, kind="SIGSTOP of a peer service"))
+                continue
+        found.append(fault)
+    return found
+
+
+def _harm(ranks: Ranks, host: int, lines: list[Proxy], fault: Fault) -> None:
+    if fault.kind in LINE_KINDS:
+        disturb(lines, fault)
+        return
+    process = _process_of(ranks, host, "gigl-peer" if "peer" in fault.kind else "gigl-worker")
+    match fault.kind.split(" of ")[0]:
+        case "SIGKILL":
+            process.kill()
+        case "SIGSTOP":
+            with stopped(process.pid):
+                time.sleep(fault.seconds)
+        case "few descriptors":
+            few_descriptors(process.pid, fault.seconds)
+
+
+def _process_of(ranks: Ranks, host: int, name: str) -> psutil.Process:
+    """Return a process of a host, once there is one: it may be starting again."""
+    assert wait_until(lambda: bool(ranks.children(host, name)), seconds=HANG_S), f"no {name} on host {host}"
+    return ranks.children(host, name)[0]
+
+
+def _two_free_ports() -> int:
+    while True:
+        port = free_port()
+        try:
+            with Proxy(listen=("127.0.0.1", port + 1)):
+                return port
+        except OSError:
+            continue
+
+
+class _Watch:
+    """Follows what both ranks print, and times their batches."""
+
+    def __init__(self, ranks: Ranks, record: Record) -> None:
+        self._ranks, self._record = ranks, record
+        self._count = 0
+        record.start()
+
+    def until(self, word: str) -> None:
+        """Wait until rank 0 said a word, or has ended."""
+
+        def said() -> bool:
+            lines = self._ranks.printed(0)
+            count = sum(line[0].startswith("batch ") for line in lines)
+            if count > self._count:
+                self._record.arrived(count - self._count)
+                self._count = count
+            return any(line[0] == word for line in lines)
+
+        if not wait_until(lambda: said() or self._ranks._has_ended(0), seconds=4 * HANG_S):
+            self._record.defect(f"hang: rank 0 did not reach {word!r}")
+            raise TimeoutError(f"rank 0 did not reach {word!r}")

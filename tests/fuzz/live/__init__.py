@@ -1,0 +1,1 @@
+"""Hostile bytes against live ports, while honest trainers run."""

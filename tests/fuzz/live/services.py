@@ -1,0 +1,156 @@
+"""Services under attack, each a process: ``gigl-loader serve`` plain and with TLS, and a peer service."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gigl_client import Caller
+from gigl_loader.graph.graph import Graph
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.host_service import HostService
+from gigl_loader.rpc.job import new_job
+from gigl_loader.rpc.store_client import StoreClient
+from tests.fuzz.live.target import Target
+from tests.support.certificates import Authority
+from tests.support.leftovers import wait_until
+from tests.support.ranks import free_port
+from tests.support.strangers import PLAN
+
+__all__ = ["TOKEN", "Service", "peer_service", "storage_server"]
+
+TOKEN = "a-token-for-fuzzing-never-a-secret"
+_COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
+_READY_S = 60.0
+_END_S = 40.0
+_LEASE_S = 5
+"""Soon after the end, the server has reclaimed what attackers made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running service."""
+
+    target: Target
+    caller: Caller
+    process: Any
+    log: Path | None = None
+    """What it wrote; ``None`` where that goes to our standard error."""
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    def alive(self) -> bool:
+        """Return whether it is the process that it was at the start."""
+        if isinstance(self.process, HostService):
+            return self.process.restarts == 0 and self.process.failure is None
+        return self.process.poll() is None
+
+
+@contextmanager
+def storage_server(graph: Path, folder: Path, *, tls: bool) -> Iterator[Service]:
+    """Run ``gigl-loader serve`` with a token, on free ports, until the end of the block. It must end well."""
+    folder.mkdir()
+    (folder / "token").write_text(TOKEN)
+    port = _two_free_ports()
+    command = [*_COMMAND, str(graph), "--listen", f"127.0.0.1:{port}", "--token-file", str(folder / "token")]
+    command += ["--lease", str(_LEASE_S), "--drain", "2", "--workers", "1"]
+    authority = b""
+    if tls:
+        authority = _write_certificates(folder)
+        command += [f"--tls-{name}={folder / name}" for name in ("cert", "key", "ca")]
+    for path in folder.iterdir():
+        path.chmod(0o600)
+    caller = Caller(token=TOKEN, authority=authority.decode())
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        name = f"storage server{' with TLS' if tls else ''}"
+        yield Service(
+            _target(name, port, caller, Graph.open(graph).manifest.digest), caller, process, folder / "log"
+        )
+        process.terminate()
+        assert process.wait(_END_S) == 0, f"{name} ended with {process.returncode}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def peer_service(graph: Path) -> Iterator[Service]:
+    """Run the service that a host of a colocated run has."""
+    opened = Graph.open(graph)
+    with ExitStack() as stack:
+        credentials = Credentials.plaintext(token=TOKEN)
+        service = stack.enter_context(HostService.start(opened.reference, [0, 1], credentials=credentials))
+        endpoint = service.endpoint
+        target = Target(
+            name="peer service",
+            host=endpoint.host,
+            control_port=endpoint.control_port,
+            data_port=endpoint.data_port,
+            token=TOKEN,
+            certificate="",
+            graph=opened.manifest.digest,
+            door="",
+        )
+        yield Service(target, credentials.caller(), service)
+
+
+def _target(name: str, port: int, caller: Caller, digest: str) -> Target:
+    """Wait until the server is ready, and ask it where its door is."""
+    address = Address("127.0.0.1", port)
+    endpoint = Endpoint.of_address(address, what="storage server", certificate=caller.authority)
+    client = StoreClient(endpoint, caller, new_job())
+    try:
+
+        def ready() -> bool:
+            try:
+                return bool(client.cluster(5.0).ready)
+            except Exception:
+                return False
+
+        assert wait_until(ready, seconds=_READY_S), f"{name} did not become ready"
+        client.create_producer("door", PLAN.to_json(), digest, 20.0)
+        channel = client.open_channel(
+            "door", name="door", credit=1, ring_slots=1, ring_slot_bytes=4096, timeout_s=20.0
+        )
+        client.destroy_producer("door", 20.0)
+    finally:
+        client.close()
+    return Target(
+        name=name,
+        host="127.0.0.1",
+        control_port=port,
+        data_port=port + 1,
+        token=TOKEN,
+        certificate=caller.authority,
+        graph=digest,
+        door=channel.ring_door,
+    )
+
+
+def _write_certificates(folder: Path) -> bytes:
+    authority = Authority()
+    certificate, key = authority.sign()
+    for name, content in {"cert": certificate, "key": key, "ca": authority.pem}.items():
+        (folder / name).write_bytes(content)
+    return authority.pem
+
+
+def _two_free_ports() -> int:
+    """Return a port that is free and followed by one that is."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe:
+            if port < 65_535 and probe.connect_ex(("127.0.0.1", port + 1)) != 0:
+                return port
