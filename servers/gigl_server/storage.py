@@ -6,7 +6,6 @@ import logging
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import Graph, open_partitions
@@ -28,11 +27,11 @@ from gigl_server.probes import ControlProbe, DataProbe
 from gigl_server.ring_door import RingDoor
 from gigl_server.service import THREADS_PER_WORKER, SamplingService
 from gigl_server.standing import Standing
-from gigl_server.supervision import Part, Supervisor, check_threads
+from gigl_server.supervision import Part, Supervisor
 from gigl_server.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
@@ -175,7 +174,7 @@ class StorageServer:
         self._door = RingDoor(self._service.ring_of)
         stack.callback(self._door.close)
         self._service.ring_door = self._door.name
-        data = open_data_service(
+        self._data = data = open_data_service(
             options.data_address, answers, ledger, credentials, frames=self._service.frames
         )
         stack.callback(shut_down, data)
@@ -225,23 +224,28 @@ class StorageServer:
         self._standing.joins(self._joining)
 
     def _supervise(self) -> None:
-        own, options, credentials = self._own, self._options, self._credentials
-        control = ControlProbe(options.address, own.control_port, credentials, host=own.host)
+        own, options = self._own, self._options
+        control = ControlProbe(options.address, own.control_port, lambda: self._credentials, host=own.host)
         data = DataProbe(
-            options.data_address, own.data_port, credentials, host=own.host, graph=self._graph.manifest.digest
+            options.data_address,
+            own.data_port,
+            lambda: self._credentials,
+            host=own.host,
+            graph=self._graph.manifest.digest,
         )
-        threads: dict[str, Callable[[], Sequence[threading.Thread]]] = {
-            "the control port": lambda: self._control.threads,
-            "the ring door": lambda: (self._door.thread,),
-            "the sampling service": lambda: self._service.threads,
-            "the metrics port": lambda: (self._metrics.thread,) if self._metrics else (),
-            "the watch over other servers": lambda: (self._thread,) if self.ready else (),
-        }
-        parts = [Part(name=name, check=partial(_check_each, each)) for name, each in threads.items()]
-        parts.append(Part(name="the control port", check=control.check))
-        parts.append(Part(name="the data port", check=data.check))
+        parts = [
+            Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
+            Part(name="the data port", threads=lambda: (self._data.connections.thread,), check=data.check),
+            Part(name="the ring door", threads=lambda: (self._door.thread,)),
+            Part(name="the sampling service", threads=lambda: self._service.threads),
+            Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
+            Part(name="the watch over other servers", threads=self._watching),
+        ]
         self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
         self._supervisor.start()
+
+    def _watching(self) -> tuple[threading.Thread, ...]:
+        return (self._thread,) if self.ready and not self._ending.is_set() else ()
 
     def _die(self, fault: str) -> None:
         self._standing.ends(fault)
@@ -295,10 +299,6 @@ class StorageServer:
         """Make the port's health that of the standing, also where it begins and ends at the same time."""
         with self._health_lock:
             self._control.set_serving(self._health_view().ready)
-
-
-def _check_each(threads: Callable[[], Sequence[threading.Thread]]) -> None:
-    check_threads(threads())
 
 
 def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:
