@@ -91,6 +91,11 @@ class Connections:
         self._sockets = _Sockets(port)
         self._thread = threading.Thread(target=self._keep_sweeping, name="data connections", daemon=True)
 
+    @property
+    def thread(self) -> threading.Thread:
+        """It lives from ``start`` to ``close``."""
+        return self._thread
+
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()

@@ -52,6 +52,9 @@ _OPTIONS = [
     # Whoever connects and says nothing keeps a descriptor: the default is 120 s, and no end.
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 10_000),
+    # Calls that came and were not looked at yet: beyond 1,000, by default, some of any caller are cancelled.
+    ("grpc.server.max_pending_requests", 4096),
+    ("grpc.server.max_pending_requests_hard_limit", 6144),
 ]
 
 

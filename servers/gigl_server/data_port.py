@@ -55,6 +55,12 @@ class DataPort:
         port: int = self.service.port
         return port
 
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """Threads that live as long as the port; none while it is being opened again."""
+        service = self.service
+        return () if self.reopening or self._closed else (service.connections.thread,)
+
     def renew(self, credentials: Credentials) -> None:
         """Go on with other credentials. ``OSError`` where the port could not be opened with them.
 

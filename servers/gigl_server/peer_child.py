@@ -52,13 +52,14 @@ def main(link: socket.socket) -> None:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             _say(link, {"endpoint": server.endpoint.to_json()})
             threading.Thread(target=_end_with, args=(server.died, link), name="death", daemon=True).start()
+            code = 0
             try:
                 with suppress(OSError):
                     link.recv(1)
+                code = _PART_DIED if server.died.is_set() else 0  # The parent starts the service again.
             finally:
-                leave_within(_END_S, _PART_DIED if server.died.is_set() else 0)
-            if server.died.is_set():
-                raise SystemExit(_PART_DIED)  # The parent starts the service again.
+                leave_within(_END_S, code)
+        raise SystemExit(code)
 
 
 def _end_with(died: threading.Event, link: socket.socket) -> None:

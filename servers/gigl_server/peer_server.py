@@ -14,7 +14,7 @@ from gigl_server.control import ControlService
 from gigl_server.data import open_data_service, shut_down
 from gigl_server.ledger import Ledger
 from gigl_server.probes import ControlProbe, DataProbe
-from gigl_server.supervision import Part, Supervisor, check_threads
+from gigl_server.supervision import Part, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,9 +45,8 @@ class PeerServer:
         self._data = data
         self._answers = answers
         parts = [
-            Part(name="the control port", check=lambda: check_threads(control.threads)),
-            Part(name="the control port", check=probes[0].check),
-            Part(name="the data port", check=probes[1].check),
+            Part(name="the control port", threads=lambda: control.threads, check=probes[0].check),
+            Part(name="the data port", threads=lambda: (data.connections.thread,), check=probes[1].check),
         ]
         self._supervisor = Supervisor(parts, died=lambda _: self.died.set())
         self._supervisor.start()
@@ -116,8 +115,8 @@ def build_server(
     )
     digest = graph.manifest.digest
     probes = (
-        ControlProbe(address, control.port, credentials, host=host),
-        DataProbe(data_address, data.port, credentials, host=host, graph=digest),
+        ControlProbe(address, control.port, lambda: credentials, host=host),
+        DataProbe(data_address, data.port, lambda: credentials, host=host, graph=digest),
     )
     return PeerServer(endpoint, control, data, answers, probes=probes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -14,12 +15,15 @@ from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_server.supervision import PartDead, PartSilent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gigl_loader.rpc.credentials import Credentials
 
 __all__ = ["ControlProbe", "DataProbe"]
 
 _CALL_S = 10.0
 _CONNECT_S = 5.0
+_REFUSALS, _REFUSED_S = 4, 0.5
 _METHOD = "/grpc.health.v1.Health/List"
 """Answered without a message: callers who send none cannot hold it up."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
@@ -28,8 +32,10 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)
 class ControlProbe:
     """Calls the control port."""
 
-    def __init__(self, listen: Address, port: int, credentials: Credentials, *, host: str) -> None:
-        """``host`` is a name of the certificate."""
+    def __init__(
+        self, listen: Address, port: int, credentials: Callable[[], Credentials], *, host: str
+    ) -> None:
+        """``credentials`` returns those of now, ``host`` is a name of the certificate."""
         self._where = _reached(listen, port)
         self._credentials = credentials
         self._host = host
@@ -51,7 +57,7 @@ class ControlProbe:
         return grpc.StatusCode.OK
 
     def _channel(self) -> grpc.Channel:
-        own = self._credentials
+        own = self._credentials()
         if not own.certificate:
             return grpc.insecure_channel(str(self._where), _OPTIONS)
         pair = (own.key, own.certificate) if own.client_authority else (None, None)
@@ -64,9 +70,9 @@ class DataProbe:
     """Pings the data port."""
 
     def __init__(
-        self, listen: Address, port: int, credentials: Credentials, *, host: str, graph: str
+        self, listen: Address, port: int, credentials: Callable[[], Credentials], *, host: str, graph: str
     ) -> None:
-        """``host`` is a name of the certificate, ``graph`` the digest of what is served."""
+        """As for ``ControlProbe``; ``graph`` is the digest of what is served."""
         self._host = host
         self._ping = encode_ping(Envelope(graph=graph, partition=0))
         self._where = _reached(listen, port)
@@ -76,7 +82,7 @@ class DataProbe:
         """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
         if not _accepts(self._where):
             return
-        headers = [(name.encode(), value.encode()) for name, value in self._credentials.caller().headers]
+        headers = [(name.encode(), value.encode()) for name, value in self._credentials().caller().headers]
         options = flight.FlightCallOptions(timeout=_CALL_S, headers=headers)
         try:
             with self._client() as client:
@@ -87,7 +93,7 @@ class DataProbe:
             return  # As for the control port.
 
     def _client(self) -> flight.FlightClient:
-        own = self._credentials
+        own = self._credentials()
         if not own.certificate:
             return flight.FlightClient(f"grpc+tcp://{self._where}")
         pair = {"cert_chain": own.certificate, "private_key": own.key} if own.client_authority else {}
@@ -107,10 +113,20 @@ def _accepts(where: Address) -> bool:
 
     ``False`` says nothing of the port: this process may have no descriptor left, for one.
     """
+    for _ in range(_REFUSALS):
+        connected = _connected(where)
+        if connected is not None:
+            return connected
+        time.sleep(_REFUSED_S)  # A port that is opened anew is closed for a moment.
+    raise PartDead(f"nothing listens at {where}")
+
+
+def _connected(where: Address) -> bool | None:
+    """Return whether a connection was made; ``None``: it was refused."""
     try:
         socket.create_connection((where.host, where.port), _CONNECT_S).close()
     except ConnectionRefusedError:
-        raise PartDead(f"nothing listens at {where}") from None
+        return None
     except TimeoutError:
         raise PartSilent(f"no connection within {_CONNECT_S:g} s") from None
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PublicCalls"]
 
+_LOGGER = logging.getLogger(__name__)
 _PATIENCE = Patience(alone_s=2.0, others_wait_s=0.1, prompt_s=0.1, turns_per_caller=1)
 _TURNS = 1  # A message may be as long as any: this bounds the memory that strangers take.
 _WATCHES, _WATCHES_PER_CALLER = 14, 4
@@ -157,6 +159,9 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 if not call.trusted:
                     limit.start()
                 call.stream(replies(ended))
+        except Exception:
+            _LOGGER.exception("a call of health or reflection failed")
+            call.refuse(grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why")
         finally:
             limit.cancel()
             places.leave(call.caller)

@@ -6,7 +6,6 @@ import logging
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError
@@ -32,11 +31,11 @@ from gigl_server.renewal import check_renewal
 from gigl_server.ring_door import RingDoor
 from gigl_server.service import THREADS_PER_WORKER, SamplingService
 from gigl_server.standing import Standing
-from gigl_server.supervision import Part, PartDead, Supervisor, check_threads
+from gigl_server.supervision import Part, PartDead, Supervisor
 from gigl_server.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
@@ -245,28 +244,27 @@ class StorageServer:
         self._standing.joins(self._joining)
 
     def _supervise(self) -> None:
-        threads: dict[str, Callable[[], Sequence[threading.Thread]]] = {
-            "the control port": lambda: self._control.threads,
-            "the ring door": lambda: (self._door.thread,),
-            "the sampling service": lambda: self._service.threads,
-            "the metrics port": lambda: (self._metrics.thread,) if self._metrics else (),
-            "the watch over other servers": lambda: (self._thread,) if self.ready else (),
-        }
-        parts = [Part(name=name, check=partial(_check_each, each)) for name, each in threads.items()]
-        parts.append(Part(name="the control port", check=self._check_control))
-        parts.append(Part(name="the data port", check=self._check_data))
+        own, options = self._own, self._options
+        control = ControlProbe(options.address, own.control_port, lambda: self._credentials, host=own.host)
+        parts = [
+            Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
+            Part(name="the data port", threads=lambda: self._data.threads, check=self._check_data),
+            Part(name="the ring door", threads=lambda: (self._door.thread,)),
+            Part(name="the sampling service", threads=lambda: self._service.threads),
+            Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
+            Part(name="the watch over other servers", threads=self._watching),
+        ]
         self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
         self._supervisor.start()
 
-    def _check_control(self) -> None:
-        own = self._own
-        ControlProbe(self._options.address, own.control_port, self._credentials, host=own.host).check()
-
     def _check_data(self) -> None:
         own, service = self._own, self._data.service
-        digest = self._graph.manifest.digest
         probe = DataProbe(
-            self._options.data_address, own.data_port, self._credentials, host=own.host, graph=digest
+            self._options.data_address,
+            own.data_port,
+            lambda: self._credentials,
+            host=own.host,
+            graph=self._graph.manifest.digest,
         )
         try:
             probe.check()
@@ -274,6 +272,9 @@ class StorageServer:
             if self._data.reopening or self._data.service is not service:
                 return  # With another certificate: nobody listened for a moment.
             raise
+
+    def _watching(self) -> tuple[threading.Thread, ...]:
+        return (self._thread,) if self.ready and not self._ending.is_set() else ()
 
     def _die(self, fault: str) -> None:
         self._standing.ends(fault)
@@ -344,10 +345,6 @@ class StorageServer:
         """Make the port's health that of the standing, also where it begins and ends at the same time."""
         with self._health_lock:
             self._control.set_serving(self._health_view().ready)
-
-
-def _check_each(threads: Callable[[], Sequence[threading.Thread]]) -> None:
-    check_threads(threads())
 
 
 def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:

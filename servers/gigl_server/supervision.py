@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Part", "PartDead", "PartSilent", "Supervisor", "check_threads"]
+__all__ = ["Part", "PartDead", "PartSilent", "Supervisor"]
 
 _LOGGER = logging.getLogger(__name__)
 _EVERY_S = 5.0
@@ -36,7 +36,10 @@ class Part:
     """A part of a server that can die by itself."""
 
     name: str
-    check: Callable[[], None]
+    """One part has it."""
+    threads: Callable[[], Iterable[threading.Thread]] = tuple
+    """Returns the threads that must be alive now."""
+    check: Callable[[], None] = lambda: None
     """Raises ``PartDead`` or ``PartSilent``. Returns within seconds."""
 
 
@@ -96,6 +99,7 @@ class Supervisor:
     def _fault_of(self, part: Part) -> str:
         """Return why a part is not well. Raises ``PartDead`` naming it."""
         try:
+            _check_threads(part.threads())
             part.check()
         except PartDead as dead:
             raise PartDead(f"{part.name} is dead: {dead}") from None
@@ -137,7 +141,7 @@ class Supervisor:
         self._changed()
 
 
-def check_threads(threads: Iterable[threading.Thread]) -> None:
+def _check_threads(threads: Iterable[threading.Thread]) -> None:
     """Raise ``PartDead`` naming a thread that has ended."""
     for thread in threads:
         if not thread.is_alive():

@@ -121,6 +121,7 @@ def test_one_caller_has_a_share_of_all_calls() -> None:
         (silent,) = stalled(served, 300)
         with silent:
             assert wait_until(lambda: b"too many calls" in silent.received(0.1), seconds=20)
+        assert wait_until(lambda: not served.control._reception._calls._all, seconds=20)
         opened(client)
 
 

@@ -29,8 +29,8 @@ def test_ports_that_answer_are_alive(credentials: Credentials, listen: str) -> N
     given = replace(credentials, insecure=True)
     with build_server(small_graph(), [0], listen, given, advertise="localhost") as server:
         where, end = Address.parse(listen), server.endpoint
-        control = ControlProbe(where, end.control_port, given, host="localhost")
-        data = DataProbe(where, end.data_port, given, host="localhost", graph=DIGEST)
+        control = ControlProbe(where, end.control_port, lambda: given, host="localhost")
+        data = DataProbe(where, end.data_port, lambda: given, host="localhost", graph=DIGEST)
         assert control.status() is grpc.StatusCode.OK
         control.check()
         before = server._answers._ledger.read().calls
@@ -43,9 +43,9 @@ def test_a_port_where_nobody_listens_is_dead() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(PartDead, match=f"nothing listens at 127.0.0.1:{port}"):
-        ControlProbe(HERE, port, PLAIN, host="127.0.0.1").check()
+        ControlProbe(HERE, port, lambda: PLAIN, host="127.0.0.1").check()
     with pytest.raises(PartDead, match=f"nothing listens at 127.0.0.1:{port}"):
-        DataProbe(HERE, port, PLAIN, host="127.0.0.1", graph=DIGEST).check()
+        DataProbe(HERE, port, lambda: PLAIN, host="127.0.0.1", graph=DIGEST).check()
 
 
 def test_a_port_that_takes_connections_and_does_not_answer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,16 +53,16 @@ def test_a_port_that_takes_connections_and_does_not_answer_is_silent(monkeypatch
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
         with pytest.raises(PartSilent, match=r"no answer within 0\.3 s"):
-            ControlProbe(HERE, port, PLAIN, host="127.0.0.1").check()
+            ControlProbe(HERE, port, lambda: PLAIN, host="127.0.0.1").check()
         with pytest.raises(PartSilent, match=r"no answer within 0\.3 s"):
-            DataProbe(HERE, port, PLAIN, host="127.0.0.1", graph=DIGEST).check()
+            DataProbe(HERE, port, lambda: PLAIN, host="127.0.0.1", graph=DIGEST).check()
 
 
 def test_a_port_that_ends_connections_is_not_dead() -> None:
     """As one does that has too many of them, or whose certificate has expired."""
     with build_server(small_graph(), [0], "127.0.0.1:0", TLS) as server:
         end = server.endpoint
-        ControlProbe(HERE, end.control_port, PLAIN, host="127.0.0.1").check()
+        ControlProbe(HERE, end.control_port, lambda: PLAIN, host="127.0.0.1").check()
         other = Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
-        ControlProbe(HERE, end.control_port, other, host="127.0.0.1").check()
-        DataProbe(HERE, end.data_port, PLAIN, host="127.0.0.1", graph=DIGEST).check()
+        ControlProbe(HERE, end.control_port, lambda: other, host="127.0.0.1").check()
+        DataProbe(HERE, end.data_port, lambda: PLAIN, host="127.0.0.1", graph=DIGEST).check()

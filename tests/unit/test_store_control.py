@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -97,6 +98,9 @@ def test_a_ring_is_named_by_its_door(served: Served) -> None:
         plain = client.open_channel("train", **given)
         served.service.ring_door = ""
         assert (channel.ring_door, plain.ring_door) == ("gigl-door", "")
+        ring = served.service.ring_of(channel.id)
+        assert ring is not None
+        os.close(ring)
         reply = client.sample(sample_request(channel.id, 0, slot=2), 10).result()
         assert reply.WhichOneof("outcome") == "in_slot"
         client.destroy_producer("train", 10)
