@@ -175,7 +175,7 @@ class Asks:
 
     def _admission(self) -> Callable[[Errand], bool]:
         """Return which asks may be worked on: as many as there is scratch and frame memory for."""
-        has_room = self._shares.admission(self._turns.waiting) if self._turns else lambda _: True
+        has_room = self._shares.admission(lambda: self._turns.waiting) if self._turns else lambda _: True
         return lambda each: (not each.needs_frame_memory or has_room(each)) and self._scratch.admits(each)
 
     def _is_to_wait(self, errand: Errand, made: Made | Refusal, *, again: bool) -> bool:

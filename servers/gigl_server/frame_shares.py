@@ -28,8 +28,8 @@ class FrameShares:
         self._frames = frames
         self._memory = memory
 
-    def admission(self, waiting: Sequence[Channel]) -> Callable[[Errand], bool]:
-        """Return whose asks may take frame memory. ``waiting`` are all channels that want some.
+    def admission(self, waiting: Callable[[], Sequence[Channel]]) -> Callable[[Errand], bool]:
+        """Return whose asks may take frame memory. ``waiting`` tells all channels that want some.
 
         While more than half of it is lent, an owner has no more than its part of all that want some, and
         a job no more than its part of its owner's.
@@ -40,7 +40,7 @@ class FrameShares:
         if lent >= self._memory.nbytes:
             return lambda _: False
         held = self._frames.held_by_owner()
-        jobs = held.keys() | {(each.owner, each.job) for each in waiting}
+        jobs = held.keys() | {(each.owner, each.job) for each in waiting()}
         jobs_of = Counter(owner for owner, _ in jobs)
         owned = _by_owner(held)
         part = self._memory.nbytes / max(len(jobs_of), 1)

@@ -131,16 +131,21 @@ def _warm(small: SmallCluster) -> None:
         source.close()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Sabotaged:
     """Samples as another does, but for what the cluster's faults and gate say at that moment."""
 
     sampler: Any
     small: SmallCluster
+    bounds: Any = None
 
     @property
     def ledger(self) -> Any:
         return self.sampler.ledger
+
+    @property
+    def scratch_bytes(self) -> int:
+        return int(self.sampler.scratch_bytes)
 
     def sample(self, request: Request) -> Any:
         self.small.sampled.append(request)
