@@ -16,6 +16,8 @@ import pytest
 from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.native import crc32c
+from gigl_loader.rpc.checksums import checksum_trailer
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.host_service import HostService
@@ -204,7 +206,7 @@ def test_closing_ends_new_attempts(service: HostService) -> None:
 
 
 class Liar(flight.FlightServerBase):  # type: ignore[misc]
-    """Sends what it was told to."""
+    """Sends what it was told to, with a checksum that fits."""
 
     def __init__(self, messages: list[Any], kind: Any = None) -> None:
         self._messages = messages
@@ -215,13 +217,17 @@ class Liar(flight.FlightServerBase):  # type: ignore[misc]
         return flight.GeneratorStream(self._schema, self._stream())
 
     def _stream(self) -> Iterator[Any]:
+        crc = 0
         for data, metadata in self._messages:
             if isinstance(data, Exception):
                 raise data
+            crc = crc32c(np.array([value or 0 for value in data], np.uint8), crc)
             batch = pa.RecordBatch.from_arrays(
                 [pa.array(data, self._schema.field(0).type)], schema=self._schema
             )
             yield batch if metadata is None else (batch, metadata)
+        trailer = pa.array(list(checksum_trailer(crc)), self._schema.field(0).type)
+        yield pa.RecordBatch.from_arrays([trailer], schema=self._schema)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +242,16 @@ class Liar(flight.FlightServerBase):  # type: ignore[misc]
         ([([1, None, 3], b"\x03" + b"\0" * 7)], pa.uint8(), "nulls"),
     ],
 )
-def test_a_reply_that_breaks_a_rule_is_refused_at_once(messages: list[Any], kind: Any, message: str) -> None:
+def test_a_reply_that_breaks_a_rule_is_asked_for_again_then_refused(
+    messages: list[Any], kind: Any, message: str
+) -> None:
+    """It may have been damaged on its way, where no checksum covers it."""
     liar = Liar(messages, kind)
     endpoint = Endpoint(host_index=2, host="127.0.0.1", control_port=1, data_port=liar.port, partitions=(0,))
     store = remote_store(small_graph(), endpoint)
     with pytest.raises(FormatError, match=message):
         store.sample(ask())
-    assert store.wire().calls == 1
+    assert (store.wire().calls, store.wire().damaged) == (3, 3)
     store.close()
     liar.shutdown()
 
