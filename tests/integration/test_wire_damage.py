@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +111,7 @@ def drain(batches: Iterator[Any], right: set[int]) -> tuple[int, int]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("rows", ["through", "direct"])
 def test_batches_of_a_storage_server_come_right_or_not_at_all(
-    graph: Path, expected: list[int], rows: str
+    graph: Path, expected: list[int], rows: Literal["through", "direct"]
 ) -> None:
     ports = free_port(), free_port()
     listen = {"listen": f"127.0.0.1:{ports[0]}", "data_port": ports[1], "advertise": "127.0.0.77"}
