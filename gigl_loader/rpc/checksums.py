@@ -65,12 +65,18 @@ def checksum_trailer(crc: int) -> bytes:
 def verified_chunks(chunks: Iterator[tuple[Bytes, int | None]]) -> Iterator[tuple[Bytes, int | None]]:
     """Yield the chunks of a reply but its trailer. ``FormatError`` at the end, if they do not match it."""
     crc = 0
-    held: tuple[Bytes, int | None] | None = None
-    for chunk in chunks:
+    held: tuple[Bytes, int | None] | None = (
+        None  # What may be the trailer. Others are used while in the caches.
+    )
+    for chunk, total in chunks:
         if held is not None:
             crc = crc32c(held[0], crc)
             yield held
-        held = chunk
-    trailer = b"" if held is None or len(held[0]) != _TRAILER_BYTES else held[0].tobytes()
-    if trailer != checksum_trailer(crc):
+            held = None
+        if len(chunk) == _TRAILER_BYTES:
+            held = chunk, total
+        else:
+            crc = crc32c(chunk, crc)
+            yield chunk, total
+    if held is None or held[0].tobytes() != checksum_trailer(crc):
         raise FormatError("reply: it does not match its checksum, or has none")

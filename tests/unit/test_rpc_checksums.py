@@ -1,0 +1,71 @@
+"""Checksums of what crosses a wire: of messages, and of replies in chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigl_loader.errors import FormatError
+from gigl_loader.native import crc32c
+from gigl_loader.rpc.checksums import (
+    CHECKSUM_HEADER,
+    checksum_trailer,
+    message_checksum,
+    message_is_whole,
+    verified_chunks,
+)
+from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+
+
+def request() -> SampleRequest:
+    return SampleRequest(channel=b"c" * 16, epoch=3, batch=7, seeds=bytes(range(64)), input_ids=bytes(64))
+
+
+def test_every_flipped_bit_of_a_message_is_found() -> None:
+    sent = [("other", "x"), (CHECKSUM_HEADER, message_checksum(request()))]
+    assert message_is_whole(request(), sent)
+    data = request().SerializeToString()
+    changed = 0
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        message = SampleRequest()
+        try:
+            message.ParseFromString(bytes(damaged))
+        except Exception:  # protobuf has many.
+            continue
+        if message != request():
+            changed += 1
+            assert not message_is_whole(message, sent)
+    assert changed > 1000
+
+
+def test_a_message_without_a_checksum_is_believed() -> None:
+    assert message_is_whole(request(), None)
+    assert message_is_whole(request(), [("other", "x")])
+    assert not message_is_whole(request(), [(CHECKSUM_HEADER, "0"), (CHECKSUM_HEADER, "1")])
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9), st.data())
+def test_chunks_arrive_as_they_are_and_every_flipped_bit_is_found(
+    sent: list[bytes], data: st.DataObject
+) -> None:
+    whole = b"".join(sent)
+    chunks = [*sent, checksum_trailer(crc32c(np.frombuffer(whole, np.uint8)))]
+    arrived = list(verified_chunks((np.frombuffer(chunk, np.uint8), None) for chunk in chunks))
+    assert b"".join(chunk.tobytes() for chunk, _ in arrived) == whole
+    which = data.draw(st.sampled_from([place for place, chunk in enumerate(chunks) if chunk]))
+    bit = data.draw(st.integers(0, 8 * len(chunks[which]) - 1))
+    damaged = bytearray(chunks[which])
+    damaged[bit // 8] ^= 1 << bit % 8
+    chunks[which] = bytes(damaged)
+    with pytest.raises(FormatError, match="does not match its checksum"):
+        list(verified_chunks((np.frombuffer(chunk, np.uint8), None) for chunk in chunks))
+
+
+@pytest.mark.parametrize("chunks", [[], [b"abc"], [b"abcdefgh"], [b"abcd"]])
+def test_a_reply_that_was_cut_is_found(chunks: list[bytes]) -> None:
+    with pytest.raises(FormatError, match="does not match its checksum"):
+        list(verified_chunks((np.frombuffer(chunk, np.uint8), None) for chunk in chunks))
