@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 HOSTILE = "the-token-of-another-team-in-this-cluster"
 CREDENTIALS = Credentials(token=TOKEN, other_tokens=(Token(name="hostile", secret=HOSTILE),))
 EDGE = ("node", "to", "node")
-ROWS = RowAsk(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))
-"""32 MB: more than a connection takes before anybody reads."""
+ROWS = RowAsk(kind="node", columns=("x",), rows=np.zeros(1_000_000, np.int64))
+"""64 MB: more than a connection takes before anybody reads."""
 LISTS = NeighborAsk(
     edge_type=EDGE,
     targets=np.arange(600).repeat(200),
@@ -50,7 +50,7 @@ LISTS = NeighborAsk(
     with_slots=True,
 )
 """43 MB."""
-SENT_BYTES = 256 << 20
+SENT_BYTES = 512 << 20
 
 
 def ticket(request: RowAsk | NeighborAsk) -> bytes:
@@ -104,7 +104,7 @@ def samples(server: PeerServer) -> bool:
 def test_whoever_does_not_read_holds_its_share_and_no_turn(server: PeerServer, request_: Any) -> None:
     with StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         answered = [hostile.ask(ticket(request_)) for _ in range(8)]
-        assert 1 <= sum(answered) <= SENT_BYTES // 2 // (32 << 20)
+        assert 1 <= sum(answered) < len(answered)
         assert sent(server) <= SENT_BYTES // 2
         assert data_of(server)._turns.lent == 0
         assert gathers(server)
@@ -123,11 +123,11 @@ def test_calls_are_counted_until_their_replies_were_sent(monkeypatch: pytest.Mon
 def test_a_hoarder_makes_room_for_who_has_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gigl_server.answers._SENT_BYTES", 150 << 20)
+    monkeypatch.setattr("gigl_server.answers._SENT_BYTES", 300 << 20)
     monkeypatch.setattr(connections_module, "_UNREAD_S", 0.5)
     with serving() as server, StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert [hostile.ask(ticket(ROWS)) for _ in range(3)] == [True, True, False]
-        with data_of(server)._answers.sending.lend(35 << 20):  # Of a third caller.
+        with data_of(server)._answers.sending.lend(70 << 20):  # Of a third caller.
             assert gathers(server)
     assert "a reply was not read for 0.5 s, and other callers wait" in caplog.text
 
