@@ -24,6 +24,7 @@ from pyarrow import flight
 
 from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.fields import WIRE_VERSION
 from gigl_loader.rpc.job import JOB_HEADER, new_job
 
 __all__ = ["BEHAVIOURS", "Scene"]
@@ -217,7 +218,7 @@ def _unread(scene: Scene, fields: Mapping[str, str], rows: Any, count: int) -> N
 
 def _document(scene: Scene, fields: Mapping[str, str], rows: Any) -> bytes:
     header = {
-        "__metadata__": {"wire": "1", "graph": scene.graph, "partition": "0", **fields},
+        "__metadata__": {"wire": str(WIRE_VERSION), "graph": scene.graph, "partition": "0", **fields},
         "rows": {"dtype": "I32", "shape": [len(rows)], "data_offsets": [0, rows.nbytes]},
     }
     text = json.dumps(header).encode()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.requests import Envelope
 from gigl_server.answers import Answers
 from gigl_server.binding import check_free
 from gigl_server.control import ControlService
@@ -113,10 +114,10 @@ def build_server(
         partitions=tuple(sorted(partitions)),
         certificate=credentials.trusted,
     )
-    digest = graph.manifest.digest
+    ping = Envelope(graph=graph.manifest.digest, partition=partitions[0])
     probes = (
         ControlProbe(address, control.port, lambda: credentials, host=host),
-        DataProbe(data_address, data.port, lambda: credentials, host=host, graph=digest),
+        DataProbe(data_address, data.port, lambda: credentials, host=host, ping=ping),
     )
     return PeerServer(endpoint, control, data, answers, probes=probes)
 

@@ -11,13 +11,14 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.requests import Envelope, encode_ping
+from gigl_loader.rpc.requests import encode_ping
 from gigl_server.supervision import PartDead, PartSilent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.requests import Envelope
 
 __all__ = ["ControlProbe", "DataProbe"]
 
@@ -70,11 +71,11 @@ class DataProbe:
     """Pings the data port."""
 
     def __init__(
-        self, listen: Address, port: int, credentials: Callable[[], Credentials], *, host: str, graph: str
+        self, listen: Address, port: int, credentials: Callable[[], Credentials], *, host: str, ping: Envelope
     ) -> None:
-        """As for ``ControlProbe``; ``graph`` is the digest of what is served."""
+        """As for ``ControlProbe``; ``ping`` names the graph and a partition that is served."""
         self._host = host
-        self._ping = encode_ping(Envelope(graph=graph, partition=0))
+        self._ping = encode_ping(ping)
         self._where = _reached(listen, port)
         self._credentials = credentials
 

@@ -13,6 +13,7 @@ from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.graph.verifier import check_verify
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
+from gigl_loader.rpc.requests import Envelope
 from gigl_server.answers import Answers
 from gigl_server.audit import AuditLog
 from gigl_server.binding import check_free
@@ -264,7 +265,7 @@ class StorageServer:
             own.data_port,
             lambda: self._credentials,
             host=own.host,
-            graph=self._graph.manifest.digest,
+            ping=Envelope(graph=self._graph.manifest.digest, partition=self._graph.parts[0]),
         )
         try:
             probe.check()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
+from hashlib import sha256
+from ssl import PEM_cert_to_DER_cert
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -11,7 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gigl_loader.rpc.control import STORE_SERVICE
-from gigl_loader.rpc.credentials import authorization
+from gigl_loader.rpc.control_errors import Unknown
+from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.job import JOB_HEADER
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
@@ -221,3 +225,17 @@ def test_refusals_are_logged_without_secrets(served: Served, caplog: pytest.LogC
     assert "CreateProducer: INVALID_ARGUMENT: the message is no CreateProducerRequest" in lines[1]
     assert wrong not in caplog.text
     assert TOKEN not in caplog.text
+
+
+def test_a_client_certificate_is_who_calls(caplog: pytest.LogCaptureFixture) -> None:
+    own = Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
+    mutual = replace(own, client_authority=own.certificate)
+    digest = sha256(PEM_cert_to_DER_cert(own.certificate.decode())).hexdigest()
+    caller = Caller(token=TOKEN, certificate=own.certificate, key=own.key, authority=own.trusted)
+    with (
+        controlled(credentials=mutual) as served,
+        client_of(served.endpoint, caller=caller) as client,
+        pytest.raises(Unknown),
+    ):
+        client.open_channel("nothing", name="", credit=1, timeout_s=20)
+    assert f"refused certificate {digest[:12]}, token 1: OpenChannel: NOT_FOUND" in caplog.text

@@ -22,6 +22,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.rpc import fields, requests
 from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.fields import WIRE_VERSION
 from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import Assembly
@@ -68,7 +69,12 @@ def _request(text: bytes) -> object:
 
 def _inner_json(text: bytes) -> object:
     """JSON within a string of a request's metadata."""
-    metadata = {"wire": "1", "graph": small_graph().manifest.digest, "partition": "0", "ask": "rows"}
+    metadata = {
+        "wire": str(WIRE_VERSION),
+        "graph": small_graph().manifest.digest,
+        "partition": "0",
+        "ask": "rows",
+    }
     told = metadata | {"kind": text.decode("utf-8", "replace"), "columns": "[]"}
     return _request(json.dumps({"__metadata__": told}, ensure_ascii=False).encode())
 

@@ -10,6 +10,7 @@ import pytest
 
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.requests import Envelope
 from gigl_server.peer_server import build_server
 from gigl_server.probes import ControlProbe, DataProbe
 from gigl_server.supervision import PartDead, PartSilent
@@ -20,7 +21,7 @@ PLAIN = Credentials(token=TOKEN)
 TLS = Credentials.ephemeral(["127.0.0.1", "localhost"], token=TOKEN)
 MUTUAL = replace(TLS, client_authority=TLS.certificate)
 HERE = Address("127.0.0.1", 0)
-DIGEST = small_graph().manifest.digest
+PING = Envelope(graph=small_graph().manifest.digest, partition=0)
 
 
 @pytest.mark.parametrize("credentials", [PLAIN, TLS, MUTUAL], ids=["plain", "TLS", "mTLS"])
@@ -30,7 +31,7 @@ def test_ports_that_answer_are_alive(credentials: Credentials, listen: str) -> N
     with build_server(small_graph(), [0], listen, given, advertise="localhost") as server:
         where, end = Address.parse(listen), server.endpoint
         control = ControlProbe(where, end.control_port, lambda: given, host="localhost")
-        data = DataProbe(where, end.data_port, lambda: given, host="localhost", graph=DIGEST)
+        data = DataProbe(where, end.data_port, lambda: given, host="localhost", ping=PING)
         assert control.status() is grpc.StatusCode.OK
         control.check()
         before = server._answers._ledger.read().calls
@@ -45,7 +46,7 @@ def test_a_port_where_nobody_listens_is_dead() -> None:
     with pytest.raises(PartDead, match=f"nothing listens at 127.0.0.1:{port}"):
         ControlProbe(HERE, port, lambda: PLAIN, host="127.0.0.1").check()
     with pytest.raises(PartDead, match=f"nothing listens at 127.0.0.1:{port}"):
-        DataProbe(HERE, port, lambda: PLAIN, host="127.0.0.1", graph=DIGEST).check()
+        DataProbe(HERE, port, lambda: PLAIN, host="127.0.0.1", ping=PING).check()
 
 
 def test_a_port_that_takes_connections_and_does_not_answer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,7 @@ def test_a_port_that_takes_connections_and_does_not_answer_is_silent(monkeypatch
         with pytest.raises(PartSilent, match=r"no answer within 0\.3 s"):
             ControlProbe(HERE, port, lambda: PLAIN, host="127.0.0.1").check()
         with pytest.raises(PartSilent, match=r"no answer within 0\.3 s"):
-            DataProbe(HERE, port, lambda: PLAIN, host="127.0.0.1", graph=DIGEST).check()
+            DataProbe(HERE, port, lambda: PLAIN, host="127.0.0.1", ping=PING).check()
 
 
 def test_a_port_that_ends_connections_is_not_dead() -> None:
@@ -65,4 +66,4 @@ def test_a_port_that_ends_connections_is_not_dead() -> None:
         ControlProbe(HERE, end.control_port, lambda: PLAIN, host="127.0.0.1").check()
         other = Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
         ControlProbe(HERE, end.control_port, lambda: other, host="127.0.0.1").check()
-        DataProbe(HERE, end.data_port, lambda: PLAIN, host="127.0.0.1", graph=DIGEST).check()
+        DataProbe(HERE, end.data_port, lambda: PLAIN, host="127.0.0.1", ping=PING).check()

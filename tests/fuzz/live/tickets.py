@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from gigl_loader.rpc.fields import WIRE_VERSION
 from gigl_loader.rpc.inquiries import (
     IdsAsk,
     ListAsk,
@@ -87,7 +88,7 @@ def _ask(client: Any, verb: str, ticket: bytes, options: Any) -> None:
 def _extreme(draw: random.Random) -> bytes:
     """Return a header that is well-formed JSON and asks for too much: dimensions, digits, depth, names."""
     shape: Any = draw.choice(([1] * 20_000, [2**62, 4], [int("9" * 300)], [-1], [2**31] * 8))
-    metadata = {"wire": "1", "ask": draw.choice(("rows", "neighbors", "ids")), "x\ud800": "y"}
+    metadata = {"wire": str(WIRE_VERSION), "ask": draw.choice(("rows", "neighbors", "ids")), "x\ud800": "y"}
     header: dict[str, Any] = {
         "__metadata__": metadata,
         "rows": {"dtype": "I32", "shape": shape, "data_offsets": [0, draw.choice((0, 4, 2**63))]},
@@ -126,7 +127,7 @@ def _valid(target: Target, draw: random.Random) -> list[bytes]:
 
 
 def _document(target: Target, fields: dict[str, str], rows: Any) -> bytes:
-    about = {"wire": "1", "graph": target.graph, "partition": "0", **fields}
+    about = {"wire": str(WIRE_VERSION), "graph": target.graph, "partition": "0", **fields}
     header: dict[str, Any] = {"__metadata__": about}
     if fields["ask"] != "split":
         header["rows"] = {"dtype": "I32", "shape": [len(rows)], "data_offsets": [0, rows.nbytes]}
