@@ -98,11 +98,12 @@ def test_a_ring_is_named_by_its_door(served: Served) -> None:
         plain = client.open_channel("train", **given)
         served.service.ring_door = ""
         assert (channel.ring_door, plain.ring_door) == ("gigl-door", "")
-        ring = served.service.ring_of(channel.id)
-        assert ring is not None
-        os.close(ring)
-        reply = client.sample(sample_request(channel.id, 0, slot=2), 10).result()
-        assert reply.WhichOneof("outcome") == "in_slot"
+        before = client.sample(sample_request(channel.id, 0, slot=2), 10).result()
+        fd = served.service.ring_of(channel.id)
+        assert fd is not None
+        os.close(fd)
+        after = client.sample(sample_request(channel.id, 0, slot=2), 10).result()
+        assert [each.WhichOneof("outcome") for each in (before, after)] == ["handle", "in_slot"]
         client.destroy_producer("train", 10)
 
 
