@@ -29,7 +29,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from hostile_callers import BEHAVIOURS, Scene
+from hostile_callers import BEHAVIOURS, Scene, connected, ended
 
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader.bench.loading import open_loader
@@ -159,22 +159,22 @@ def _stranger(graph: Path, folder: Path) -> dict[str, float]:
         before = server.memory_mb, server.threads, server.descriptors
         began = time.perf_counter()
         held = {
-            port: [_connected(getattr(server.scene, port)) for _ in range(_STRANGERS)]
+            port: [connected(getattr(server.scene, port)) for _ in range(_STRANGERS)]
             for port in ("control", "data")
         }
         _large_messages(server.scene)
         peak = server.memory_mb - before[0]
-        ended = dict.fromkeys(held, 0.0)
+        ends = dict.fromkeys(held, 0.0)
         while any(held.values()) and time.perf_counter() - began < 1.5 * STRANGER_S:
             for port, connections in held.items():
-                held[port] = [each for each in connections if not _hung_up(each)]
+                held[port] = [each for each in connections if not ended(each)]
                 if len(held[port]) < len(connections):
-                    ended[port] = time.perf_counter() - began
+                    ends[port] = time.perf_counter() - began
             peak = max(peak, server.memory_mb - before[0])
             time.sleep(0.2)
         after = server.memory_mb, server.threads, server.descriptors
         longest = {
-            f"stranger_longest_{port}_s": time.perf_counter() - began if held[port] else ended[port]
+            f"stranger_longest_{port}_s": time.perf_counter() - began if held[port] else ends[port]
             for port in held
         }
         for connection in [*held["control"], *held["data"]]:
@@ -296,26 +296,6 @@ def _wait_until_ready(started: Sequence[subprocess.Popen[str]]) -> None:
     deadline = time.monotonic() + _CALLERS_READY_S
     for process in started:
         select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
-
-
-def _connected(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), 5.0)
-    connection.setblocking(False)
-    return connection
-
-
-def _hung_up(connection: socket.socket) -> bool:
-    """Return whether the server ended a connection. Its greeting is read and thrown away."""
-    try:
-        while connection.recv(4096):
-            pass
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    connection.close()
-    return True
 
 
 def _two_free_ports() -> int:

@@ -27,7 +27,7 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.fields import WIRE_VERSION
 from gigl_loader.rpc.job import JOB_HEADER, new_job
 
-__all__ = ["BEHAVIOURS", "Scene"]
+__all__ = ["BEHAVIOURS", "Scene", "connected", "ended"]
 
 _EDGE = ("node", "to", "node")
 _CALL_S = 600.0
@@ -187,10 +187,10 @@ def silent_connections(scene: Scene) -> None:
     held: list[socket.socket] = []
     said = False
     while True:
-        held = [connection for connection in held if not _ended(connection)]
+        held = [connection for connection in held if not ended(connection)]
         with suppress(OSError):
             while len(held) < 200:
-                held.append(_connected((scene.control, scene.data)[len(held) % 2]))
+                held.append(connected((scene.control, scene.data)[len(held) % 2]))
         if not said:
             said = True
             _say_ready()
@@ -231,14 +231,15 @@ def _dim(scene: Scene) -> int:
     return 32 if scene.nodes <= 20_000 else 128
 
 
-def _connected(address: str) -> socket.socket:
+def connected(address: str) -> socket.socket:
+    """Return a connection that does not block."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), 5.0)
     connection.setblocking(False)
     return connection
 
 
-def _ended(connection: socket.socket) -> bool:
+def ended(connection: socket.socket) -> bool:
     """Return whether the other side hung up. A server's greeting is read and thrown away."""
     try:
         while connection.recv(4096):
