@@ -45,6 +45,7 @@ STRANGER_MB, STRANGER_S = 64.0, 30.0
 """What a caller without a token holds at most, and for how long."""
 _COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
 _READY_S, _END_S, _TIMEOUT_S, _CALLERS_READY_S = 60.0, 40.0, 10.0, 30.0
+_LOWEST_PRIORITY = 19
 _STRANGERS = 200
 """Connections to each port."""
 _MOST_MB = 4_000.0
@@ -279,11 +280,15 @@ class _Server:
 
 @contextmanager
 def _caller(behaviour: str, scene: Scene) -> Iterator[subprocess.Popen[str]]:
-    """Run a hostile caller until the end of the block."""
+    """Run a hostile caller until the end of the block.
+
+    At the lowest priority: it would have a machine of its own, and not share the processor of the server.
+    """
     command = [sys.executable, str(Path(__file__).with_name("hostile_callers.py")), behaviour]
     process = subprocess.Popen(
         [*command, json.dumps(asdict(scene))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
+    os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
     try:
         yield process
     finally:

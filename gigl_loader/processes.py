@@ -30,6 +30,7 @@ __all__ = [
     "is_stopped",
     "keep_freed_memory",
     "leave_with",
+    "release_freed_memory",
     "run_state",
 ]
 
@@ -117,6 +118,15 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
+def release_freed_memory() -> None:
+    """Give memory that was freed back to the system, for a process that has nothing to do for a while.
+
+    No effect where there is no glibc.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def enter() -> None:

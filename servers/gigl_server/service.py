@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
+from gigl_loader.processes import release_freed_memory
 from gigl_server.asks import Asks
 from gigl_server.channels import Errand
 from gigl_server.frame_memory import FrameMemory
@@ -51,6 +52,8 @@ THREADS_PER_WORKER = 4
 
 _JOIN_S = 5.0
 _IDLE_S = 60.0
+_RELEASE_EVERY_S = 10.0
+"""While idle. What refused callers sent was freed, and stays with the process: 86 MB after 16 of 16 MiB."""
 _LONG_PAUSE = 0.25  # Of a lease.
 _UNFETCHED_S = 5.0
 """A frame that lies there for so long gives way to a job that waits: trainers fetch theirs at once."""
@@ -105,6 +108,7 @@ class SamplingService:
         )
         self._store: PartitionedStore | None = None
         self._pool: WorkerPool | None = None
+        self._released = clock()
         self._housekeeper = Housekeeper(self.sweep, paused=self._resume)
 
     def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
@@ -285,9 +289,13 @@ class SamplingService:
         now = self._clock()
         self.frames.drop_forgotten(now - self.limits.frame_s)
         self._asks.relieve(now - _UNFETCHED_S)
-        if now - self._asks.last_turn > _IDLE_S:
+        idle_s = now - self._asks.last_turn
+        if idle_s > _IDLE_S:
             self._samplers.clear()
             self._memory.trim()
+        if idle_s > _RELEASE_EVERY_S and now - self._released > _RELEASE_EVERY_S:
+            self._released = now
+            release_freed_memory()
 
     def _work(self, errand: Errand, thread: int) -> None:
         made: Made | Refusal = Refusal(Status.UNAVAILABLE, "the server failed to sample; its log says why")
