@@ -358,11 +358,11 @@ def test_a_job_that_waits_for_nobody_but_itself_loses_nothing() -> None:
     clock = Clock()
     with service_of(clock=clock, frame_bytes=100_000) as service:
         trainers = [Trainer(service, key=str(number)) for number in range(2)]
-        for trainer in trainers:
-            for batch in range(3):
+        for batch in range(3):  # In turns: else the first may have two frames made before the second asks.
+            for trainer in trainers:
                 trainer.ask(batch)
-        for turn in range(6):  # Slower than any deadline, but for one fetch after the other.
-            clock.now += 20
+        for turn in range(6):  # Slower than a frame may lie there, but for one fetch after the other.
+            clock.now += 14  # Both first frames may be made before this: the second is 28 s old, of 30.
             name, outcome = trainers[turn % 2].answers.next()
             service.heartbeat(JOB, [each.channel.id for each in trainers])
             service.sweep()
