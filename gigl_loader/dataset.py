@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.graph.verifier import Verify
     from gigl_loader.hosts.membership import Membership
-    from gigl_loader.options import EdgeType, NodeType, StoreOptions
+    from gigl_loader.options import EdgeType, NodeType, StoreOptions, Verify
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSource, SourceRequest

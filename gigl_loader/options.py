@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gigl_loader.sizes import whole_number
 
@@ -18,15 +18,23 @@ if TYPE_CHECKING:
 __all__ = [
     "LONGEST_KEY",
     "START_METHODS",
+    "VERIFY_MODES",
     "EdgeType",
     "NodeType",
     "SamplingPlan",
     "StoreOptions",
+    "Verify",
     "WorkerOptions",
+    "check_verify",
 ]
 
 NodeType = str
 EdgeType = tuple[str, str, str]
+Verify: TypeAlias = Literal["full", "lazy", "none"]
+"""``"full"``: opening reads every byte. ``"lazy"``: topology, ids and splits are read before their first use,
+features in the background. ``"none"``: only headers are checked."""
+
+VERIFY_MODES: tuple[Verify, ...] = ("full", "lazy", "none")
 
 START_METHODS = ("spawn", "forkserver", "fork")
 
@@ -156,3 +164,11 @@ class StoreOptions:
             "max_concurrent_producer_inits": self.max_producer_inits,
         }
         return {name: value for name, value in named.items() if value is not None}
+
+
+def check_verify(verify: object) -> Verify:
+    """Return ``verify``, if it is one of the modes. ``ValueError`` lists them."""
+    for mode in VERIFY_MODES:
+        if verify == mode:
+            return mode
+    raise ValueError(f"verify must be one of {', '.join(map(repr, VERIFY_MODES))}, got {verify!r}")

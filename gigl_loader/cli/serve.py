@@ -93,7 +93,7 @@ def serve(
 
     A flag goes before a variable, a variable before the file.
 
-    Exit codes: 0 ended in order, 1 a failure, 2 a mistake in the options.
+    Exit codes: 0 ended in order, 1 a failure, 2 a mistake in the options, 3 a part of the server died.
     """
     flags: dict[str, Any] = {
         "graph_dir": graph_dir,

@@ -14,7 +14,7 @@ from gigl_loader.graph.schema import (
     edge_type_address,
     type_name,
 )
-from gigl_loader.graph.verifier import Verify
+from gigl_loader.options import Verify
 
 __all__ = [
     "HOMOGENEOUS_EDGE",

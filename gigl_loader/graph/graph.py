@@ -25,7 +25,8 @@ from gigl_loader.graph.paths import (
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 from gigl_loader.graph.verification import check_part, check_split, verify_graph
-from gigl_loader.graph.verifier import LazyVerifier, NoVerifier, Verifier, Verify, check_verify
+from gigl_loader.graph.verifier import LazyVerifier, NoVerifier, Verifier
+from gigl_loader.options import Verify, check_verify
 
 __all__ = ["Graph", "open_partitions"]
 

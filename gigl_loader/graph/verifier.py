@@ -10,20 +10,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import Folder, Status
 from gigl_loader.native import install_bus_error_handler
 
-__all__ = ["VERIFY_MODES", "LazyVerifier", "NoVerifier", "Verifier", "Verify", "check_verify"]
-
-Verify: TypeAlias = Literal["full", "lazy", "none"]
-"""``"full"``: opening reads every byte. ``"lazy"``: topology, ids and splits are read before their first use,
-features in the background. ``"none"``: only headers are checked."""
-
-VERIFY_MODES: tuple[Verify, ...] = ("full", "lazy", "none")
+__all__ = ["LazyVerifier", "NoVerifier", "Verifier"]
 
 _LOGGER = logging.getLogger(__name__)
 _SMALL_BYTES = 256 << 20
@@ -181,14 +175,6 @@ class LazyVerifier:
     def _raise_failure(self) -> None:
         if self._state.failure is not None:
             raise FormatError(self._state.failure)
-
-
-def check_verify(verify: object) -> Verify:
-    """Return ``verify``, if it is one of the modes. ``ValueError`` lists them."""
-    for mode in VERIFY_MODES:
-        if verify == mode:
-            return mode
-    raise ValueError(f"verify must be one of {', '.join(map(repr, VERIFY_MODES))}, got {verify!r}")
 
 
 def _ignore(nbytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from gigl_loader.graph.verifier import check_verify
+from gigl_loader.options import check_verify
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_authority, check_name
 from gigl_loader.rpc.credentials import Credentials

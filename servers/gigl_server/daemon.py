@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.graph import open_partitions
-from gigl_loader.graph.verifier import check_verify
+from gigl_loader.options import check_verify
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.resources import raise_file_limit
 from gigl_server.last_resort import leave_within

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.graph import Graph, open_partitions
-from gigl_loader.graph.verifier import check_verify
+from gigl_loader.options import check_verify
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
 from gigl_loader.rpc.requests import Envelope

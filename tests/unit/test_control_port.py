@@ -219,10 +219,13 @@ def test_refusals_are_logged_without_secrets(served: Served, caplog: pytest.LogC
 
     refused("Heartbeat", b"", ("authorization", authorization(wrong)))
     refused("CreateProducer", b"\xff" * 9, ("authorization", authorization(TOKEN)), (JOB_HEADER, "a" * 64))
-    lines = [line for line in caplog.messages if line.startswith("refused")]
-    assert len(lines) == 2
-    assert "refused 127.0.0.1: Heartbeat: UNAUTHENTICATED" in lines[0]
-    assert "CreateProducer: INVALID_ARGUMENT: the message is no CreateProducerRequest" in lines[1]
+
+    def lines() -> list[str]:
+        return [line for line in caplog.messages if line.startswith("refused")]
+
+    assert wait_until(lambda: len(lines()) == 2, seconds=20)  # A refusal is logged after it was sent.
+    assert "refused 127.0.0.1: Heartbeat: UNAUTHENTICATED" in lines()[0]
+    assert "CreateProducer: INVALID_ARGUMENT: the message is no CreateProducerRequest" in lines()[1]
     assert wrong not in caplog.text
     assert TOKEN not in caplog.text
 
