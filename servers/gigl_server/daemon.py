@@ -85,8 +85,8 @@ def serve_until_told(
 
     After ``LET_GO`` nobody is there to fetch anything, and it does not drain. ``RELOAD`` calls ``reload``.
     """
-    threading.Thread(target=_tell_failure, args=(server, told), name="readiness", daemon=True).start()
-    threading.Thread(target=_tell_death, args=(server.died, told), name="death", daemon=True).start()
+    for event, word, name in ((server.failed, _CANNOT, "readiness"), (server.died, _DIED, "death")):
+        threading.Thread(target=_tell, args=(event, word, told), name=name, daemon=True).start()
     while (word := wait_for_word(told)) == RELOAD:
         reload()
     if word == _CANNOT:
@@ -119,15 +119,10 @@ def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> N
         _LOGGER.info("%s: log, certificates and tokens are those of now", RELOAD)
 
 
-def _tell_failure(server: StorageServer, told: SimpleQueue[str]) -> None:
-    server.failed.wait()
-    told.put(_CANNOT)
-
-
-def _tell_death(died: threading.Event, told: SimpleQueue[str]) -> None:
-    """Wait without the server, which would outlive its end in this thread."""
-    died.wait()
-    told.put(_DIED)
+def _tell(event: threading.Event, word: str, told: SimpleQueue[str]) -> None:
+    """Put a word in the queue once the event is set. Without the server, which would outlive its end here."""
+    event.wait()
+    told.put(word)
 
 
 def prepare_process() -> None:
