@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.remote_store import RemoteStore
 
-ROWS = RowAsk(kind="node", columns=("x", "y"), rows=np.random.default_rng(0).integers(0, 600, 400_000))
+# 115 MB: more than all buffers between a service and its caller hold.
+ROWS = RowAsk(kind="node", columns=("x", "y"), rows=np.random.default_rng(0).integers(0, 600, 1_600_000))
 """29 MB in 28 chunks."""
 
 
