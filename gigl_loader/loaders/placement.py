@@ -64,8 +64,9 @@ class Placement:
         """
         group = RankGroup.current(patience_s=options.timeout_s)
         sharding = arguments.sharding(options.sharding, many_ranks=group is not None)
-        # A loader that stands alone must not wait for others, not even to know where it stands.
-        topology = Topology.without_asking() if sharding == "none" else options.resolve(options.timeout_s)
+        # A loader that shall stand alone must not wait for others, not even to know where it stands.
+        alone = options.sharding == "none"
+        topology = Topology.without_asking() if alone else options.resolve(options.timeout_s)
         agreement = None
         if group is not None and sharding != "none":
             agreement = Agreement(group, options.kind, options.name)
