@@ -21,7 +21,7 @@ from pyarrow import flight
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, checksum_text, verified_chunks
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, Crc32c, ReplyChunks, checksum_text
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import WireCounts
@@ -119,17 +119,17 @@ class Connection:
     def ask(
         self,
         request: bytes,
-        read: Callable[[Iterator[tuple[Bytes, int | None]]], Result],
+        read: Callable[[ReplyChunks], Result],
         *,
         timeout_s: float | None = None,
         attempts: float = math.inf,
     ) -> Result:
         """Send a request and return what ``read`` makes of the reply, given as chunks.
 
-        ``read`` is called again for every attempt. Raises ``StorageUnavailable`` when ``timeout_s`` (by
-        default the connection's) are over or ``attempts`` have failed, not counting those for which the
-        server was too busy, and at once what another attempt cannot mend. ``FormatError`` when three
-        attempts in a row, or all, came damaged.
+        ``read`` takes all chunks, and shows each to their checksum. It is called again for every attempt.
+        Raises ``StorageUnavailable`` when ``timeout_s`` (the connection's by default) are over or ``attempts``
+        have failed, not counting those for which the server was too busy, and at once what another attempt
+        cannot mend. ``FormatError`` when three attempts in a row, or all, came damaged.
         """
         began = time.monotonic()
         seconds = self._timeout_s if timeout_s is None else timeout_s
@@ -183,9 +183,7 @@ class Connection:
             with suppress(pa.ArrowException):
                 client.close()
 
-    def _attempt(
-        self, request: bytes, read: Callable[[Iterator[tuple[Bytes, int | None]]], Result], seconds: float
-    ) -> Result:
+    def _attempt(self, request: bytes, read: Callable[[ReplyChunks], Result], seconds: float) -> Result:
         client = self._connected()
         headers = [*self._headers, (CHECKSUM_HEADER.encode(), checksum_text(request).encode())]
         options = flight.FlightCallOptions(timeout=seconds, headers=headers)
@@ -193,8 +191,12 @@ class Connection:
         try:
             with self._errors():
                 stream = client.do_get(flight.Ticket(request), options)
-            with self._watched(stream):
-                return read(self._chunks(stream))
+            chunks = ReplyChunks(self._received(stream), Crc32c())
+            try:
+                with self._watched(stream):
+                    return read(chunks)
+            finally:
+                self.count(bytes_in=chunks.nbytes)
         except FormatError as error:
             self.count(damaged=1)
             raise _Damaged(str(error)) from None
@@ -251,12 +253,6 @@ class Connection:
         finally:
             with self._lock:
                 self._streams.discard(stream)
-
-    def _chunks(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
-        """Yield each chunk, and with the first the size of the whole reply."""
-        for chunk, total in verified_chunks(self._received(stream)):
-            self.count(bytes_in=len(chunk))
-            yield chunk, total
 
     def _received(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
         """Yield each chunk, the trailer included."""

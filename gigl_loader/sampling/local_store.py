@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import Adjacency, copy_rows, draw_hop
+from gigl_loader.native import Adjacency, copy_rows, copy_rows_crc, draw_hop
 from gigl_loader.sampling.rows import as_rows
 from gigl_loader.sampling.store import Neighbors
 
@@ -63,6 +63,16 @@ class LocalStore:
         columns = [self._column(ask.kind, name) for name in ask.columns]
         for column, matrix in zip(columns, out, strict=True):
             copy_rows(column.rows, ask.rows, places, matrix, first=column.first)
+
+    def gather_in_order(self, ask: RowAsk, out: Sequence[Bytes], crc: int) -> int:
+        """Write row ``ask.rows[i]`` of column c to ``out[c][i]``. Return ``crc`` continued with ``out``.
+
+        The CRC-32C is computed while the rows are in the caches.
+        """
+        columns = [self._column(ask.kind, name) for name in ask.columns]
+        for column, matrix in zip(columns, out, strict=True):
+            crc = copy_rows_crc(column.rows, ask.rows, None, matrix, crc, first=column.first)
+        return crc
 
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gigl_loader.native import crc32c
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import (
     CHUNK_BYTES,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Int64Array = npt.NDArray[np.int64]
 
-__all__ = ["Answers", "Reply"]
+__all__ = ["Answers", "Reply", "crc_of"]
 
 _KEPT_BYTES = 64 << 20
 _KEPT_ROW_BYTES = 256 << 20
@@ -63,6 +64,8 @@ class Reply(NamedTuple):
     """To be sent one by one. What they refer to is memory of their own."""
     loan: Loan
     """Of memory. Whoever sends the reply releases it."""
+    crc: int
+    """CRC-32C of all chunks."""
     size_is_told: bool
     """The first chunk comes with the size of all: callers do not know it."""
 
@@ -115,9 +118,10 @@ class Answers:
             ]
             ordered = replace(ask, columns=tuple(layout.specs))
             with self._ledger.timed("gathering_s"):
-                self._stores[partition].gather(ordered, np.arange(len(ask.rows)), out)
+                crc = crc32c(memory[: len(layout.header)])
+                crc = self._stores[partition].gather_in_order(ordered, out, crc)
         chunks = [memory[each.start : each.stop] for each in row_chunks(layout)]
-        return Reply(chunks, loan, size_is_told=False)
+        return Reply(chunks, loan, crc, size_is_told=False)
 
     def _document(
         self, partition: int | None, asked: Request | Inquiry, kept: int, caller: Identity
@@ -126,7 +130,7 @@ class Answers:
         with self._lent(kept + self._most_bytes(partition, asked), caller) as loan:
             chunks = self._cut(self._pieces(partition, asked))
         loan.shrink(kept + sum(map(len, chunks)))
-        return Reply(chunks, loan, size_is_told=True)
+        return Reply(chunks, loan, crc_of(chunks), size_is_told=True)
 
     @contextmanager
     def _lent(self, nbytes: int, caller: Identity) -> Iterator[Loan]:
@@ -193,6 +197,11 @@ class Answers:
             schema.nodes[ask.kind].columns if isinstance(ask.kind, str) else schema.edges[ask.kind].columns
         )
         return {name: columns[name].row_bytes for name in ask.columns}
+
+
+def crc_of(chunks: Sequence[Bytes]) -> int:
+    """Return the CRC-32C of chunks, one after the other."""
+    return reduce(lambda crc, chunk: crc32c(chunk, crc), chunks, 0)
 
 
 def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: bool) -> int:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
 
-from gigl_loader.native import crc32c
 from gigl_loader.rpc.checksums import checksum_text, checksum_trailer
 from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES
+from gigl_server.answers import crc_of
 from gigl_server.audit import AuditLog
 from gigl_server.budget import Budget
 from gigl_server.connections import Connections, place_of
@@ -117,7 +116,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             with self._turns.lend(1, caller):
                 reply = self._answers.answer(request, caller)
             call.at_end.callback(reply.loan.release)
-            return self._stream(reply.chunks, first_tells_size=reply.size_is_told)
+            return self._stream(reply.chunks, reply.crc, first_tells_size=reply.size_is_told)
 
     def _begin(self, call: Call, caller: Identity, peer: str) -> None:
         """Count a call until its reply was sent."""
@@ -132,14 +131,14 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         frame = None if self._frames is None else self._frames.take(handle, call.job)
         if frame is None:
             raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
-        return self._stream([frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)])
+        chunks = [frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)]
+        return self._stream(chunks, crc_of(chunks))
 
-    def _stream(self, chunks: list[Bytes], *, first_tells_size: bool = False) -> Any:
+    def _stream(self, chunks: list[Bytes], crc: int, *, first_tells_size: bool = False) -> Any:
         """Return chunks and their checksum as a stream without Python, or all but, that waits for nobody."""
         total = sum(map(len, chunks))
         self._ledger.add(bytes_out=total)
-        trailer = checksum_trailer(reduce(_continued, chunks, 0))
-        batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, trailer)]
+        batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, checksum_trailer(crc))]
         if first_tells_size:  # Only Flight's generators take metadata; this one has nothing left to do.
             first, *others = batches
             return flight.GeneratorStream(_SCHEMA, iter([(first, total.to_bytes(8, "little")), *others]))
@@ -202,10 +201,6 @@ def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
         ender.join(timeout_s)
     if ender.is_alive():
         _LOGGER.error("the data port does not end")
-
-
-def _continued(crc: int, chunk: Bytes) -> int:
-    return crc32c(chunk, crc)
 
 
 def _batch(buffer: Any) -> Any:
