@@ -72,7 +72,7 @@ def checksum_trailer(crc: int) -> bytes:
 
 
 class Checksum(Protocol):
-    """Checksum of a reply. Whoever reads the reply shows it each byte once, in order: best while copying."""
+    """Checksum of a reply. Both sides show it each byte once, in order: best while copying."""
 
     def add(self, data: Bytes) -> None:
         """Continue with uint8 [N]."""
@@ -80,15 +80,26 @@ class Checksum(Protocol):
     def copy(self, data: Bytes, out: Bytes) -> None:
         """Copy ``data`` to ``out``, both uint8 [N], and continue with it."""
 
-    def copy_rows(self, rows: Bytes, places: Int64Array, out: Bytes) -> None:
-        """Copy ``rows`` [N, row bytes] to ``out[places]``, and continue with them."""
+    def copy_rows(
+        self,
+        source: Bytes,
+        rows: Int64Array | None,
+        places: Int64Array | None,
+        out: Bytes,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Do what ``native.copy_rows`` does, and continue with the rows in the order of ``rows``."""
+
+    def trailer(self) -> bytes:
+        """Return the last chunk of the reply."""
 
     def matches(self, trailer: bytes) -> bool:
-        """Return whether this is the trailer of what was shown."""
+        """Return whether a reply that ends with ``trailer`` is what was shown."""
 
 
 class Crc32c:
-    """CRC-32C, which is computed while the bytes are in the caches."""
+    """CRC-32C, computed while the bytes are in the caches. The trailer is its value, little-endian."""
 
     def __init__(self) -> None:
         self._value = 0
@@ -99,15 +110,26 @@ class Crc32c:
     def copy(self, data: Bytes, out: Bytes) -> None:
         self._value = copy_crc32c(data, out, self._value)
 
-    def copy_rows(self, rows: Bytes, places: Int64Array, out: Bytes) -> None:
-        self._value = copy_rows_crc(rows, None, places, out, self._value)
+    def copy_rows(
+        self,
+        source: Bytes,
+        rows: Int64Array | None,
+        places: Int64Array | None,
+        out: Bytes,
+        *,
+        first: int = 0,
+    ) -> None:
+        self._value = copy_rows_crc(source, rows, places, out, self._value, first=first)
+
+    def trailer(self) -> bytes:
+        return checksum_trailer(self._value)
 
     def matches(self, trailer: bytes) -> bool:
-        return trailer == checksum_trailer(self._value)
+        return trailer == self.trailer()
 
 
 class Unread:
-    """No checksum, for bytes that TLS has checked."""
+    """No checksum, for a reader whose TLS checks every record: the trailer is zero, and not looked at."""
 
     def add(self, data: Bytes) -> None:
         pass
@@ -115,8 +137,19 @@ class Unread:
     def copy(self, data: Bytes, out: Bytes) -> None:
         np.copyto(out, data)
 
-    def copy_rows(self, rows: Bytes, places: Int64Array, out: Bytes) -> None:
-        copy_rows(rows, None, places, out)
+    def copy_rows(
+        self,
+        source: Bytes,
+        rows: Int64Array | None,
+        places: Int64Array | None,
+        out: Bytes,
+        *,
+        first: int = 0,
+    ) -> None:
+        copy_rows(source, rows, places, out, first=first)
+
+    def trailer(self) -> bytes:
+        return checksum_trailer(0)
 
     def matches(self, trailer: bytes) -> bool:
         return True

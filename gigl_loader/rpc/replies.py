@@ -231,7 +231,7 @@ class RowScatter:
             raise FormatError(f"reply: more than the {self._layout.nbytes} bytes it was said to have")
         began = time.thread_time_ns()
         for name, first, rows in self._parts(chunk):
-            self._checksum.copy_rows(rows, self._places[first : first + len(rows)], self._out[name])
+            self._checksum.copy_rows(rows, None, self._places[first : first + len(rows)], self._out[name])
         self.placing_ns += time.thread_time_ns() - began
         self._done += len(chunk)
 

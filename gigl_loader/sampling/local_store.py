@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import Adjacency, copy_rows, copy_rows_crc, draw_hop
+from gigl_loader.native import Adjacency, copy_rows, draw_hop
 from gigl_loader.sampling.rows import as_rows
 from gigl_loader.sampling.store import Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, NodeType
@@ -59,20 +59,21 @@ class LocalStore:
             raise FormatError(str(error)) from None
         return Neighbors(*drawn)
 
-    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
-        columns = [self._column(ask.kind, name) for name in ask.columns]
-        for column, matrix in zip(columns, out, strict=True):
-            copy_rows(column.rows, ask.rows, places, matrix, first=column.first)
+    def gather(
+        self,
+        ask: RowAsk,
+        places: Int64Array | None,
+        out: Sequence[Bytes],
+        *,
+        copy: Callable[..., None] = copy_rows,
+    ) -> None:
+        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``; to ``out[c][i]`` without places.
 
-    def gather_in_order(self, ask: RowAsk, out: Sequence[Bytes], crc: int) -> int:
-        """Write row ``ask.rows[i]`` of column c to ``out[c][i]``. Return ``crc`` continued with ``out``.
-
-        The CRC-32C is computed while the rows are in the caches.
+        ``copy`` is called for each column, and does what ``native.copy_rows`` does.
         """
         columns = [self._column(ask.kind, name) for name in ask.columns]
         for column, matrix in zip(columns, out, strict=True):
-            crc = copy_rows_crc(column.rows, ask.rows, None, matrix, crc, first=column.first)
-        return crc
+            copy(column.rows, ask.rows, places, matrix, first=column.first)
 
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 from pyarrow import flight
 
-from gigl_loader.rpc.checksums import checksum_text, checksum_trailer
+from gigl_loader.rpc.checksums import checksum_text
 from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES
-from gigl_server.answers import crc_of
 from gigl_server.audit import AuditLog
 from gigl_server.budget import Budget
 from gigl_server.connections import Connections, place_of
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_loader.rpc.address import Address
+    from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.answers import Answers
     from gigl_server.connections import Place
@@ -114,9 +114,9 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             if handle is not None:
                 return self._frame(call, handle)
             with self._turns.lend(1, caller):
-                reply = self._answers.answer(request, caller)
+                reply = self._answers.answer(request, caller, call.reply_checksum)
             call.at_end.callback(reply.loan.release)
-            return self._stream(reply.chunks, reply.crc, first_tells_size=reply.size_is_told)
+            return self._stream(reply.chunks, call.reply_checksum, first_tells_size=reply.size_is_told)
 
     def _begin(self, call: Call, caller: Identity, peer: str) -> None:
         """Count a call until its reply was sent."""
@@ -132,13 +132,15 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         if frame is None:
             raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
         chunks = [frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)]
-        return self._stream(chunks, crc_of(chunks))
+        for chunk in chunks:
+            call.reply_checksum.add(chunk)
+        return self._stream(chunks, call.reply_checksum)
 
-    def _stream(self, chunks: list[Bytes], crc: int, *, first_tells_size: bool = False) -> Any:
+    def _stream(self, chunks: list[Bytes], checksum: Checksum, *, first_tells_size: bool = False) -> Any:
         """Return chunks and their checksum as a stream without Python, or all but, that waits for nobody."""
         total = sum(map(len, chunks))
         self._ledger.add(bytes_out=total)
-        batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, checksum_trailer(crc))]
+        batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, checksum.trailer())]
         if first_tells_size:  # Only Flight's generators take metadata; this one has nothing left to do.
             first, *others = batches
             return flight.GeneratorStream(_SCHEMA, iter([(first, total.to_bytes(8, "little")), *others]))

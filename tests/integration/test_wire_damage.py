@@ -83,7 +83,7 @@ def test_answers_of_a_peer_come_right_or_not_at_all(ask: Any) -> None:
 
 
 def test_a_reply_that_is_always_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.data.checksum_trailer", lambda crc: bytes(4))
+    monkeypatch.setattr("gigl_loader.rpc.checksums.Crc32c.trailer", lambda _: bytes(4))
     graph = small_graph()
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)

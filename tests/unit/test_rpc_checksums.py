@@ -103,10 +103,11 @@ def test_every_way_to_take_bytes_is_the_same(count: int, width: int, seed: int, 
     for checksum in (Crc32c(), Unread()):
         cut = data.draw(st.integers(0, count))
         scattered, copied = np.empty_like(rows), np.empty_like(flat[cut * width :])
-        checksum.copy_rows(rows[:cut], places[:cut], scattered)
+        checksum.copy_rows(rows[:cut], None, places[:cut], scattered)
         checksum.copy(flat[cut * width :], copied)
         assert np.array_equal(scattered[places[:cut]], rows[:cut])
         assert np.array_equal(copied, flat[cut * width :])
         assert checksum.matches(trailer)
+        assert checksum.trailer() == (bytes(4) if isinstance(checksum, Unread) else trailer)
         checksum.add(np.ones(1, np.uint8))
         assert checksum.matches(trailer) == isinstance(checksum, Unread)
