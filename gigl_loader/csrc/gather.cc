@@ -171,7 +171,8 @@ struct Destination {
 // side by side for that: the processor's instructions are fast over some kilobytes only.
 int64_t CopyHot(const Block& source, const Destination& destination, int64_t count, uint32_t& crc) {
   const int64_t row_bytes = source.row_bytes;
-  const int64_t step = std::max<int64_t>(kHotBytes / std::max<int64_t>(row_bytes, 1), 1);
+  const int64_t most = std::max<int64_t>(kHotBytes / std::max<int64_t>(row_bytes, 1), 1);
+  const int64_t step = std::min(most, std::max<int64_t>(count, 1));
   const std::unique_ptr<std::byte[]> stage(source.rows.empty() ? nullptr : new std::byte[step * row_bytes]);
   for (int64_t begin = 0; begin < count; begin += step) {
     const int64_t rows = std::min(step, count - begin);
