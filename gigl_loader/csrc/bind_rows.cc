@@ -36,8 +36,10 @@ void BindGather(const std::vector<Rows>& parts, const Array<const int64_t>& boun
                          std::to_string(bounds(parts.size())) + ")");
 }
 
-void BindCopyRows(const Rows& source, const std::optional<Array<const int64_t>>& rows,
-                  const std::optional<Array<const int64_t>>& places, const MutableRows& out, int64_t first) {
+using Indices = std::optional<Array<const int64_t>>;
+
+void CopyChecked(const Rows& source, const Indices& rows, const Indices& places, const MutableRows& out, int64_t first,
+                 uint32_t* crc) {
   Require(source.shape(1) == out.shape(1), "source and out need rows of the same size");
   const size_t count = rows ? rows->shape(0) : places ? places->shape(0) : source.shape(0);
   Require(!places || places->shape(0) == count, "rows and places differ in length");
@@ -49,7 +51,7 @@ void BindCopyRows(const Rows& source, const std::optional<Array<const int64_t>>&
     wrong = CopyRows(block, rows ? Span(*rows) : std::span<const int64_t>(),
                      places ? Span(*places) : std::span<const int64_t>(), static_cast<int64_t>(count),
                      static_cast<int64_t>(out.shape(1)), reinterpret_cast<std::byte*>(out.data()),
-                     static_cast<int64_t>(out.shape(0)));
+                     static_cast<int64_t>(out.shape(0)), crc);
   }
   if (wrong < 0) return;
   const int64_t row = rows ? (*rows)(wrong) : wrong + first;
@@ -57,6 +59,16 @@ void BindCopyRows(const Rows& source, const std::optional<Array<const int64_t>>&
   Require(false, "row " + std::to_string(row) + " of [" + std::to_string(first) + ", " +
                      std::to_string(first + block.num_rows) + ") to place " + std::to_string(place) + " of [0, " +
                      std::to_string(out.shape(0)) + ") cannot be copied");
+}
+
+void BindCopyRows(const Rows& source, const Indices& rows, const Indices& places, const MutableRows& out, int64_t first) {
+  CopyChecked(source, rows, places, out, first, nullptr);
+}
+
+uint32_t BindCopyRowsCrc(const Rows& source, const Indices& rows, const Indices& places, const MutableRows& out,
+                         uint32_t crc, int64_t first) {
+  CopyChecked(source, rows, places, out, first, &crc);
+  return crc;
 }
 
 std::vector<std::pair<NewArray<int64_t>, NewArray<int64_t>>> BindSplitByOwner(const Array<const int64_t>& values,
@@ -110,6 +122,8 @@ void BindRows(nb::module_& m) {
   m.def("gather", &BindGather, "parts"_a.noconvert(), "bounds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert());
   m.def("copy_rows", &BindCopyRows, "source"_a.noconvert(), "rows"_a.noconvert().none(), "places"_a.noconvert().none(),
         "out"_a.noconvert(), nb::kw_only(), "first"_a = 0);
+  m.def("copy_rows_crc", &BindCopyRowsCrc, "source"_a.noconvert(), "rows"_a.noconvert().none(),
+        "places"_a.noconvert().none(), "out"_a.noconvert(), "crc"_a, nb::kw_only(), "first"_a = 0);
   m.def("split_by_owner", &BindSplitByOwner, "values"_a.noconvert(), "bounds"_a.noconvert());
   m.def("expand_edges", &BindExpandEdges, "rows"_a.noconvert(), "colptr"_a.noconvert(), "out"_a.noconvert());
 }

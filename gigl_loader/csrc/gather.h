@@ -21,9 +21,10 @@ struct RowBlock {
 
 // Gathers and scatters in one: copies row rows[i] of `source` to row places[i] of `out`, which has
 // `out_rows`. An empty `rows` or `places` stands for 0 .. count - 1 (rows counted from the first).
-// Returns the first i with a row or a place outside, or -1. Each place is to be named once.
+// Returns the first i with a row or a place outside, or -1. Each place is to be named once. A `crc` is
+// continued with the rows in the order of i, while they are in the caches: its value is that of Crc32c.
 int64_t CopyRows(const RowBlock& source, std::span<const int64_t> rows, std::span<const int64_t> places,
-                 int64_t count, int64_t row_bytes, std::byte* out, int64_t out_rows);
+                 int64_t count, int64_t row_bytes, std::byte* out, int64_t out_rows, uint32_t* crc = nullptr);
 
 // Writes compact edges as two rows of int64: neighbours[e] = rows[e], and targets[e] = t for the
 // edges e in [colptr[t], colptr[t + 1]). colptr must rise from 0 to rows.size().

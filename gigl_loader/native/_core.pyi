@@ -26,8 +26,14 @@ def uniforms(key: int, out: npt.NDArray[np.float64]) -> None:
 def crc32c(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
     """Return the CRC-32C of the bytes that ``crc`` was computed of, followed by ``data`` (uint8 [N])."""
 
+def crc32c_strands(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
+    """Return what ``crc32c`` returns, by CRC instructions alone."""
+
 def crc32c_portable(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
     """Return what ``crc32c`` returns, by tables: what processors without the instructions do."""
+
+def copy_crc32c(data: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8], crc: int = 0) -> int:
+    """Copy ``data`` to ``out`` (both uint8 [N], not overlapping), and return what ``crc32c`` returns."""
 
 def crc32c_blocks(data: npt.NDArray[np.uint8], block_bytes: int, sums: npt.NDArray[np.uint32]) -> None:
     """Write the CRC-32C of each block of ``data`` (uint8 [N]) to ``sums`` (uint32 [blocks]).
@@ -88,6 +94,20 @@ def copy_rows(
 
     ``None`` stands for ``0, 1, ...`` (of ``source``, of ``out``). Places must differ. ``ValueError``
     for a row or place outside.
+    """
+
+def copy_rows_crc(
+    source: npt.NDArray[np.uint8],
+    rows: Int64Array | None,
+    places: Int64Array | None,
+    out: npt.NDArray[np.uint8],
+    crc: int,
+    *,
+    first: int = 0,
+) -> int:
+    """Do what ``copy_rows`` does, and return ``crc`` continued with the rows, in the order of ``rows``.
+
+    Cheaper than ``crc32c`` over the rows before or after: they are in the caches.
     """
 
 def split_by_owner(values: Int64Array, bounds: Int64Array) -> list[tuple[Int64Array, Int64Array]]:

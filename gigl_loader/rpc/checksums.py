@@ -6,13 +6,13 @@ checksum covers them. A checksum finds accidents; who may change bytes on purpos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
-from gigl_loader.native import crc32c
+from gigl_loader.native import copy_crc32c, copy_rows, copy_rows_crc, crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,15 +20,23 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKSUM_HEADER",
     "MAX_DAMAGED",
+    "UNREAD_HEADER",
+    "Checksum",
+    "Crc32c",
+    "ReplyChunks",
+    "Unread",
     "checksum_text",
     "checksum_trailer",
     "message_checksum",
     "message_is_whole",
-    "verified_chunks",
 ]
 
 CHECKSUM_HEADER = "gigl-crc32c"
 """Header of a call: CRC-32C of its ticket or message, as 8 hexadecimal digits."""
+
+UNREAD_HEADER = "gigl-checksum-unread"
+"""Header of a call whose caller does not look at the checksum of the reply: its connection is TLS, which
+finds every change of a record. Any value."""
 
 MAX_DAMAGED = 3
 """Attempts that may come damaged, in a row, before the caller is told."""
@@ -36,6 +44,7 @@ MAX_DAMAGED = 3
 _TRAILER_BYTES = 4
 
 Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
 
 
 def checksum_text(data: bytes) -> str:
@@ -62,21 +71,115 @@ def checksum_trailer(crc: int) -> bytes:
     return crc.to_bytes(_TRAILER_BYTES, "little")
 
 
-def verified_chunks(chunks: Iterator[tuple[Bytes, int | None]]) -> Iterator[tuple[Bytes, int | None]]:
-    """Yield the chunks of a reply but its trailer. ``FormatError`` at the end, if they do not match it."""
-    crc = 0
-    held: tuple[Bytes, int | None] | None = (
-        None  # What may be the trailer. Others are used while in the caches.
-    )
-    for chunk, total in chunks:
-        if held is not None:
-            crc = crc32c(held[0], crc)
-            yield held
-            held = None
-        if len(chunk) == _TRAILER_BYTES:
+class Checksum(Protocol):
+    """Checksum of a reply. Both sides show it each byte once, in order: best while copying."""
+
+    def add(self, data: Bytes) -> None:
+        """Continue with uint8 [N]."""
+
+    def copy(self, data: Bytes, out: Bytes) -> None:
+        """Copy ``data`` to ``out``, both uint8 [N], and continue with it."""
+
+    def copy_rows(
+        self,
+        source: Bytes,
+        rows: Int64Array | None,
+        places: Int64Array | None,
+        out: Bytes,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Do what ``native.copy_rows`` does, and continue with the rows in the order of ``rows``."""
+
+    def trailer(self) -> bytes:
+        """Return the last chunk of the reply."""
+
+    def matches(self, trailer: bytes) -> bool:
+        """Return whether a reply that ends with ``trailer`` is what was shown."""
+
+
+class Crc32c:
+    """CRC-32C, computed while the bytes are in the caches. The trailer is its value, little-endian."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def add(self, data: Bytes) -> None:
+        self._value = crc32c(data, self._value)
+
+    def copy(self, data: Bytes, out: Bytes) -> None:
+        self._value = copy_crc32c(data, out, self._value)
+
+    def copy_rows(
+        self,
+        source: Bytes,
+        rows: Int64Array | None,
+        places: Int64Array | None,
+        out: Bytes,
+        *,
+        first: int = 0,
+    ) -> None:
+        self._value = copy_rows_crc(source, rows, places, out, self._value, first=first)
+
+    def trailer(self) -> bytes:
+        return checksum_trailer(self._value)
+
+    def matches(self, trailer: bytes) -> bool:
+        return trailer == self.trailer()
+
+
+class Unread:
+    """No checksum, for a reader whose TLS checks every record: the trailer is zero, and not looked at."""
+
+    def add(self, data: Bytes) -> None:
+        pass
+
+    def copy(self, data: Bytes, out: Bytes) -> None:
+        np.copyto(out, data)
+
+    def copy_rows(
+        self,
+        source: Bytes,
+        rows: Int64Array | None,
+        places: Int64Array | None,
+        out: Bytes,
+        *,
+        first: int = 0,
+    ) -> None:
+        copy_rows(source, rows, places, out, first=first)
+
+    def trailer(self) -> bytes:
+        return checksum_trailer(0)
+
+    def matches(self, trailer: bytes) -> bool:
+        return True
+
+
+class ReplyChunks:
+    """The chunks of a reply but its trailer, each with the size of all where it came along. Read once.
+
+    ``FormatError`` at the end, if what was shown to ``checksum`` does not match the trailer.
+    """
+
+    def __init__(self, received: Iterator[tuple[Bytes, int | None]], checksum: Checksum) -> None:
+        self._received = received
+        self.checksum = checksum
+        """To be shown every byte of every chunk."""
+        self.nbytes = 0
+        """Of the chunks so far."""
+
+    def __iter__(self) -> Iterator[tuple[Bytes, int | None]]:
+        held: tuple[Bytes, int | None] | None = None  # What may be the trailer.
+        for chunk, total in self._received:
+            if held is not None:
+                yield self._counted(held)
             held = chunk, total
-        else:
-            crc = crc32c(chunk, crc)
-            yield chunk, total
-    if held is None or held[0].tobytes() != checksum_trailer(crc):
-        raise FormatError("reply: it does not match its checksum, or has none")
+            if len(chunk) != _TRAILER_BYTES:  # Used while it is in the caches.
+                held = None
+                yield self._counted((chunk, total))
+        if held is None or not self.checksum.matches(held[0].tobytes()):
+            raise FormatError("reply: it does not match its checksum, or has none")
+
+    def _counted(self, piece: tuple[Bytes, int | None]) -> tuple[Bytes, int | None]:
+        self.nbytes += len(piece[0])
+        return piece

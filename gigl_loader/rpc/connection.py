@@ -21,7 +21,15 @@ from pyarrow import flight
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, checksum_text, verified_chunks
+from gigl_loader.rpc.checksums import (
+    CHECKSUM_HEADER,
+    MAX_DAMAGED,
+    UNREAD_HEADER,
+    Crc32c,
+    ReplyChunks,
+    Unread,
+    checksum_text,
+)
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.store import WireCounts
@@ -29,7 +37,7 @@ from gigl_loader.sampling.store import WireCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.credentials import Caller, SslParts
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Connection"]
@@ -102,6 +110,7 @@ class Connection:
         self._attempt_s = attempt_s
         self._lock = threading.Lock()
         self._client: Any = None
+        self._encrypted = False
         self._streams: set[Any] = set()
         self._closed = threading.Event()
         self._counts = WireCounts()
@@ -119,17 +128,17 @@ class Connection:
     def ask(
         self,
         request: bytes,
-        read: Callable[[Iterator[tuple[Bytes, int | None]]], Result],
+        read: Callable[[ReplyChunks], Result],
         *,
         timeout_s: float | None = None,
         attempts: float = math.inf,
     ) -> Result:
         """Send a request and return what ``read`` makes of the reply, given as chunks.
 
-        ``read`` is called again for every attempt. Raises ``StorageUnavailable`` when ``timeout_s`` (by
-        default the connection's) are over or ``attempts`` have failed, not counting those for which the
-        server was too busy, and at once what another attempt cannot mend. ``FormatError`` when three
-        attempts in a row, or all, came damaged.
+        ``read`` takes all chunks, and shows each to their checksum. It is called again for every attempt.
+        Raises ``StorageUnavailable`` when ``timeout_s`` (the connection's by default) are over or
+        ``attempts`` have failed, not counting those for which the server was too busy, and at once what
+        another attempt cannot mend. ``FormatError`` when three attempts in a row, or all, came damaged.
         """
         began = time.monotonic()
         seconds = self._timeout_s if timeout_s is None else timeout_s
@@ -183,18 +192,22 @@ class Connection:
             with suppress(pa.ArrowException):
                 client.close()
 
-    def _attempt(
-        self, request: bytes, read: Callable[[Iterator[tuple[Bytes, int | None]]], Result], seconds: float
-    ) -> Result:
-        client = self._connected()
+    def _attempt(self, request: bytes, read: Callable[[ReplyChunks], Result], seconds: float) -> Result:
+        client, encrypted = self._connected()
         headers = [*self._headers, (CHECKSUM_HEADER.encode(), checksum_text(request).encode())]
+        if encrypted:
+            headers.append((UNREAD_HEADER.encode(), b"tls"))
         options = flight.FlightCallOptions(timeout=seconds, headers=headers)
         self.count(calls=1, bytes_out=len(request))
         try:
             with self._errors():
                 stream = client.do_get(flight.Ticket(request), options)
-            with self._watched(stream):
-                return read(self._chunks(stream))
+            chunks = ReplyChunks(self._received(stream), Unread() if encrypted else Crc32c())
+            try:
+                with self._watched(stream):
+                    return read(chunks)
+            finally:
+                self.count(bytes_in=chunks.nbytes)
         except FormatError as error:
             self.count(damaged=1)
             raise _Damaged(str(error)) from None
@@ -207,20 +220,21 @@ class Connection:
             self._drop(client)
             raise
 
-    def _connected(self) -> Any:
+    def _connected(self) -> tuple[Any, bool]:
+        """Return the client, and whether it speaks TLS."""
         with self._lock:
             if self._closed.is_set():
                 raise SamplingError(f"the connection to {self._endpoint} was closed")
             if self._client is None:
                 keep_freed_memory()
-                self._client = self._new_client()
-            return self._client
+                parts = self._caller.ssl_parts(self._endpoint)
+                self._client, self._encrypted = self._new_client(parts), parts is not None
+            return self._client, self._encrypted
 
     def _headers_of(self, caller: Caller) -> list[tuple[bytes, bytes]]:
         return [(name.encode(), text.encode()) for name, text in (*caller.headers, *self._job_header)]
 
-    def _new_client(self) -> Any:
-        parts = self._caller.ssl_parts(self._endpoint)
+    def _new_client(self, parts: SslParts | None) -> Any:
         if parts is None:
             place = f"grpc+tcp://{self._endpoint.data_address}"
             return flight.FlightClient(place, generic_options=_CHANNEL_OPTIONS)
@@ -251,12 +265,6 @@ class Connection:
         finally:
             with self._lock:
                 self._streams.discard(stream)
-
-    def _chunks(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
-        """Yield each chunk, and with the first the size of the whole reply."""
-        for chunk, total in verified_chunks(self._received(stream)):
-            self.count(bytes_in=len(chunk))
-            yield chunk, total
 
     def _received(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
         """Yield each chunk, the trailer included."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.inquiries import encode_frame_ask
 from gigl_loader.rpc.refusals import Gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    import numpy as np
     import numpy.typing as npt
 
+    from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.connection import Connection
 
     Bytes = npt.NDArray[np.uint8]
@@ -35,13 +33,13 @@ def fetch_frame(
     if len(out) < nbytes:
         raise ValueError(f"a frame of {nbytes} bytes does not fit in {len(out)}")
 
-    def land(chunks: Iterator[tuple[Bytes, int | None]]) -> None:
+    def land(chunks: ReplyChunks) -> None:
         end = 0
         for chunk, _ in chunks:
             begin, end = end, end + len(chunk)
             if end > nbytes:
                 break
-            np.copyto(out[begin:end], chunk)
+            chunks.checksum.copy(chunk, out[begin:end])
         if end != nbytes:
             raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
 

@@ -15,6 +15,7 @@ from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.control_errors import NO_TOKEN
 from gigl_loader.rpc.knock import knock
+from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
 from gigl_loader.rpc.tls import tls_fault
 
@@ -105,7 +106,7 @@ def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> 
     connection = Connection(endpoint, caller, timeout_s=timeout_s)
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0]))
-        connection.ask(request, lambda chunks: sum(len(chunk) for chunk, _ in chunks))
+        connection.ask(request, assembled)
     except SamplingError as error:
         if isinstance(error, StorageUnavailable):
             raise

@@ -15,16 +15,15 @@ from gigl_loader.rpc.requests import Envelope, SplitAsk, encode
 from gigl_loader.sampling.store import Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import Bytes, Int64Array, NeighborAsk, RowAsk, WireCounts
-
-    Chunks = Iterator[tuple[Bytes, int | None]]
 
 __all__ = ["RemoteStore", "fetch_split"]
 
@@ -116,8 +115,8 @@ class RemoteStore:
         return read_neighbors(layout, buffer, ask, self._schema)
 
     def _gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
-        def scatter(chunks: Chunks) -> None:
-            rows = RowScatter(ask, places, out)
+        def scatter(chunks: ReplyChunks) -> None:
+            rows = RowScatter(ask, places, out, chunks.checksum)
             try:
                 for chunk, _ in chunks:
                     rows.add(chunk)

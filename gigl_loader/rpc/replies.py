@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
-from gigl_loader.native import copy_rows
+from gigl_loader.rpc.checksums import Unread
 from gigl_loader.rpc.fields import MAX_HEADER_BYTES
 from gigl_loader.sampling.store import SLOT_BITS, NeighborAsk, Neighbors, RowAsk
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.rpc.checksums import Checksum, ReplyChunks
 
 __all__ = [
     "CHUNK_BYTES",
@@ -107,7 +108,8 @@ def document(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Bytes]:
 class Assembly:
     """Puts the chunks of one document together."""
 
-    def __init__(self) -> None:
+    def __init__(self, checksum: Checksum | None = None) -> None:
+        self._checksum = checksum or Unread()
         self._buffer: Bytes | None = None
         self._filled = 0
 
@@ -120,7 +122,7 @@ class Assembly:
         end = self._filled + len(chunk)
         if end > len(self._buffer):
             raise FormatError(f"reply: more than the {len(self._buffer)} bytes it was said to have")
-        self._buffer[self._filled : end] = chunk
+        self._checksum.copy(chunk, self._buffer[self._filled : end])
         self._filled = end
 
     def finish(self) -> tuple[Layout, Bytes]:
@@ -133,9 +135,9 @@ class Assembly:
         return layout, self._buffer
 
 
-def assembled(chunks: Iterator[tuple[Bytes, int | None]]) -> tuple[Layout, Bytes]:
+def assembled(chunks: ReplyChunks) -> tuple[Layout, Bytes]:
     """Return the whole document that ``chunks`` are."""
-    whole = Assembly()
+    whole = Assembly(chunks.checksum)
     for chunk, total in chunks:
         whole.add(chunk, total)
     return whole.finish()
@@ -204,15 +206,18 @@ def _check_range(name: str, array: npt.NDArray[Any], low: int, high: int) -> Non
 class RowScatter:
     """Sends the rows of a reply to their places, chunk by chunk."""
 
-    def __init__(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def __init__(
+        self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes], checksum: Checksum | None = None
+    ) -> None:
         """``out`` has one uint8 matrix [anything, row bytes] per column; rows go to ``places``."""
         widths = {name: rows.shape[1] for name, rows in zip(ask.columns, out, strict=True)}
         self._layout = row_layout(widths, len(ask.rows))
         self._places = places
         self._out = dict(zip(ask.columns, out, strict=True))
+        self._checksum = checksum or Unread()
         self._done = 0
         self.placing_ns = 0
-        """CPU time of copying rows."""
+        """CPU time of copying rows, their checksum included."""
 
     def add(self, chunk: Bytes) -> None:
         """Write the rows of the next chunk."""
@@ -220,12 +225,13 @@ class RowScatter:
             header = self._layout.header
             if chunk[: len(header)].tobytes() != header:
                 raise FormatError("reply: its header does not belong to the rows that were asked for")
+            self._checksum.add(chunk[: len(header)])
             self._done, chunk = len(header), chunk[len(header) :]
         if self._done + len(chunk) > self._layout.nbytes:
             raise FormatError(f"reply: more than the {self._layout.nbytes} bytes it was said to have")
         began = time.thread_time_ns()
         for name, first, rows in self._parts(chunk):
-            copy_rows(rows, None, self._places[first : first + len(rows)], self._out[name])
+            self._checksum.copy_rows(rows, None, self._places[first : first + len(rows)], self._out[name])
         self.placing_ns += time.thread_time_ns() - began
         self._done += len(chunk)
 

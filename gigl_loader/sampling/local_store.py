@@ -14,7 +14,7 @@ from gigl_loader.sampling.rows import as_rows
 from gigl_loader.sampling.store import Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, NodeType
@@ -59,10 +59,21 @@ class LocalStore:
             raise FormatError(str(error)) from None
         return Neighbors(*drawn)
 
-    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def gather(
+        self,
+        ask: RowAsk,
+        places: Int64Array | None,
+        out: Sequence[Bytes],
+        *,
+        copy: Callable[..., None] = copy_rows,
+    ) -> None:
+        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``; to ``out[c][i]`` without places.
+
+        ``copy`` is called for each column, and does what ``native.copy_rows`` does.
+        """
         columns = [self._column(ask.kind, name) for name in ask.columns]
         for column, matrix in zip(columns, out, strict=True):
-            copy_rows(column.rows, ask.rows, places, matrix, first=column.first)
+            copy(column.rows, ask.rows, places, matrix, first=column.first)
 
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType
+    from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.inquiries import Inquiry
     from gigl_loader.rpc.requests import Request
     from gigl_server.budget import Loan
@@ -87,8 +88,10 @@ class Answers:
         """Check a request: its partition, if it is about one, and what is asked. Raises ``Refused``."""
         return parse(ticket, self._graph.schema, self._digest, self._edges)
 
-    def answer(self, ticket: bytes, caller: Identity) -> Reply:
+    def answer(self, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
         """Return the reply to a request of any size. Raises ``Refused``, also where ``caller`` has too much.
+
+        ``checksum``, a new one, is shown the whole reply: rows while they are gathered.
 
         A reply is whole before it is sent, so that no turn is held meanwhile. For rows that is cheaper, too:
         of 0.101 s of CPU that two servers take for 1,000 seeds, 0.009 less than in pieces.
@@ -97,10 +100,10 @@ class Answers:
             partition, asked = self.parse(ticket)
         kept = _TICKET_COPIES * len(ticket)
         if partition is not None and isinstance(asked, RowAsk):
-            return self._rows(partition, asked, kept, caller)
-        return self._document(partition, asked, kept, caller)
+            return self._rows(partition, asked, kept, caller, checksum)
+        return self._document(partition, asked, kept, caller, checksum)
 
-    def _rows(self, partition: int, ask: RowAsk, kept: int, caller: Identity) -> Reply:
+    def _rows(self, partition: int, ask: RowAsk, kept: int, caller: Identity, checksum: Checksum) -> Reply:
         layout = row_layout(self._widths(ask), len(ask.rows))
         if layout.nbytes > MAX_ROW_BYTES and len(ask.rows) > 1:
             raise Refused(
@@ -115,16 +118,24 @@ class Answers:
             ]
             ordered = replace(ask, columns=tuple(layout.specs))
             with self._ledger.timed("gathering_s"):
-                self._stores[partition].gather(ordered, np.arange(len(ask.rows)), out)
+                checksum.add(memory[: len(layout.header)])
+                self._stores[partition].gather(ordered, None, out, copy=checksum.copy_rows)
         chunks = [memory[each.start : each.stop] for each in row_chunks(layout)]
         return Reply(chunks, loan, size_is_told=False)
 
     def _document(
-        self, partition: int | None, asked: Request | Inquiry, kept: int, caller: Identity
+        self,
+        partition: int | None,
+        asked: Request | Inquiry,
+        kept: int,
+        caller: Identity,
+        checksum: Checksum,
     ) -> Reply:
         """Return the reply to anything but rows. Memory for edges is lent before they are drawn."""
         with self._lent(kept + self._most_bytes(partition, asked), caller) as loan:
             chunks = self._cut(self._pieces(partition, asked))
+            for chunk in chunks:
+                checksum.add(chunk)
         loan.shrink(kept + sum(map(len, chunks)))
         return Reply(chunks, loan, size_is_told=True)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
 
-from gigl_loader.native import crc32c
-from gigl_loader.rpc.checksums import checksum_text, checksum_trailer
+from gigl_loader.rpc.checksums import checksum_text
 from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_loader.rpc.address import Address
+    from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.answers import Answers
     from gigl_server.connections import Place
@@ -115,9 +114,9 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             if handle is not None:
                 return self._frame(call, handle)
             with self._turns.lend(1, caller):
-                reply = self._answers.answer(request, caller)
+                reply = self._answers.answer(request, caller, call.reply_checksum)
             call.at_end.callback(reply.loan.release)
-            return self._stream(reply.chunks, first_tells_size=reply.size_is_told)
+            return self._stream(reply.chunks, call.reply_checksum, first_tells_size=reply.size_is_told)
 
     def _begin(self, call: Call, caller: Identity, peer: str) -> None:
         """Count a call until its reply was sent."""
@@ -132,14 +131,16 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         frame = None if self._frames is None else self._frames.take(handle, call.job)
         if frame is None:
             raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
-        return self._stream([frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)])
+        chunks = [frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)]
+        for chunk in chunks:
+            call.reply_checksum.add(chunk)
+        return self._stream(chunks, call.reply_checksum)
 
-    def _stream(self, chunks: list[Bytes], *, first_tells_size: bool = False) -> Any:
+    def _stream(self, chunks: list[Bytes], checksum: Checksum, *, first_tells_size: bool = False) -> Any:
         """Return chunks and their checksum as a stream without Python, or all but, that waits for nobody."""
         total = sum(map(len, chunks))
         self._ledger.add(bytes_out=total)
-        trailer = checksum_trailer(reduce(_continued, chunks, 0))
-        batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, trailer)]
+        batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, checksum.trailer())]
         if first_tells_size:  # Only Flight's generators take metadata; this one has nothing left to do.
             first, *others = batches
             return flight.GeneratorStream(_SCHEMA, iter([(first, total.to_bytes(8, "little")), *others]))
@@ -202,10 +203,6 @@ def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
         ender.join(timeout_s)
     if ender.is_alive():
         _LOGGER.error("the data port does not end")
-
-
-def _continued(crc: int, chunk: Bytes) -> int:
-    return crc32c(chunk, crc)
 
 
 def _batch(buffer: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import flight
 
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, UNREAD_HEADER, Crc32c, Unread
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_server.audit import printable
@@ -16,6 +16,7 @@ from gigl_server.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.audit import AuditLog
     from gigl_server.ledger import Ledger
@@ -33,13 +34,15 @@ _NO_TOKEN = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the s
 class Call(flight.ServerMiddleware):  # type: ignore[misc]
     """One call: what its headers showed, and what to let go of when its reply was sent, or cannot be."""
 
-    def __init__(self, token: str, job: bytes | None, checksum: str | None) -> None:
+    def __init__(self, token: str, job: bytes | None, checksum: str | None, reply_checksum: Checksum) -> None:
         super().__init__()
         self.token = token
         """Name of the token that was shown; empty where none is asked for."""
         self.job = job
         self.checksum = checksum
         """Of the ticket, where the caller sent one."""
+        self.reply_checksum = reply_checksum
+        """New, to be shown the reply."""
         self.at_end = ExitStack()
 
     def call_completed(self, exception: object) -> None:
@@ -70,7 +73,12 @@ class Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise self._refused(Identity(token=token, address=_UNTOLD), refused, flight.FlightServerError)
         job = headers.get(JOB_HEADER)
         checksum = headers.get(CHECKSUM_HEADER)
-        return Call(token, job_key(job) if job else None, str(checksum[0]) if checksum else None)
+        return Call(
+            token,
+            job_key(job) if job else None,
+            str(checksum[0]) if checksum else None,
+            Unread() if UNREAD_HEADER in headers else Crc32c(),
+        )
 
     def _refused(self, caller: Identity, refused: Refused, kind: type[Exception]) -> Exception:
         self._ledger.add(refused=1)

@@ -14,6 +14,7 @@ import pytest
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.errors import FormatError, GiglError
+from gigl_loader.rpc.checksums import Unread
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
 from tests.support.clusters import addresses_of, servers_of
@@ -83,7 +84,7 @@ def test_answers_of_a_peer_come_right_or_not_at_all(ask: Any) -> None:
 
 
 def test_a_reply_that_is_always_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.data.checksum_trailer", lambda crc: bytes(4))
+    monkeypatch.setattr("gigl_server.guard.Crc32c", Unread)
     graph = small_graph()
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)

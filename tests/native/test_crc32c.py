@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.native import crc32c, crc32c_blocks, crc32c_combine, crc32c_portable
+from gigl_loader.native import (
+    copy_crc32c,
+    crc32c,
+    crc32c_blocks,
+    crc32c_combine,
+    crc32c_portable,
+    crc32c_strands,
+)
 
-KERNELS = pytest.mark.parametrize("kernel", [crc32c, crc32c_portable], ids=["instructions", "tables"])
+KERNELS = pytest.mark.parametrize(
+    "kernel", [crc32c, crc32c_strands, crc32c_portable], ids=["fastest", "instructions", "tables"]
+)
 
 Kernel = Callable[..., int]
 
@@ -66,13 +75,28 @@ def test_against_the_oracle(kernel: Kernel, data: st.DataObject, seed: int, size
     assert crc32c_combine(kernel(whole[:cut]), kernel(whole[cut:]), size - cut) == expected
 
 
-@pytest.mark.parametrize("size", [767, 768, 12_287, 12_288, 12_289, 40_001, 3_000_017])
+@pytest.mark.parametrize("size", [767, 768, 7935, 7936, 7937, 12_287, 12_288, 12_289, 40_001, 3_000_017])
 @pytest.mark.parametrize("start", [0, 1, 7])
 def test_long_strings_by_instructions_and_by_tables(size: int, start: int) -> None:
     whole = np.random.default_rng(size).integers(0, 256, start + size, np.uint8)[start:]
-    assert crc32c(whole) == crc32c_portable(whole)
+    expected = crc32c_portable(whole)
+    assert crc32c(whole) == crc32c_strands(whole) == expected
     half = size // 2
     assert crc32c_combine(crc32c(whole[:half]), crc32c(whole[half:]), size - half) == crc32c(whole)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    size=st.integers(0, 70_000), start=st.integers(0, 65), cut=st.integers(0, 70_000), seed=st.integers(0, 9)
+)
+def test_copies_carry_the_checksum_on(size: int, start: int, cut: int, seed: int) -> None:
+    whole = np.random.default_rng(seed).integers(0, 256, start + size, np.uint8)[start:]
+    out = np.full(size + start + 2, 7, np.uint8)
+    cut = min(cut, size)
+    crc = copy_crc32c(whole[:cut], out[1 : 1 + cut])
+    assert copy_crc32c(whole[cut:], out[1 + cut : 1 + size], crc) == crc32c_portable(whole)
+    assert np.array_equal(out[1 : 1 + size], whole)
+    assert (out[0], out[1 + size]) == (7, 7)
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
@@ -89,5 +113,7 @@ def test_wrong_arguments() -> None:
         crc32c_blocks(data, 0, np.zeros(1, np.uint32))
     with pytest.raises(ValueError, match="one entry per block"):
         crc32c_blocks(data, 5, np.zeros(3, np.uint32))
+    with pytest.raises(ValueError, match="differ in length"):
+        copy_crc32c(data, np.zeros(9, np.uint8))
     with pytest.raises(TypeError):
         crc32c(np.zeros(3, np.int32))

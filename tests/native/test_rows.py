@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,6 +51,46 @@ def test_large_copies_that_bypass_the_caches_are_exact(width: int, offset: int) 
     assert np.array_equal(out[places], source[rows])
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    width=st.sampled_from([0, 1, 2, 3, 4, 7, 8, 16, 100, 400, 512, 5000, 70_000]),
+    count=st.integers(0, 400),
+    offset=st.integers(0, 65),
+    picked=st.booleans(),
+    placed=st.booleans(),
+    seed=st.integers(0, 5),
+)
+def test_a_checksum_that_goes_along_is_that_of_the_rows(
+    *, width: int, count: int, offset: int, picked: bool, placed: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    count = min(count, (256 << 10) // max(width, 1))
+    source = random.integers(0, 256, offset + count * width, np.uint8)[offset:].reshape(count, width)
+    rows = random.integers(0, count, count) if picked and count else None
+    places = random.permutation(count) if placed else None
+    out, expected = (np.full((count, width), 7, np.uint8) for _ in range(2))
+    native.copy_rows(source, rows, places, expected)
+    found = native.copy_rows_crc(source, rows, places, out, 99)
+    assert np.array_equal(out, expected)
+    sent = source if rows is None else source[rows]
+    assert found == native.crc32c_portable(sent.reshape(-1), 99)
+
+
+@pytest.mark.parametrize("width", [16, 64, 512, 516])
+@pytest.mark.parametrize("placed", [True, False])
+def test_large_copies_with_a_checksum_are_exact(width: int, *, placed: bool) -> None:
+    random = np.random.default_rng(1)
+    source = random.integers(0, 256, (5000, width), np.uint8)
+    count = (6 << 20) // width
+    rows, places = random.integers(0, 5000, count), random.permutation(count)
+    memory = np.zeros(count * width + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    out = memory[start : start + count * width].reshape(count, width)
+    crc = native.copy_rows_crc(source, rows, places if placed else None, out, 0)
+    assert np.array_equal(out[places] if placed else out, source[rows])
+    assert crc == native.crc32c_portable(source[rows].reshape(-1))
+
+
 def test_copies_without_rows_or_places_go_in_order() -> None:
     source = np.arange(12, dtype=np.uint8).reshape(3, 4)
     out = np.zeros((5, 4), np.uint8)
@@ -72,8 +114,18 @@ def test_copies_without_rows_or_places_go_in_order() -> None:
 )
 def test_rows_and_places_outside_are_refused(rows: list[int], places: list[int] | None, rule: str) -> None:
     source, out = np.zeros((3, 8), np.uint8), np.zeros((3, 8), np.uint8)
+    picked, placed = np.array(rows), None if places is None else np.array(places)
     with pytest.raises(ValueError, match=rule):
-        native.copy_rows(source, np.array(rows), None if places is None else np.array(places), out, first=2)
+        native.copy_rows(source, picked, placed, out, first=2)
+    with pytest.raises(ValueError, match=rule):
+        native.copy_rows_crc(source, picked, placed, out, 0, first=2)
+
+
+def test_more_rows_than_there_are_is_refused() -> None:
+    source, out = np.zeros((3, 8), np.uint8), np.zeros((9, 8), np.uint8)
+    for copy in (native.copy_rows, partial(native.copy_rows_crc, crc=0)):
+        with pytest.raises(ValueError, match=r"row 3 of \[0, 3\) to place 3"):
+            copy(source, None, np.arange(4), out)
 
 
 def test_rows_of_another_size_are_refused() -> None:

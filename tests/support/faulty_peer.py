@@ -11,6 +11,7 @@ from gigl_loader.rpc import host_service
 from tests.support.faults import FaultPlan
 
 if TYPE_CHECKING:
+    from gigl_loader.rpc.checksums import Checksum
     from gigl_server.answers import Answers
     from gigl_server.identity import Identity
 
@@ -43,11 +44,11 @@ def _fail_at(faults: FaultPlan) -> None:
     asks = 0
     answer = Answers.answer  # Which every ask goes through, for rows as for lists.
 
-    def counted(self: Answers, ticket: bytes, caller: Identity) -> Any:
+    def counted(self: Answers, ticket: bytes, caller: Identity, checksum: Checksum) -> Any:
         nonlocal asks
         asks += 1
         if asks == faults.at_batch:
             faults.commit()
-        return answer(self, ticket, caller)
+        return answer(self, ticket, caller, checksum)
 
     Answers.answer = counted  # type: ignore[method-assign]

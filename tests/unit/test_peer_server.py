@@ -19,7 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.native import crc32c
 from gigl_loader.rpc import requests
+from gigl_loader.rpc.checksums import UNREAD_HEADER, Crc32c, checksum_trailer
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.peer import check_peer, peer_stats
@@ -378,6 +380,39 @@ def test_an_oversized_control_call_is_refused(graph: Graph, endpoint: Endpoint) 
 def test_everything_works_over_tls(graph: Graph, tls_endpoint: Endpoint) -> None:
     assert works(graph, tls_endpoint)
     check_peer(tls_endpoint, CALLER, digest=graph.manifest.digest, timeout_s=10)
+
+
+def test_checksums_of_replies_are_for_plain_text(
+    graph: Graph, endpoint: Endpoint, tls_endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    class Seen(Crc32c):
+        def matches(self, trailer: bytes) -> bool:
+            shown.append("caller")
+            return super().matches(trailer)
+
+        def trailer(self) -> bytes:
+            shown.append("either")
+            return super().trailer()
+
+    monkeypatch.setattr("gigl_loader.rpc.connection.Crc32c", Seen)
+    monkeypatch.setattr("gigl_server.guard.Crc32c", Seen)
+    assert works(graph, tls_endpoint)
+    assert not shown
+    assert works(graph, endpoint)
+    assert shown.count("either") == 2 * shown.count("caller") > 0
+
+
+def test_a_trailer_is_zero_only_for_callers_that_do_not_look(graph: Graph, endpoint: Endpoint) -> None:
+    request = encode_ping(Envelope(graph=graph.manifest.digest, partition=0))
+    with flight.FlightClient(f"grpc+tcp://{endpoint.data_address}") as client:
+        for extra, checked in (([], True), ([(UNREAD_HEADER.encode(), b"tls")], False)):
+            headers = [(b"authorization", f"Bearer {TOKEN}".encode()), *extra]
+            stream = client.do_get(flight.Ticket(request), flight.FlightCallOptions(headers=headers))
+            *chunks, trailer = (batch.column(0).to_numpy() for batch in stream.to_reader())
+            expected = crc32c(np.concatenate(chunks)) if checked else 0
+            assert trailer.tobytes() == checksum_trailer(expected)
 
 
 def test_a_caller_without_tls_is_told(graph: Graph, tls_endpoint: Endpoint) -> None:
