@@ -1,7 +1,7 @@
 """Bits that flip on a plain-text wire: a batch comes right, or not at all.
 
-Where the framing of Arrow itself is damaged, the reader of pyarrow crashes now and then (2 of 7 runs). So each
-check runs in a process of its own, as a trainer does, and again with other flips where that process crashed.
+Where the framing of Arrow itself is hit, pyarrow crashes now and then (2 of 7 runs). So each check runs in a
+process of its own, as a trainer does, and again with other flips where that process crashed.
 """
 
 from __future__ import annotations
