@@ -11,6 +11,7 @@ import pytest
 
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.rpc.fields import WIRE_VERSION
 from gigl_server.config import ServeOptions
 from gigl_server.joining import JoinRefused
 from gigl_server.storage import build_storage_server
@@ -84,16 +85,15 @@ def test_servers_of_two_versions(nursery: Nursery, graph: Path, tmp_path: Path) 
         assert not first.ready
     assert ended.status == 1
     last = ended.errors.splitlines()[-1]
-    assert re.search(
-        rf"storage server at {address} runs gigl-loader .* wire version is 1; here it is 99", last
-    )
+    versions = f"wire version is {WIRE_VERSION}; here it is 99"
+    assert re.search(rf"storage server at {address} runs gigl-loader .* {versions}", last)
 
 
 def test_a_trainer_of_another_version(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     arguments = {"serve": [str(graph), "--listen", address], "wire_version": 99}
     with Ranks(nursery, PROGRAM, [HERE], tmp_path, arguments=arguments) as ranks:
-        with pytest.raises(ValueError, match=rf"{address}.*99.*1") as raised:
+        with pytest.raises(ValueError, match=rf"{address}.*99.*{WIRE_VERSION}") as raised:
             RemoteDistDataset.connect(address, timeout=DEADLINE)
         assert "\n" not in str(raised.value)
         ranks.send(0, signal.SIGTERM)
