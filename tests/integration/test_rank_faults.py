@@ -117,6 +117,8 @@ def test_a_rank_that_is_killed_or_stopped(
 ) -> None:
     with start(special={victim: {"gates": [step]}}) as ranks:
         ranks.wait_for(victim, step, seconds=DEADLINE)
+        if victim == 0:  # It holds the store, and opening a dataset waits longer for that than a loader here.
+            ranks.wait_for(1, "opened", seconds=DEADLINE)
         ranks.send(victim, number)
         (other,) = ranks.finish(seconds=DEADLINE, ranks=[1 - victim])
         if number == signal.SIGSTOP:
