@@ -1,4 +1,4 @@
-"""Limits that the system sets this process (``ulimit``, control groups), and errors that name them.
+"""Limits that the system sets this process (``ulimit``, control groups, memory), and errors that name them.
 
 Standard library only: a server checks its limits before it imports libraries that crash or hang at them.
 """
@@ -6,17 +6,28 @@ Standard library only: a server checks its limits before it imports libraries th
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Needs", "check_resources", "naming_channel", "raise_file_limit"]
+__all__ = [
+    "Needs",
+    "check_resources",
+    "group_memory_bytes",
+    "memory_bytes",
+    "naming_channel",
+    "raise_file_limit",
+]
 
+_CGROUP = Path("/sys/fs/cgroup")
+_UNKNOWN_MEMORY = 4 << 30
 _MAX_FILES = 1 << 16
 _STACK_BYTES = 2 << 20  # Of a thread where RLIMIT_STACK is unlimited (glibc, x86-64).
 _LIBRARY_BYTES = 1200 << 20  # NumPy, pyarrow and gRPC: 1.16 GB (pyarrow 26, gRPC 1.85).
@@ -82,6 +93,19 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MAX_FILES)), hard))
 
 
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of the control group of this process if that is less."""
+    physical = 0
+    with suppress(AttributeError, ValueError, OSError):
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(physical or _UNKNOWN_MEMORY, group_memory_bytes()))
+
+
+def group_memory_bytes() -> float:
+    """Return the memory limit of the control group of this process; infinity where there is none."""
+    return min(map(_number_in, _group_files()), default=float("inf"))
+
+
 @contextmanager
 def naming_channel(nbytes: int) -> Iterator[None]:
     """Name ``channel_size``, or the limit of open files, where the memory of a loader cannot be had."""
@@ -104,6 +128,24 @@ def naming_channel(nbytes: int) -> Iterator[None]:
         else:
             raise
         raise OSError(error.errno, text) from error
+
+
+def _group_files() -> Iterator[Path]:
+    """Yield where the limit may stand: of this process's group, or of a container that sees its own only."""
+    yield from (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            if not controllers:
+                yield _CGROUP / place.lstrip("/") / "memory.max"
+            elif "memory" in controllers.split(","):
+                yield _CGROUP / "memory" / place.lstrip("/") / "memory.limit_in_bytes"
+
+
+def _number_in(path: Path) -> float:
+    with suppress(OSError, ValueError):  # "max" is no number.
+        return int(path.read_text())
+    return float("inf")
 
 
 def _limit(name: str, *, hard: bool = False) -> float:

@@ -170,13 +170,14 @@ class ReplyChunks:
 
     def __iter__(self) -> Iterator[tuple[Bytes, int | None]]:
         held: tuple[Bytes, int | None] | None = None  # What may be the trailer.
-        for chunk, total in self._received:
+        for piece in self._received:
             if held is not None:
                 yield self._counted(held)
-            held = chunk, total
-            if len(chunk) != _TRAILER_BYTES:  # Used while it is in the caches.
                 held = None
-                yield self._counted((chunk, total))
+            if len(piece[0]) == _TRAILER_BYTES:
+                held = piece
+            else:  # At once, while it is in the caches.
+                yield self._counted(piece)
         if held is None or not self.checksum.matches(held[0].tobytes()):
             raise FormatError("reply: it does not match its checksum, or has none")
 

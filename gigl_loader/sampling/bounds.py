@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gigl_loader.errors import SamplingError
-from gigl_loader.machine import memory_bytes
+from gigl_loader.resources import memory_bytes
 
 __all__ = ["SCRATCH_BYTES_PER_EDGE", "BatchBounds", "BatchTooLarge", "TooManyEdges"]
 

@@ -33,6 +33,7 @@ Place: TypeAlias = tuple[str, int]
 """Address and port of a peer."""
 
 _SWEEP_S = 1.0
+_END_S = 5.0
 _SILENT_S = 15.0
 """For a connection to show a token. Ours do with their first bytes."""
 _LONGEST_CALL_S = 60.0
@@ -74,13 +75,12 @@ class Connections:
 
     def __init__(
         self,
-        port: int,
         tell: Callable[[Place, str], None],
         hoarders: Callable[[], Iterable[Identity | None]] = tuple,
     ) -> None:
         """``tell`` is called with the peer and the reason of each cut, ``hoarders`` returns who hoards.
 
-        Starts nothing: see ``start``.
+        Calls are noted from now on, connections looked after from ``start`` on.
         """
         self._tell = tell
         self._hoarders = hoarders
@@ -88,7 +88,7 @@ class Connections:
         self._known: dict[Place, _Known] = {}
         self._calls: dict[object, _UnderWay] = {}  # Oldest first.
         self._ending = threading.Event()
-        self._sockets = _Sockets(port)
+        self._sockets = _Sockets()
         self._thread = threading.Thread(target=self._keep_sweeping, name="data connections", daemon=True)
 
     @property
@@ -96,8 +96,9 @@ class Connections:
         """It lives from ``start`` to ``close``."""
         return self._thread
 
-    def start(self) -> None:
-        """Begin to look."""
+    def start(self, port: int) -> None:
+        """Begin to look at the connections of this port."""
+        self._sockets.port = port
         self._thread.start()
 
     def begins(self, call: object, place: Place, caller: Identity) -> None:
@@ -116,7 +117,7 @@ class Connections:
         """Look no more: somebody else may serve at this port from now on."""
         self._ending.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
@@ -180,8 +181,8 @@ class _Sockets:
     has used up its descriptors, and a descriptor that is closed and used again meanwhile does no harm.
     """
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self) -> None:
+        self.port = 0
         self._lock = threading.Lock()
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._copy = os.dup(self._null)
@@ -224,7 +225,7 @@ class _Sockets:
     def _one(self) -> Iterator[tuple[Place, socket.socket]]:
         found = socket.socket(fileno=self._copy)
         try:
-            if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == self._port:
+            if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == self.port:
                 yield _place(*found.getpeername()[:2]), found
         finally:
             found.detach()

@@ -15,7 +15,6 @@ from gigl_loader.rpc.inquiries import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES
-from gigl_server.audit import AuditLog
 from gigl_server.budget import Budget
 from gigl_server.connections import Connections, place_of
 from gigl_server.guard import GUARD, Guard, identity_of
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.answers import Answers
+    from gigl_server.audit import AuditLog
     from gigl_server.connections import Place
     from gigl_server.guard import Call
     from gigl_server.ledger import Ledger
@@ -76,19 +76,24 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         ledger: Ledger,
         credentials: Credentials,
         *,
+        audit: AuditLog,
         frames: FrameSource | None = None,
         **options: Any,
     ) -> None:
         self._answers = answers
         self._ledger = ledger
         self._frames = frames
-        self._audit = AuditLog()
-        self._guard = Guard(credentials, ledger, self._audit)
+        self._audit = audit
+        self._guard = Guard(credentials, ledger, audit)
         self._calls = Budget(_MOST_CALLS, wait_s=0.0, what="calls")
         self._turns = Budget(_MOST_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
-        super().__init__(location, middleware={GUARD: self._guard}, **options)
-        self.connections = Connections(self.port, self._tell_cut, self._hoarders)
-        self.connections.start()
+        self.connections = Connections(self._tell_cut, self._hoarders)
+        try:
+            super().__init__(location, middleware={GUARD: self._guard}, **options)  # Calls come from here on.
+        except BaseException:
+            self.connections.close()
+            raise
+        self.connections.start(self.port)
 
     def renew(self, credentials: Credentials) -> None:
         """Ask callers for the tokens of other credentials from now on."""
@@ -176,13 +181,20 @@ def open_data_service(
     ledger: Ledger,
     credentials: Credentials,
     *,
+    audit: AuditLog,
     frames: FrameSource | None = None,
 ) -> DataService:
     """Serve at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be."""
     location = f"grpc+{'tls' if credentials.certificate else 'tcp'}://{address}"
     try:
         return DataService(
-            location, answers, ledger, credentials, frames=frames, **credentials.flight_options()
+            location,
+            answers,
+            ledger,
+            credentials,
+            audit=audit,
+            frames=frames,
+            **credentials.flight_options(),
         )
     except Exception as error:  # pyarrow has no class of its own for this.
         raise OSError(f"cannot listen on {address}: {error}") from None

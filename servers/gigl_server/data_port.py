@@ -19,6 +19,7 @@ from gigl_server.data import open_data_service, shut_down
 if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.answers import Answers
+    from gigl_server.audit import AuditLog
     from gigl_server.data import DataService, FrameSource
     from gigl_server.ledger import Ledger
 
@@ -38,10 +39,11 @@ class DataPort:
         ledger: Ledger,
         credentials: Credentials,
         *,
+        audit: AuditLog,
         frames: FrameSource | None = None,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be."""
-        self._answers, self._ledger, self._frames = answers, ledger, frames
+        self._answers, self._ledger, self._audit, self._frames = answers, ledger, audit, frames
         self._credentials = credentials
         self._lock = threading.Lock()
         self._closed = False
@@ -104,4 +106,6 @@ class DataPort:
         return self._open(self._address, credentials)
 
     def _open(self, address: Address, credentials: Credentials) -> DataService:
-        return open_data_service(address, self._answers, self._ledger, credentials, frames=self._frames)
+        return open_data_service(
+            address, self._answers, self._ledger, credentials, audit=self._audit, frames=self._frames
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from gigl_loader.machine import memory_bytes
+from gigl_loader.resources import memory_bytes
 
 __all__ = ["Limits"]
 

@@ -10,6 +10,7 @@ from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import Envelope
 from gigl_server.answers import Answers
+from gigl_server.audit import AuditLog
 from gigl_server.binding import check_free
 from gigl_server.control import ControlService
 from gigl_server.data import open_data_service, shut_down
@@ -91,9 +92,9 @@ def build_server(
     )
     check_free(address)
     check_free(data_address)
-    ledger = Ledger()
+    ledger, audit = Ledger(), AuditLog()
     answers = Answers(graph, partitions, ledger)
-    data = open_data_service(data_address, answers, ledger, credentials)
+    data = open_data_service(data_address, answers, ledger, credentials, audit=audit)
     try:
         control = ControlService(
             address,
@@ -102,6 +103,7 @@ def build_server(
             graph=graph.manifest.digest,
             partitions=partitions,
             data_port=data.port,
+            audit=audit,
         )
     except BaseException:
         shut_down(data)

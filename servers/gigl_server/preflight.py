@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gigl_loader.resources import Needs, check_resources
+from gigl_loader.resources import Needs, check_resources, group_memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from gigl_server.config import ServeOptions
 
@@ -28,7 +27,6 @@ _CALLER_FILES = 32  # Two connections per trainer, a ring each, and one or two t
 _OWN_THREADS = 64  # 22 at rest; the rest for calls.
 _THREADS_PER_WORKER = 4
 _RING_BYTES = 64 << 20
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_serve_limits(options: ServeOptions) -> None:
@@ -52,7 +50,7 @@ def check_peer_limits(graph_dir: str | os.PathLike[str] | None, partitions: Iter
 
 def warn_of_limits(options: ServeOptions) -> None:
     """Log limits that a server can live with, and that users should know of."""
-    memory = _cgroup_bytes()
+    memory = group_memory_bytes()
     if memory < options.frame_memory:
         _LOGGER.warning(
             "frame_memory of %d MB exceeds the %d MB that the control group has: the kernel would end this "
@@ -82,26 +80,3 @@ def _stored_bytes(graph_dir: str | os.PathLike[str], partitions: Iterable[int] |
         )
     except OSError:
         return 0
-
-
-def _cgroup_bytes() -> float:
-    """Return the memory limit of the control group; infinity where there is none."""
-    return min(map(_number_in, _cgroup_files()), default=float("inf"))
-
-
-def _cgroup_files() -> Iterator[Path]:
-    """Yield where the limit may stand: of this process's group, or of a container that sees its own only."""
-    yield from (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, place = line.split(":", 2)
-            if not controllers:
-                yield _CGROUP / place.lstrip("/") / "memory.max"
-            elif "memory" in controllers.split(","):
-                yield _CGROUP / "memory" / place.lstrip("/") / "memory.limit_in_bytes"
-
-
-def _number_in(path: Path) -> float:
-    with suppress(OSError, ValueError):  # "max" is no number.
-        return int(path.read_text())
-    return float("inf")

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from gigl_server.control_call import ControlCall, handler, header_values
 from gigl_server.identity import Identity
 from gigl_server.message_reader import MessageReader
-from gigl_server.quota import Quota
+from gigl_server.quotas import Quota
 from gigl_server.refusal import Refusal
 
 if TYPE_CHECKING:

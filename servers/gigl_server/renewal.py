@@ -54,6 +54,8 @@ def check_renewal(before: Credentials, after: Credentials) -> None:
     ):
         if bool(had) != bool(has):
             raise ValueError(f"{name} cannot begin or end to be asked for: start the server again")
+    if before.cluster_key != after.cluster_key:
+        raise ValueError("another cluster key needs all servers of the cluster: start them again")
 
 
 def _configuration(credentials: Credentials) -> Any:

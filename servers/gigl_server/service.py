@@ -279,11 +279,11 @@ class SamplingService:
     def _resume(self, paused_s: float) -> None:
         """Go on after the process stood still (SIGSTOP, a suspended machine): nobody could renew a lease."""
         if paused_s < self.limits.lease_s * _LONG_PAUSE:
-            return self.sweep()
+            self.sweep()
+            return
         with self._lock:
             self._jobs.renew_all()
         _LOGGER.warning("this server stood still for %.1f s: leases begin anew", paused_s)
-        return None
 
     def _sweep_memory(self) -> None:
         now = self._clock()

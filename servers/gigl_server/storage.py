@@ -197,7 +197,9 @@ class StorageServer:
         self._door = RingDoor(self._service.ring_of)
         stack.callback(self._door.close)
         self._service.ring_door = self._door.name
-        self._data = DataPort(options.data_address, answers, ledger, credentials, frames=self._service.frames)
+        self._data = DataPort(
+            options.data_address, answers, ledger, credentials, audit=audit, frames=self._service.frames
+        )
         stack.callback(self._data.close)
         self._metrics: MetricsPort | None = None
         if options.metrics:

@@ -72,7 +72,7 @@ def test_a_heterogeneous_graph_from_csv_and_parquet(files: Path) -> None:
         *("--nodes", f"paper={files / 'papers.csv'}", "--nodes", "author=3"),
         *("--edges", f"author,writes,paper={files / 'writes.parquet'}"),
         *("--rename", "author_id=src", "--rename", "author,writes,paper:w=weight"),
-        *("--drop", "paper:title", "--stack", "x=f_*", "--dtype", "x=float16", "--memory-limit", "1GB"),
+        *("--drop", "paper:title", "--stack", "x=f_*", "--dtype", "x=float16", "--memory-limit", "8GB"),
     )
     document = json.loads(printed)
     assert document["path"] == str(files / "graph")

@@ -22,6 +22,7 @@ from gigl_loader.rpc.frames import Gone, fetch_frame
 from gigl_loader.rpc.inquiries import encode_frame_ask
 from gigl_loader.rpc.job import job_key, new_job
 from gigl_server.answers import Answers
+from gigl_server.audit import AuditLog
 from gigl_server.data import open_data_service, shut_down
 from gigl_server.frames import FrameShelf
 from gigl_server.ledger import Ledger
@@ -70,7 +71,9 @@ def shelf() -> Shelf:
 def serving(shelf: Shelf | None) -> Iterator[DataService]:
     ledger = Ledger()
     answers = Answers(small_graph(), [0], ledger)
-    service = open_data_service(Address("127.0.0.1", 0), answers, ledger, Credentials(token=""), frames=shelf)
+    service = open_data_service(
+        Address("127.0.0.1", 0), answers, ledger, Credentials(token=""), audit=AuditLog(), frames=shelf
+    )
     yield service
     shut_down(service)
 

@@ -214,7 +214,8 @@ def test_connections_are_found_without_a_descriptor_to_spare() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-        found = Connections(listener.getsockname()[1], lambda place, reason: told.append(reason))
+        found = Connections(lambda place, reason: told.append(reason))
+        found.start(listener.getsockname()[1])
         stack.callback(found.close)
         far = stack.enter_context(socket.create_connection(listener.getsockname(), 5))
         near = stack.enter_context(listener.accept()[0])

@@ -21,7 +21,6 @@ VALUES = frozenset(
     {
         "errors",
         "group",
-        "machine",
         "memfile",
         "options",
         "processes",

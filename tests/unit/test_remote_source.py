@@ -218,7 +218,10 @@ def test_owners_that_stay_away_are_named_and_nothing_is_lost(
             ):
                 source.receive(20)
         monkeypatch.setattr(one, "faults", None)
-        assert frames + drain(source, NUM_BATCHES - 4) == expected
+        while len(frames) < NUM_BATCHES:
+            with suppress(StorageUnavailable):  # What was asked for before may fail still.
+                frames.append(bytes_of(source.receive(20)))
+        assert frames == expected
 
 
 def test_a_frame_that_is_gone_is_asked_for_again(
