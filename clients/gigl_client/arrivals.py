@@ -22,10 +22,18 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.skeleton import Completion
 
-__all__ = ["Arrivals", "Scratch"]
+__all__ = ["Arrivals", "Scratch", "Unfetched"]
 
 _FETCH_S = 30.0
 """A server keeps a frame for as long."""
+
+
+class Unfetched(Exception):
+    """A frame lies ready at a server, as far as is known, and could not be fetched."""
+
+    def __init__(self, reason: StorageUnavailable) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +69,9 @@ class Arrivals:
     def frame(self, ask: Ask, reply: SampleReply, scratch: Scratch) -> Frame:
         """Return the frame of a reply, whose slot is used up with it.
 
-        ``StorageUnavailable`` and ``Gone`` where the batch has to be asked for again, ``SamplingError``
-        where it failed, ``FormatError`` for bytes that break a rule.
+        ``StorageUnavailable`` and ``Gone`` where the batch has to be asked for again, ``Unfetched`` where the
+        server has to be told, too, ``SamplingError`` where it failed, ``FormatError`` for bytes that break a
+        rule.
         """
         with self._lock:
             self.sampling_s += max(reply.sampling_s, 0.0)
@@ -98,7 +107,10 @@ class Arrivals:
             raise FormatError(f"{ask.line}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
         bare = ask.opened.without_rows
         memory = scratch.lend(nbytes) if bare else self._landing.lend(nbytes)
-        fetch_frame(ask.line.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+        try:
+            fetch_frame(ask.line.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+        except StorageUnavailable as error:
+            raise Unfetched(error) from None
         with self._lock:
             self.wire_bytes += nbytes
         frame = self._parse(ask, memory)

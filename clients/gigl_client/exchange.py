@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_client.arrivals import Scratch
+from gigl_client.arrivals import Scratch, Unfetched
 from gigl_client.book import Ask, Book
 from gigl_client.line import bare
 from gigl_loader.channel.frame import Failure, Frame
@@ -213,6 +213,8 @@ class Exchange:
             return
         try:
             frame = self._arrivals.frame(ask, reply, scratch)
+        except Unfetched as error:  # The server counts what was not fetched, until the channel is closed.
+            self._not_fetched(ask, error.reason)
         except (StorageUnavailable, Gone) as error:
             self._again(ask, error)
         except FormatError as error:
@@ -253,6 +255,14 @@ class Exchange:
             self._land(ask, error)
         else:
             self._again(ask, error)
+
+    def _not_fetched(self, ask: Ask, error: StorageUnavailable) -> None:
+        """Have a batch asked for again, a little later, and give the channel up."""
+        with self._changed:
+            if self._book.is_current(ask):
+                self.retries += 1
+                self._book.put_back(ask, bare(error), time.monotonic())
+            self._lose(ask, error)
 
     def _lose(self, ask: Ask, error: Exception) -> None:
         """Give a channel up, with all that it was asked for: its ring may still be written to."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gigl_client.landing import RingLanding
 from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.retry import Backoff
 from gigl_loader.rpc.control_errors import Busy, Unknown
 from gigl_loader.rpc.ring_door import RingRefused, receive_ring
 
@@ -53,6 +54,16 @@ class Line:
         """Batches that the server was asked for or has sent, and which were not received yet."""
         self.batches = 0
         self.reconnects = -1  # The first is none.
+        self._backoff = Backoff()
+        self._batches_before = -1
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next channel is opened. 0 if the last one brought a batch."""
+        if self.batches > self._batches_before:
+            self._batches_before = self.batches
+            self._backoff.reset()
+            return 0.0
+        return self._backoff.next_s()
 
     @property
     def transport(self) -> str:

@@ -56,14 +56,14 @@ class Lines:
         """Have the channels opened that are not, in threads of their own."""
         for line in self._lines:
             if line.opened is None and not line.opening and not self.closed:
-                self._open(line, None)
+                self._open(line, None, pause_s=0.0)
 
     def lose(self, line: Line, error: Exception) -> None:
         """Give a channel up, and have another opened."""
         _LOGGER.warning("%s: lost, opening another channel: %s", str(line), str(error))
         before, line.failure = self._leave(line), error
         if not self.closed:
-            self._open(line, before)
+            self._open(line, before, pause_s=line.pause_s())
 
     def for_batch(self, batch: int, *, urgent: bool, needed: bool) -> Line | None:
         """Return the server to ask: the one with the fewest asks. ``None`` where none may have another.
@@ -121,12 +121,12 @@ class Lines:
             line.down_since = time.monotonic()
         return opened
 
-    def _open(self, line: Line, before: Opened | None) -> None:
+    def _open(self, line: Line, before: Opened | None, *, pause_s: float) -> None:
         line.tries_since = time.monotonic()
         line.down_since = line.down_since or line.tries_since
         thread = threading.Thread(
             target=self._make,
-            args=(line, before),
+            args=(line, before, pause_s),
             name=f"open channel at {line.server.rank}",
             daemon=True,
         )
@@ -137,10 +137,11 @@ class Lines:
         else:
             line.opening = True
 
-    def _make(self, line: Line, before: Opened | None) -> None:
+    def _make(self, line: Line, before: Opened | None, pause_s: float) -> None:
         """Open a channel, in a thread that ends with it. ``before`` is the one that was lost."""
         if before is not None:  # First: a server that drains waits until what it had ready is gone.
             close_channel(line.server, before.id)
+        self._closed.wait(pause_s)
         outcome = self._attempts(line)
         wanted = self._opened(line, outcome)
         if not isinstance(outcome, Exception) and not wanted:

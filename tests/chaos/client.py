@@ -101,14 +101,18 @@ def train(*, graph: str, folder: str, addresses: Sequence[str], epochs: int) -> 
 
 def _rewrite(folder: Path, digests: Sequence[int]) -> None:
     """Drop digests that were written after the last checkpoint."""
-    (folder / _SEEN).write_text("".join(f"{value}\n" for value in digests))
+    _replace(folder / _SEEN, "".join(f"{value}\n" for value in digests))
 
 
 def _save(folder: Path, document: dict[str, Any]) -> None:
-    """Replace the checkpoint at once: there is always a whole one."""
-    temporary = folder / "checkpoint.new"
-    temporary.write_text(json.dumps(document))
-    temporary.replace(folder / _CHECKPOINT)
+    _replace(folder / _CHECKPOINT, json.dumps(document))
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replace a file at once: whenever this process is killed, there is always a whole one."""
+    temporary = file.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 def _persistent(loader: DistNeighborLoader) -> Iterator[Any]:

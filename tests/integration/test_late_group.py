@@ -62,6 +62,7 @@ def _late_and_early(rank: int, graph: str, port: int, folder: str) -> None:
             expected = [_places(early) for _ in range(2)]
         told = {"length": length, "batches": late.stats()["batches"], "seed": late.seed, "seen": seen}
         Path(folder, f"{rank}.json").write_text(json.dumps({**told, "expected": expected}))
+        distributed.barrier()  # Rank 0 holds the store of all.
         distributed.destroy_process_group()
         with pytest.raises(RuntimeError, match=f"the share of rank {rank} of 2, of a process group that was"):
             iter(late)

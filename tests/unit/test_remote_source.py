@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import threading
@@ -222,6 +223,23 @@ def test_owners_that_stay_away_are_named_and_nothing_is_lost(
             with suppress(StorageUnavailable):  # What was asked for before may fail still.
                 frames.append(bytes_of(source.receive(20)))
         assert frames == expected
+
+
+def test_frames_that_cannot_be_fetched_do_not_keep_their_server_from_sampling(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = itertools.count()
+
+    def fetch(*arguments: Any, **options: Any) -> None:
+        if next(failures) < 16:  # As a data port behind a line that is cut.
+            raise StorageUnavailable("no way to the data port")
+        fetch_frame(*arguments, **options)
+
+    monkeypatch.setattr("gigl_client.arrivals.fetch_frame", fetch)
+    with closing(one.open(transport="flight")) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+    assert len(one.service(0).frames) == 0
 
 
 def test_a_frame_that_is_gone_is_asked_for_again(
