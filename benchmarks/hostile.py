@@ -7,6 +7,9 @@ Measures, alternating in one run, on the small workload of ``gigl-loader bench -
 - seeds per second of a trainer alone, and beside eight callers that hold valid tokens of their own and behave
   as ``hostile_callers.py`` says; their ratio to a fair share, a ninth of what the trainer has alone;
 - what a caller without a token holds: memory, threads and descriptors of the server, and for how long.
+
+Callers would have machines of their own: the server and its trainer have one half of the cores here, alone as
+beside others, and the callers the other half.
 """
 
 from __future__ import annotations
@@ -45,7 +48,6 @@ STRANGER_MB, STRANGER_S = 64.0, 30.0
 """What a caller without a token holds at most, and for how long."""
 _COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
 _READY_S, _END_S, _TIMEOUT_S, _CALLERS_READY_S = 60.0, 40.0, 10.0, 30.0
-_LOWEST_PRIORITY = 19
 _STRANGERS = 200
 """Connections to each port."""
 _MOST_MB = 4_000.0
@@ -55,13 +57,15 @@ _MOST_MB = 4_000.0
 def main() -> int:
     """Measure, print ratios, and return 1 where a target is missed."""
     options = _arguments()
+    ours, theirs = _halves(sorted(os.sched_getaffinity(0)))
+    os.sched_setaffinity(0, ours)
     rounds: list[dict[str, float]] = []
     with _folder(options.data) as folder:
         graph = prepare(QUICK, folder)
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
             alone = _honest(graph, folder, [], options.seconds)
-            beside = _honest(graph, folder, options.only or list(BEHAVIOURS), options.seconds)
+            beside = _honest(graph, folder, options.only or list(BEHAVIOURS), options.seconds, cores=theirs)
             rounds.append(
                 {
                     "alone_seeds_per_s": alone["seeds_per_s"],
@@ -100,8 +104,10 @@ def _missed(figures: dict[str, float]) -> list[str]:
     return [*found, *(f"a silent connection to the {port} port is kept > {STRANGER_S:g} s" for port in kept)]
 
 
-def _honest(graph: Path, folder: Path, hostile: Sequence[str], seconds: float) -> dict[str, float]:
-    """Train for a while beside hostile callers, on a fresh server."""
+def _honest(
+    graph: Path, folder: Path, hostile: Sequence[str], seconds: float, *, cores: Sequence[int] = ()
+) -> dict[str, float]:
+    """Train for a while beside hostile callers, which have these cores, on a fresh server."""
     with ExitStack() as stack:
         server = stack.enter_context(_Server.running(graph, folder, callers=len(hostile)))
         dataset = stack.enter_context(
@@ -118,8 +124,8 @@ def _honest(graph: Path, folder: Path, hostile: Sequence[str], seconds: float) -
             pass
         stack.enter_context(server.watched())
         started = [
-            stack.enter_context(_caller(behaviour, replace(server.scene, token=server.tokens[1 + number])))
-            for number, behaviour in enumerate(hostile)
+            stack.enter_context(_caller(behaviour, replace(server.scene, token=token, cores=tuple(cores))))
+            for behaviour, token in zip(hostile, server.tokens[1:], strict=True)
         ]
         _wait_until_ready(started)
         taken, longest = _train(loader, seconds)
@@ -280,20 +286,22 @@ class _Server:
 
 @contextmanager
 def _caller(behaviour: str, scene: Scene) -> Iterator[subprocess.Popen[str]]:
-    """Run a hostile caller until the end of the block.
-
-    At the lowest priority: it would have a machine of its own, and not share the processor of the server.
-    """
+    """Run a hostile caller until the end of the block."""
     command = [sys.executable, str(Path(__file__).with_name("hostile_callers.py")), behaviour]
     process = subprocess.Popen(
         [*command, json.dumps(asdict(scene))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
     try:
         yield process
     finally:
         process.kill()
         process.communicate(timeout=_END_S)
+
+
+def _halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return two halves of the cores. Of a single one, both are that one."""
+    middle = (len(cores) + 1) // 2
+    return cores[:middle], cores[middle:] or cores
 
 
 def _wait_until_ready(started: Sequence[subprocess.Popen[str]]) -> None:

@@ -175,6 +175,7 @@ class RemoteSource:
                 "restarts": 0,
                 "workers": [],
                 "retries": exchange.retries + rows.retries,
+                "damaged": exchange.damaged + rows.damaged,
                 **self._lines.summary(),
             }
 

@@ -67,6 +67,8 @@ class ServiceLoad:
     """Of frames that lie ready to be fetched."""
     frame_bytes: int
     """Memory of frames that are written, ready or being sent."""
+    ring_bytes: int
+    """Memory of rings that was written to."""
     batches: int
     nbytes: int
     sampling_s: float

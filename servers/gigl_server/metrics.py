@@ -53,6 +53,7 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
     yield _gauge("queued", "Batches asked for that nobody samples yet", sum(e.queued for e in load.channels))
     yield _gauge("ready_bytes", "Bytes of batches that lie ready to be fetched", load.ready_bytes)
     yield _gauge("frame_memory_bytes", "Memory of frames: written, ready, being sent", load.frame_bytes)
+    yield _gauge("ring_memory_bytes", "Memory of rings that was written to", load.ring_bytes)
     yield _counter("batches", "Batches sampled", load.batches)
     yield _counter("batch_bytes", "Bytes of sampled batches", load.nbytes)
     yield _counter(
@@ -95,6 +96,7 @@ _PEER_METRICS = (
     ("bytes_in", "peer_received_bytes", "Bytes received from another server"),
     ("bytes_out", "peer_sent_bytes", "Bytes sent to another server"),
     ("retries", "peer_retries", "Asks to another server that were made again"),
+    ("damaged", "peer_damaged", "Replies of another server that came damaged"),
 )
 
 

@@ -252,6 +252,7 @@ class SamplingService:
             producers=producers,
             ready_bytes=self.frames.nbytes,
             frame_bytes=self._memory.lent,
+            ring_bytes=self.rings.committed,
             batches=totals.batches,
             nbytes=totals.nbytes,
             sampling_s=totals.sampling_s,
