@@ -242,6 +242,25 @@ def test_frames_that_cannot_be_fetched_do_not_keep_their_server_from_sampling(
     assert len(one.service(0).frames) == 0
 
 
+def test_a_data_port_that_stays_away_is_told_and_nothing_is_lost(
+    one: SmallCluster, expected: list[bytes]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise StorageUnavailable("no way there")
+
+    with closing(one.open(transport="flight", timeout_s=0.5)) as source:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gigl_client.arrivals.fetch_frame", fail)
+            source.start_epoch(0)
+            with pytest.raises(StorageUnavailable, match=r"batch 0 of epoch 0: no way there \(asked for it"):
+                source.receive(20)
+        frames: list[bytes] = []
+        while len(frames) < NUM_BATCHES:
+            with suppress(StorageUnavailable):  # What was asked for before may fail still.
+                frames.append(bytes_of(source.receive(20)))
+    assert frames == expected
+
+
 def test_a_frame_that_is_gone_is_asked_for_again(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
