@@ -31,7 +31,7 @@ _MORE_DESCRIPTORS = 8
 _POOL_THREADS = 64
 """Beyond those of a fresh service: bounded pools, whose threads come with the first calls and stay."""
 _WARM_ANSWERS = 40
-_WARM_REQUESTS = 20_000
+_WARM_REQUESTS = 50_000
 _LOG_BYTES, _LOG_BYTES_PER_REQUEST = 100_000, 2
 """A line for the refusals of some seconds is welcome, one for each is not."""
 _WARM_S, _SETTLE_S = 60.0, 60.0
