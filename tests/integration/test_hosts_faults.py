@@ -27,9 +27,9 @@ from tests.support.training import PROGRAM, open_gate, seen_by, shares
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-TIMEOUT = 3.0
+TIMEOUT = 6.0
 """Of loaders and of collectives. Peers are asked for 0.8 of it."""
-DEADLINE = 30.0
+DEADLINE = 90.0
 """Generous: for a machine that is busy."""
 GONE = r"StorageUnavailable: .*host 1 at (127.0.0.1|10.77.0.2):\d+, which holds partition 1, did not answer"
 BROKEN_COLLECTIVE = r"RuntimeError: .*gloo.*(Connection (closed|reset) by peer|Timed out)"
@@ -219,7 +219,7 @@ def test_a_service_that_is_killed_too_often(start: Start, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("step", "error"),
     [
-        ("joined", "TimeoutError: rank 1 did not open the graph as one of several hosts .* within 3 s"),
+        ("joined", f"TimeoutError: rank 1 did not open the graph as one of several .* within {TIMEOUT:g} s"),
         ("batch 1", GONE),
     ],
     ids=["start", "middle"],
@@ -247,7 +247,7 @@ def test_a_host_whose_rank_is_stopped_goes_on_serving(start: Start, expected: li
         ranks.finish(seconds=DEADLINE)
     assert other.status == 0
     assert seen_by(other) == shares(expected, 2)[0]
-    assert "rank 1 did not close the dataset within 3 s: no longer serving them" in other.errors
+    assert f"rank 1 did not close the dataset within {TIMEOUT:g} s: no longer serving them" in other.errors
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -275,7 +275,7 @@ def test_a_graph_that_cannot_be_opened_on_one_host(start: Start, tmp_path: Path)
     ("what", "error"),
     [
         ("kill", "GiglError: {}the peer service was killed by SIGKILL .*while it started"),
-        ("stop", "TimeoutError: {}the peer service did not start within 2.4 s"),
+        ("stop", f"TimeoutError: {{}}the peer service did not start within {0.8 * TIMEOUT:g} s"),
         ("raise", "GiglError: {}the peer service ended with exit code 1 while it started"),
     ],
     ids=["kill", "stop", "raise"],
