@@ -24,7 +24,7 @@ from gigl_client.line import bare
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
-from gigl_loader.rpc.control_errors import Damaged, Unknown
+from gigl_loader.rpc.control_errors import Busy, Damaged, Unknown
 from gigl_loader.rpc.frames import Gone
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 
@@ -214,7 +214,7 @@ class Exchange:
         try:
             frame = self._arrivals.frame(ask, reply, scratch)
         except Unfetched as error:  # The server counts what was not fetched, until the channel is closed.
-            self._not_fetched(ask, error.reason)
+            self._give_up(ask, error.reason)
         except (StorageUnavailable, Gone) as error:
             self._again(ask, error)
         except FormatError as error:
@@ -226,6 +226,9 @@ class Exchange:
         """Give the channel up, ask again, or, for what cannot be asked for, let the batch fail."""
         if isinstance(error, (StorageUnavailable, Unknown)):
             self._lose(ask, error)
+            return
+        if ask.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
+            self._give_up(ask, error)  # Perhaps the server goes on with it, and writes to its slot.
             return
         ask.give_slot()
         if isinstance(error, Damaged):
@@ -256,7 +259,7 @@ class Exchange:
         else:
             self._again(ask, error)
 
-    def _not_fetched(self, ask: Ask, error: StorageUnavailable) -> None:
+    def _give_up(self, ask: Ask, error: Exception) -> None:
         """Have a batch asked for again, a little later, and give the channel up."""
         with self._changed:
             if self._book.is_current(ask):

@@ -8,10 +8,12 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from gigl_client.source import RemoteSource
 from gigl_loader.channel.slots import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.frames import fetch_frame
+from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.schedule import Schedule
 from tests.support.leftovers import wait_until
@@ -259,6 +262,42 @@ def test_a_data_port_that_stays_away_is_told_and_nothing_is_lost(
             with suppress(StorageUnavailable):  # What was asked for before may fail still.
                 frames.append(bytes_of(source.receive(20)))
     assert frames == expected
+
+
+class _Removed(grpc.RpcError):  # type: ignore[misc]
+    """What gRPC raises where the bytes of a connection break the rules of HTTP/2."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNKNOWN
+
+    def details(self) -> str:
+        return "Stream removed (Failed parsing HTTP/2)"
+
+
+def test_a_slot_is_not_used_again_while_its_server_may_write_to_it(
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = StoreClient.sample
+    broken: list[Any] = []
+
+    def break_first(client: StoreClient, request: Any, timeout_s: float) -> Any:
+        call = sample(client, request, timeout_s)
+        if broken:
+            return call
+        broken.append(call)  # Goes on at the server, which waits at the gate.
+        failed: Future[Any] = Future()
+        failed.set_exception(_Removed())
+        return failed
+
+    one.gate.clear()
+    monkeypatch.setattr(StoreClient, "sample", break_first)
+    with closing(one.open(transport="ring")) as source:
+        source.start_epoch(0)
+        assert wait_until(
+            lambda: source.stats()["retries"] > 0 and source.stats()["reconnects"] > 0, seconds=20
+        )
+        one.gate.set()
+        assert drain(source) == expected
 
 
 def test_a_frame_that_is_gone_is_asked_for_again(
