@@ -60,8 +60,11 @@ def message_checksum(message: Any) -> str:
 def message_is_whole(message: Any, metadata: Iterable[Any] | None) -> bool:
     """Return whether a protobuf message matches its checksum in gRPC metadata (pairs of key and value).
 
-    True where there is none: callers that do not know of checksums send none.
+    True where there is none: callers that do not know of checksums send none. ``False`` for no message, which
+    is what gRPC returns where damage made the message of a good call vanish.
     """
+    if message is None:
+        return False
     sent = [value for key, value in metadata or () if key == CHECKSUM_HEADER]
     return not sent or sent == [message_checksum(message)]
 

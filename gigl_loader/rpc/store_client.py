@@ -253,12 +253,15 @@ class StoreClient:
     def _call_once(self, name: str, request: Any, timeout_s: float) -> Any:
         self._check_open()
         try:
-            return self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
+            reply = self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:
             self._check_open()  # gRPC's word for a channel that was closed meanwhile.
             raise
+        if reply is None:
+            raise Damaged(f"{self.endpoint}: a reply to {name} without a message")
+        return reply
 
     def _check_open(self) -> None:
         if self._closed:

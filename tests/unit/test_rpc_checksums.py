@@ -62,6 +62,7 @@ def test_every_flipped_bit_of_a_message_is_found() -> None:
 
 def test_a_message_without_a_checksum_is_believed() -> None:
     assert message_is_whole(request(), None)
+    assert not message_is_whole(None, None)
     assert message_is_whole(request(), [("other", "x")])
     assert not message_is_whole(request(), [(CHECKSUM_HEADER, "0"), (CHECKSUM_HEADER, "1")])
 
