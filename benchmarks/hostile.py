@@ -124,7 +124,7 @@ def _honest(
             pass
         stack.enter_context(server.watched())
         started = [
-            stack.enter_context(_caller(behaviour, replace(server.scene, token=token, cores=tuple(cores))))
+            stack.enter_context(_caller(behaviour, replace(server.scene, token=token), cores))
             for behaviour, token in zip(hostile, server.tokens[1:], strict=True)
         ]
         _wait_until_ready(started)
@@ -285,12 +285,13 @@ class _Server:
 
 
 @contextmanager
-def _caller(behaviour: str, scene: Scene) -> Iterator[subprocess.Popen[str]]:
-    """Run a hostile caller until the end of the block."""
+def _caller(behaviour: str, scene: Scene, cores: Sequence[int]) -> Iterator[subprocess.Popen[str]]:
+    """Run a hostile caller on these cores until the end of the block."""
     command = [sys.executable, str(Path(__file__).with_name("hostile_callers.py")), behaviour]
     process = subprocess.Popen(
         [*command, json.dumps(asdict(scene))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
+    os.sched_setaffinity(process.pid, cores)  # It has no other thread yet: those inherit it.
     try:
         yield process
     finally:

@@ -8,7 +8,6 @@ Says ``ready`` on a line of its own, goes on until it is killed, and talks to 12
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import threading
@@ -46,8 +45,6 @@ class Scene:
     graph: str
     nodes: int
     """Ids are 0 .. nodes - 1."""
-    cores: tuple[int, ...] = ()
-    """Where a caller runs; empty: where its parent does."""
 
 
 class _Caller:
@@ -274,13 +271,5 @@ BEHAVIOURS: Mapping[str, Callable[[Scene], None]] = {
 }
 
 
-def main() -> None:
-    """Behave as the command line says."""
-    scene = Scene(**json.loads(sys.argv[2]))
-    for thread in os.listdir("/proc/self/task") if scene.cores else ():
-        os.sched_setaffinity(int(thread), scene.cores)
-    BEHAVIOURS[sys.argv[1]](scene)
-
-
 if __name__ == "__main__":
-    main()
+    BEHAVIOURS[sys.argv[1]](Scene(**json.loads(sys.argv[2])))

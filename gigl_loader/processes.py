@@ -40,7 +40,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 # What arrives over a network lands in memory of 1 to 2 MB that is freed at once. As glibc comes, it gives
 # such memory back to the system every time, and taking it again costs as much as receiving it: with these,
 # a peer's reply takes 40 % fewer CPU seconds on both sides. At most 16 MB are kept by each of glibc's arenas:
-# 64 MB save no more (0.57 and 0.57 s/GB), 4 MB much less (1.04), and callers' large messages fill them.
+# 64 MB save no more (a client: 0.60 and 0.57 s/GB), 4 MB much less (1.04), and large messages of any caller
+# fill them.
 _TRIM_BYTES, _MMAP_BYTES = 16 << 20, 8 << 20
 _WARM_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(_TRIM_BYTES), "MALLOC_MMAP_THRESHOLD_": str(_MMAP_BYTES)}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

@@ -141,7 +141,8 @@ class Lines:
         """Open a channel, in a thread that ends with it. ``before`` is the one that was lost."""
         if before is not None:  # First: a server that drains waits until what it had ready is gone.
             close_channel(line.server, before.id)
-        self._closed.wait(pause_s)
+        if self._closed.wait(pause_s):
+            return
         outcome = self._attempts(line)
         wanted = self._opened(line, outcome)
         if not isinstance(outcome, Exception) and not wanted:
