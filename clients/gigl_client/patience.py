@@ -71,9 +71,9 @@ class Patience:
 
     def _timed_out(self, now: float, timeout: float, trouble: tuple[int, Trouble] | None) -> Exception:
         for line in self._down():
-            if line.failure is not None:
+            if line.failure is not None and (trouble is None or line.down_since < trouble[1].since):
                 return _not_reached(line, line.failure, now)
-        if trouble is not None:
+        if trouble is not None:  # For longer than any server is away.
             return _unavailable(self._book.epoch, *trouble, now)
         return TimeoutError(_waiting_text(self._lines, self._book, timeout, now))
 

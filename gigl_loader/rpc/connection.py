@@ -306,7 +306,10 @@ def _bytes_of(batch: Any) -> Bytes:
     """Return the bytes of a record batch of ours, without a copy."""
     if batch is None or batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
         raise FormatError("reply: not one column of uint8")
-    column = batch.column(0)
+    try:
+        column = batch.column(0)
+    except UnicodeDecodeError:
+        raise FormatError("reply: a column whose name is not UTF-8") from None
     if column.null_count or column.offset or column.buffers()[1] is None:
         raise FormatError("reply: a column with nulls, an offset or no data")
     try:

@@ -209,9 +209,9 @@ def test_closing_ends_new_attempts(service: HostService) -> None:
 class Liar(flight.FlightServerBase):  # type: ignore[misc]
     """Sends what it was told to, with a checksum that fits."""
 
-    def __init__(self, messages: list[Any], kind: Any = None) -> None:
+    def __init__(self, messages: list[Any], kind: Any = None, *, column: str | bytes = "bytes") -> None:
         self._messages = messages
-        self._schema = pa.schema([pa.field("bytes", kind or pa.uint8(), nullable=kind is not None)])
+        self._schema = pa.schema([pa.field(column, kind or pa.uint8(), nullable=kind is not None)])
         super().__init__("grpc://127.0.0.1:0")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
@@ -247,7 +247,16 @@ def test_a_reply_that_breaks_a_rule_is_asked_for_again_then_refused(
     messages: list[Any], kind: Any, message: str
 ) -> None:
     """It may have been damaged on its way, where no checksum covers it."""
-    liar = Liar(messages, kind)
+    check_refused_as_damaged(Liar(messages, kind), message)
+
+
+def test_a_reply_whose_column_has_a_damaged_name_is_asked_for_again() -> None:
+    """pyarrow reads the name only when it is asked for the column."""
+    liar = Liar([([1, 2, 3], b"\x03" + b"\0" * 7)], column=b"\xe2(")
+    check_refused_as_damaged(liar, "name is not UTF-8")
+
+
+def check_refused_as_damaged(liar: Liar, message: str) -> None:
     endpoint = Endpoint(host_index=2, host="127.0.0.1", control_port=1, data_port=liar.port, partitions=(0,))
     store = remote_store(small_graph(), endpoint)
     with pytest.raises(FormatError, match=message):
