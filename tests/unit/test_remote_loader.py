@@ -81,7 +81,10 @@ def test_an_ask_that_a_server_stumbles_over_costs_no_batch(
     expected: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A status that says nothing of the batch is no failure of it."""
+    """A status that says nothing of the batch is no failure of it.
+
+    It costs the channel, with all that it was asked for: the server may still write to the ring.
+    """
     submit, calls = service.submit, list[Any]()
 
     def stumbling(*arguments: Any) -> Any:
@@ -91,7 +94,9 @@ def test_an_ask_that_a_server_stumbles_over_costs_no_batch(
     monkeypatch.setattr(service, "submit", stumbling)
     with opened(servers) as dataset, loader(dataset) as batches:
         check_same(list(batches), expected)
-        assert batches.stats()["retries"] == 2
+        stats = batches.stats()
+    assert stats["retries"] >= 2
+    assert stats["reconnects"] in (1, 2)
 
 
 def test_a_server_that_only_stumbles_is_told_in_time_and_costs_no_batch(
