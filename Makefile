@@ -2,7 +2,8 @@
 #
 #   make demo            install into .venv and train a GraphSAGE model on a small real graph, which two
 #                        storage servers on this machine hold (DEMO="--mode colocated" for worker processes)
-#   make test            install with the test extras, then lint, format check, types and tests
+#   make test            install with the test extras, then lint, format check, types and tests, a file of
+#                        tests per core at a time (JOBS=1: one after the other)
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers
 #   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
@@ -18,6 +19,7 @@ SHELL := bash
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= $(shell nproc)
 BIN := $(VENV)/bin
 PIP_INSTALL = -m pip install -q --disable-pip-version-check --root-user-action=ignore
 CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
@@ -40,7 +42,7 @@ types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
 
 bench: $(VENV)/.installed-test
 	$(BIN)/gigl-loader bench $(BENCH)

@@ -144,7 +144,8 @@ def test_a_reply_that_nobody_reads_is_ended(
         monkeypatch.setattr(connections_module, "_LONGEST_CALL_S", 0.1)
         assert wait_until(lambda: sent(server) == 0, seconds=20)
         assert data_of(server)._calls.lent == 0
-    assert wait_until(lambda: "a reply was not read for 0.1 s" in caplog.text, seconds=20)  # Told after the cut.
+    told = "a reply was not read for 0.1 s"
+    assert wait_until(lambda: told in caplog.text, seconds=20)  # After the connection was cut.
     assert "refused 127.0.0.1: data port: connection of port" in caplog.text
     assert wait_until(lambda: len(os.listdir("/proc/self/task")) <= threads + 8, seconds=20)
     assert gathers(server)
