@@ -162,8 +162,12 @@ class Ranks:
 
     def children(self, rank: int, name: str = "") -> list[psutil.Process]:
         """Return the processes that a rank has started, those whose name contains ``name``."""
-        found = psutil.Process(self.pids[rank]).children(recursive=True)
-        return [process for process in found if name in process.name()]
+        found = []
+        for process in psutil.Process(self.pids[rank]).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # It ended meanwhile.
+                if name in process.name():
+                    found.append(process)
+        return found
 
     def finish(self, *, seconds: float, ranks: Sequence[int] | None = None) -> list[Ended]:
         """Wait until these ranks (all) have ended. The test fails if that takes longer."""
