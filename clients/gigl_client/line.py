@@ -110,7 +110,10 @@ def open_channel(server: Server, terms: Terms, *, num_servers: int, has_columns:
 def close_channel(server: Server, channel: bytes) -> None:
     """Close a channel, if the server can be asked. If not, its lease ends some time."""
     with suppress(GiglError, ValueError):
-        server.client.close_channel(channel, _CLOSE_S)
+        try:
+            server.client.close_channel(channel, _CLOSE_S)
+        except StorageUnavailable:  # Perhaps the server was just ending an idle connection.
+            server.client.close_channel(channel, _CLOSE_S)
 
 
 def _open_ring(server: Server, terms: Terms, *, without_rows: bool) -> Opened | None:

@@ -132,7 +132,9 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
     def _frame(self, call: Call, handle: bytes) -> Any:
         """Return a frame as a stream."""
         if call.job is None:
-            raise Refused(Kind.INVALID, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
+            # Callers that send a checksum send the header, too: it came damaged.
+            kind = Kind.INVALID if call.checksum is None else Kind.DAMAGED
+            raise Refused(kind, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
         frame = None if self._frames is None else self._frames.take(handle, call.job)
         if frame is None:
             raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")

@@ -144,7 +144,9 @@ class StoreCalls:
     def _in_job(self, call: ControlCall, answer: Callable[[bytes], Any]) -> Any:
         job = job_key(call.headers(JOB_HEADER))
         if job is None:
-            raise Refusal(Status.INVALID, f"the header {JOB_HEADER!r} has 64 hex digits, once")
+            # Callers that send a checksum send the header, too: it came damaged.
+            status = Status.DAMAGED if call.headers(CHECKSUM_HEADER) else Status.INVALID
+            raise Refusal(status, f"the header {JOB_HEADER!r} has 64 hex digits, once")
         try:
             return answer(job)
         except Refusal as refusal:

@@ -110,7 +110,7 @@ class Gate:
 
     def __call__(self) -> None:
         self.entered.release()
-        assert self.opened.wait(20), "the gate stayed closed"
+        assert self.opened.wait(100), "the gate stayed closed"
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pyarrow import flight
 
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
@@ -98,9 +99,11 @@ def frame(seed: int, nbytes: int = NBYTES) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
-def refusal(port: int, ticket: bytes, *jobs: str) -> str:
+def refusal(port: int, ticket: bytes, *jobs: str, checksum: str = "") -> str:
     """Ask without any of our client's code. Return the kind of the refusal."""
-    options = flight.FlightCallOptions(timeout=10, headers=[(b"gigl-job", job.encode()) for job in jobs])
+    headers = [(b"gigl-job", job.encode()) for job in jobs]
+    headers += [(CHECKSUM_HEADER.encode(), checksum.encode())] if checksum else []
+    options = flight.FlightCallOptions(timeout=10, headers=headers)
     client = flight.FlightClient(f"grpc+tcp://127.0.0.1:{port}")
     with pytest.raises(flight.FlightError) as raised:
         list(client.do_get(flight.Ticket(ticket), options))
@@ -138,6 +141,8 @@ def test_the_secret_of_a_job_is_asked_for(service: DataService, shelf: Shelf) ->
     ask = encode_frame_ask(handle)
     for jobs in ([], [""], [JOB[:-1]], [JOB.upper()], [JOB, JOB], [JOB, THIEF]):
         assert refusal(service.port, ask, *jobs) == "invalid"
+        # Callers that send a checksum send the job as well: it came damaged.
+        assert refusal(service.port, ask, *jobs, checksum=checksum_text(ask)) == "damaged"
     assert len(shelf.taken) == taken
     out = np.zeros(NBYTES, np.uint8)
     with connected(service.port) as connection:

@@ -19,7 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum
 from gigl_loader.rpc.control import STORE_METHODS, STORE_SERVICE
 from gigl_loader.rpc.control_errors import Busy, Unknown
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
@@ -165,6 +167,17 @@ def test_calls_of_a_job_need_its_header(served: Served, headers: list[str]) -> N
                 call(request().SerializeToString(), timeout=10, metadata=metadata)
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "'gigl-job' has 64 hex digits, once" in raised.value.details()
+
+
+def test_a_job_that_came_damaged_is_told_apart_by_the_checksum(served: Served) -> None:
+    """Callers that send a checksum send the job as well."""
+    request = messages.HeartbeatRequest()
+    metadata = (TOKEN_HEADER, (JOB_HEADER, JOB[:-1] + "~"), (CHECKSUM_HEADER, message_checksum(request)))
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/Heartbeat")
+        with pytest.raises(grpc.RpcError) as raised:
+            call(request.SerializeToString(), timeout=10, metadata=metadata)
+        assert raised.value.code() is grpc.StatusCode.DATA_LOSS
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer another-token-of-some-length"),)])
