@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gigl_loader.processes import run_state
-from tests.support.leftovers import is_gone, wait_until
+from tests.support.leftovers import is_gone, shared_memory, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,10 +26,10 @@ WORKERS = 2
 @pytest.fixture
 def temporary(tmp_path: Path) -> Iterator[Path]:
     """An empty directory for the trainer's temporary files. It, and shared memory, stay as they are."""
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     yield tmp_path
     assert list(tmp_path.iterdir()) == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert wait_until(lambda: shared_memory() <= shared, seconds=10)
 
 
 class Trainer:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Leftovers", "is_gone", "wait_until"]
+__all__ = ["Leftovers", "is_gone", "shared_memory", "wait_until"]
 
 # They serve every user of multiprocessing in this process, and live as long as it does.
 _SERVANTS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
@@ -28,7 +28,7 @@ class Leftovers:
     @classmethod
     def now(cls) -> Leftovers:
         gc.collect()
-        return cls(_children(), _files(), _maps(), _shared())
+        return cls(_children(), _files(), _maps(), shared_memory())
 
     def check(self) -> None:
         """Fail if there is anything now that was not there then. Gives the kernel a moment."""
@@ -38,7 +38,7 @@ class Leftovers:
             new[:] = self._new(Leftovers.now())
             return not new
 
-        assert wait_until(nothing_new, seconds=2), f"left over: {new}"
+        assert wait_until(nothing_new, seconds=10), f"left over: {new}"
 
     def _new(self, now: Leftovers) -> list[object]:
         # Servers look at their sockets through a descriptor that is the null device between two looks.
@@ -100,6 +100,6 @@ def _maps() -> frozenset[str]:
     return frozenset(line for line in lines if "memfd:" in line)
 
 
-def _shared() -> frozenset[str]:
-    """Return what has a name in shared memory, but for semaphores: others' have one for a moment."""
-    return frozenset(name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-"))
+def shared_memory() -> frozenset[str]:
+    """Return what has a name in shared memory. Other processes use it, too: mostly for moments."""
+    return frozenset(os.listdir("/dev/shm"))

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from tests.support.hosts import Host
-from tests.support.leftovers import wait_until
+from tests.support.leftovers import shared_memory, wait_until
 from tests.support.nursery import Nursery
 
 __all__ = ["Ended", "Place", "Ranks", "free_port", "places"]
@@ -104,7 +104,7 @@ class Ranks:
         self._temporary.mkdir()
         self._hosts = {place.host.index: place.host for place in where if place.host}.values()
         self._listening = {host.index: host.listening() for host in self._hosts}
-        self._shared = set(os.listdir("/dev/shm"))
+        self._shared = shared_memory()
         self._began = time.monotonic()
         self.pids = [
             nursery.start(
@@ -187,7 +187,7 @@ class Ranks:
         quiet = wait_until(lambda: not self._nursery.everyone(), seconds=_PATIENCE)
         assert quiet, f"still there: {self._nursery.everyone()}{self._report()}"
         assert list(self._temporary.iterdir()) == []
-        assert set(os.listdir("/dev/shm")) <= self._shared
+        assert wait_until(lambda: shared_memory() <= self._shared, seconds=10)
         for host in self._hosts:
             assert host.listening() <= self._listening[host.index]
 
