@@ -15,7 +15,7 @@ from gigl_loader.bench.meter import CpuMeter
 from gigl_loader.bench.rounds import Case, Figures
 from gigl_loader.bench.workload import Workload
 from gigl_loader.loaders.neighbor import DistNeighborLoader
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
 
 __all__ = [
     "DIRECT",

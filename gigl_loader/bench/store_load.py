@@ -28,7 +28,7 @@ from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
 
 __all__ = ["CROWDED", "IDLE", "KILLED", "crowd_case", "idle_case", "kill_case", "recovered"]
 

@@ -19,7 +19,7 @@ from gigl_loader.cli.errors import importing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gigl_server.local import LocalCluster
+    from gigl_server.local_cluster import LocalCluster
 
 __all__ = ["TOKEN_VARIABLE", "VARIABLE", "local_cluster"]
 
@@ -52,7 +52,7 @@ def local_cluster(
     """
     with importing():
         from gigl_loader.rpc.tokens import new_token
-        from gigl_server.local import LocalCluster
+        from gigl_server.local_cluster import LocalCluster
 
     token = new_token()
     with (

@@ -130,5 +130,5 @@ def serve(
     options = read_settings(flags, os.environ, document, str(config))
     check_serve_limits(options)  # Before libraries are imported that crash or hang at a low limit.
     with importing():
-        from gigl_server.daemon import run
+        from gigl_server.main import run
     raise typer.Exit(run(options))

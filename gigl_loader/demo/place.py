@@ -42,7 +42,7 @@ def open_place(choices: Choices, graph: Path) -> Iterator[tuple[Any, Callable[[]
     # Of a graph store; needs gRPC and Arrow.
     from gigl_client import Caller, RemoteDistDataset
     from gigl_loader.rpc.tokens import new_token
-    from gigl_server.local import LocalCluster
+    from gigl_server.local_cluster import LocalCluster
 
     token = new_token()
     with (

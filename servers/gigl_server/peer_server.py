@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import Envelope
-from gigl_server.answers import Answers
-from gigl_server.audit import AuditLog
-from gigl_server.binding import check_free
-from gigl_server.control import ControlService
-from gigl_server.data import open_data_service, shut_down
-from gigl_server.ledger import Ledger
-from gigl_server.probes import ControlProbe, DataProbe
+from gigl_server.bind_check import check_free
+from gigl_server.counters import Counters
+from gigl_server.ports.audit import AuditLog
+from gigl_server.ports.control import ControlService
+from gigl_server.ports.flight import open_data_service, shut_down
+from gigl_server.ports.probe import ControlProbe, DataProbe
+from gigl_server.ports.queries import Queries
 from gigl_server.supervision import Part, Supervisor
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_server.data import DataService
+    from gigl_server.ports.flight import DataService
 
 __all__ = ["PeerServer", "build_server"]
 
@@ -36,7 +36,7 @@ class PeerServer:
         endpoint: Endpoint,
         control: ControlService,
         data: DataService,
-        answers: Answers,
+        answers: Queries,
         *,
         probes: tuple[ControlProbe, DataProbe],
     ) -> None:
@@ -92,14 +92,14 @@ def build_server(
     )
     check_free(address)
     check_free(data_address)
-    ledger, audit = Ledger(), AuditLog()
-    answers = Answers(graph, partitions, ledger)
-    data = open_data_service(data_address, answers, ledger, credentials, audit=audit)
+    counters, audit = Counters(), AuditLog()
+    answers = Queries(graph, partitions, counters)
+    data = open_data_service(data_address, answers, counters, credentials, audit=audit)
     try:
         control = ControlService(
             address,
             credentials,
-            ledger,
+            counters,
             graph=graph.manifest.digest,
             partitions=partitions,
             data_port=data.port,

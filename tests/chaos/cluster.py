@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
 from tests.chaos.lines import ADDRESS, LINE_KINDS, disturb
 from tests.chaos.wrongs import few_descriptors, stopped
 from tests.support.proxy import Proxy

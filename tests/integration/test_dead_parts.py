@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gigl_server.config import ServeOptions
-from gigl_server.storage import build_storage_server
+from gigl_server.server import build_storage_server
 from tests.integration.test_serve import COMMAND, address_in, line_with
 from tests.support.leftovers import wait_until
 from tests.support.listeners import shut_listener
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 SAMPLING_THREAD_ENDS = """
 import sys, threading
-from gigl_server import asks
-real = asks.Asks.next
+from gigl_server.sampling import scheduler
+real = scheduler.Scheduler.next
 def next(self):
-    errand = real(self) if threading.current_thread().name != "sampler 1" else sys.exit()
-    return errand
-asks.Asks.next = next
+    task = real(self) if threading.current_thread().name != "sampler 1" else sys.exit()
+    return task
+scheduler.Scheduler.next = next
 from gigl_loader.cli import main
 main()
 """

@@ -29,7 +29,7 @@ from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
 from tests.support.leftovers import is_gone, wait_until
 from tests.support.store_graph import write_graph
 

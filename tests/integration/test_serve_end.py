@@ -18,7 +18,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.inquiries import ListAsk, encode_inquiry
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.sampling.store import RowAsk
-from gigl_server.data import _FREELY_S
+from gigl_server.ports.flight import _FREELY_S
 from tests.support.stalled import StalledCaller
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def test_it_ends_at_once_while_nobody_asks(server: Server) -> None:
 
 STUCK = """
 import threading
-from gigl_server.last_resort import leave_within
+from gigl_server.forced_exit import leave_within
 from gigl_server.logs import configure_logging
 configure_logging(None)
 threading.Thread(target=threading.Event().wait, name="stuck").start()

@@ -19,7 +19,7 @@ import pytest
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader, StorageUnavailable
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.leftovers import wait_until
 from tests.support.proxy import Proxy

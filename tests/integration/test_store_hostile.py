@@ -23,7 +23,7 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.inquiries import encode_frame_ask
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
 from tests.support.leftovers import wait_until
 from tests.support.strangers import METHODS, PLAN, Stranger
 from tests.support.training import FANOUT, OPTIONS, digest

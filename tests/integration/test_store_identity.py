@@ -17,9 +17,9 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_server.cluster.discovery import JoinRefused
 from gigl_server.config import ServeOptions
-from gigl_server.joining import JoinRefused
-from gigl_server.storage import build_storage_server
+from gigl_server.server import build_storage_server
 from tests.support.certificates import Authority
 from tests.support.clusters import READY_S, check_same, embedded
 from tests.support.leftovers import wait_until
@@ -27,7 +27,7 @@ from tests.support.leftovers import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gigl_server.storage import StorageServer
+    from gigl_server.server import StorageServer
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 

@@ -16,8 +16,8 @@ import pytest
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError
-from gigl_server.journal import DEATHS
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
+from gigl_server.sampling.journal import DEATHS
 from tests.support.training import FANOUT, OPTIONS, digest
 
 if TYPE_CHECKING:

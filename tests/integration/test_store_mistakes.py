@@ -12,9 +12,9 @@ import pytest
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc.fields import WIRE_VERSION
+from gigl_server.cluster.discovery import JoinRefused
 from gigl_server.config import ServeOptions
-from gigl_server.joining import JoinRefused
-from gigl_server.storage import build_storage_server
+from gigl_server.server import build_storage_server
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.pyg_graphs import homogeneous
 from tests.support.ranks import Place, Ranks, free_port
@@ -23,7 +23,7 @@ from tests.support.store_server import PROGRAM
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gigl_server.storage import StorageServer
+    from gigl_server.server import StorageServer
     from tests.support.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")

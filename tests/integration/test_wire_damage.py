@@ -117,7 +117,7 @@ def check_peer(kind: str, seed: int) -> None:
 
 
 def test_a_reply_that_is_always_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.guard.Crc32c", Unread)
+    monkeypatch.setattr("gigl_server.ports.flight_auth.Crc32c", Unread)
     graph = small_graph()
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)

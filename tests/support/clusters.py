@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.graph.graph import Graph
 from gigl_server.config import ServeOptions
-from gigl_server.storage import build_storage_server
+from gigl_server.server import build_storage_server
 from tests.support.pyg_graphs import same_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from gigl_server.storage import StorageServer
+    from gigl_server.server import StorageServer
 
 __all__ = ["READY_S", "addresses_of", "check_same", "embedded", "held_by", "servers_of"]
 

@@ -12,8 +12,8 @@ from tests.support.faults import FaultPlan
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.checksums import Checksum
-    from gigl_server.answers import Answers
-    from gigl_server.identity import Identity
+    from gigl_server.ports.identity import Identity
+    from gigl_server.ports.queries import Queries
 
 __all__ = ["plan_peer_faults"]
 
@@ -39,16 +39,16 @@ def main(link: socket.socket) -> None:
 
 
 def _fail_at(faults: FaultPlan) -> None:
-    from gigl_server.answers import Answers
+    from gigl_server.ports.queries import Queries
 
     asks = 0
-    answer = Answers.answer  # Which every ask goes through, for rows as for lists.
+    answer = Queries.answer  # Which every ask goes through, for rows as for lists.
 
-    def counted(self: Answers, ticket: bytes, caller: Identity, checksum: Checksum) -> Any:
+    def counted(self: Queries, ticket: bytes, caller: Identity, checksum: Checksum) -> Any:
         nonlocal asks
         asks += 1
         if asks == faults.at_batch:
             faults.commit()
         return answer(self, ticket, caller, checksum)
 
-    Answers.answer = counted  # type: ignore[method-assign]
+    Queries.answer = counted  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.job import new_job
 from gigl_server.config import ServeOptions
-from gigl_server.storage import build_storage_server
+from gigl_server.server import build_storage_server
 from tests.support.faults import FaultPlan, FaultySampler
 from tests.support.sources import PLAN, drain, small_graph, small_schedule
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.sampling.schedule import Request
     from gigl_loader.sampling.source import BatchSource
-    from gigl_server.service import SamplingService
-    from gigl_server.storage import StorageServer
+    from gigl_server.sampling.service import SamplingService
+    from gigl_server.server import StorageServer
 
 __all__ = ["REMOTE_KINDS", "RemoteKind", "SmallCluster", "served"]
 

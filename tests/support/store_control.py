@@ -11,9 +11,9 @@ from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.control import ControlService
-from gigl_server.ledger import Ledger
-from gigl_server.standing import View
+from gigl_server.cluster.readiness import View
+from gigl_server.counters import Counters
+from gigl_server.ports.control import ControlService
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, small_graph
 from tests.support.store_service import ask_of, service_of
@@ -21,7 +21,7 @@ from tests.support.store_service import ask_of, service_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_server.service import SamplingService
+    from gigl_server.sampling.service import SamplingService
 
 __all__ = ["Served", "client_of", "controlled", "opened", "sample_request"]
 
@@ -45,7 +45,7 @@ def controlled(
         control = ControlService(
             Address("127.0.0.1", 0),
             given,
-            Ledger(),
+            Counters(),
             graph=small_graph().manifest.digest,
             partitions=[0],
             data_port=4711,

@@ -8,18 +8,18 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gigl_server.channels import Ask, ChannelOrder
-from gigl_server.identity import LOCAL, Identity
-from gigl_server.ledger import Ledger
+from gigl_server.counters import Counters
 from gigl_server.limits import Limits
-from gigl_server.service import SamplingService
+from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.sampling.service import SamplingService
+from gigl_server.sessions.channel import ChannelOptions, ReceivedRequest
 from tests.support.sources import PLAN, small_graph, small_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.options import SamplingPlan
-    from gigl_server.channels import Errand, Outcome
+    from gigl_server.sessions.channel import Result, SampleTask
 
 __all__ = ["JOB", "OTHER_JOB", "Answers", "Clock", "Gate", "Trainer", "ask_of", "service_of"]
 
@@ -41,13 +41,13 @@ class Answers:
 
     def __init__(self) -> None:
         self._came = threading.Semaphore(0)
-        self._outcomes: deque[tuple[Any, Outcome]] = deque()
+        self._outcomes: deque[tuple[Any, Result]] = deque()
 
-    def put(self, name: Any, outcome: Outcome) -> None:
+    def put(self, name: Any, outcome: Result) -> None:
         self._outcomes.append((name, outcome))
         self._came.release()
 
-    def next(self) -> tuple[Any, Outcome]:
+    def next(self) -> tuple[Any, Result]:
         assert self._came.acquire(timeout=20), "no outcome came"
         return self._outcomes.popleft()
 
@@ -55,11 +55,11 @@ class Answers:
         return len(self._outcomes)
 
 
-def ask_of(batch: int, *, epoch: int = 0, **changes: Any) -> Ask:
+def ask_of(batch: int, *, epoch: int = 0, **changes: Any) -> ReceivedRequest:
     """The ask for a batch of the small graph's schedule."""
     request = small_schedule().request(epoch, batch)
     given = {"seeds": request.seeds.tobytes(), "input_ids": request.input_ids.tobytes(), **changes}
-    return Ask(epoch=epoch, batch=batch, **given)
+    return ReceivedRequest(epoch=epoch, batch=batch, **given)
 
 
 class Trainer:
@@ -82,12 +82,12 @@ class Trainer:
         digest = small_graph().manifest.digest
         service.create_producer(job, key=key, plan=plan.to_json(), graph=digest, caller=caller)
         given = {"credit": 16, "name": f"{key} rank 0", **order}
-        self.channel = service.open_channel(job, ChannelOrder(key=key, **given))
+        self.channel = service.open_channel(job, ChannelOptions(key=key, **given))
         if comes and (fd := service.ring_of(self.channel.id)) is not None:
             os.close(fd)
         self.answers = Answers()
 
-    def ask(self, batch: int, **changes: Any) -> Errand:
+    def ask(self, batch: int, **changes: Any) -> SampleTask:
         return self.service.submit(
             self.job,
             self.channel.id,
@@ -95,7 +95,7 @@ class Trainer:
             lambda outcome: self.answers.put(batch, outcome),
         )
 
-    def fetch(self, outcome: Outcome) -> bytes | None:
+    def fetch(self, outcome: Result) -> bytes | None:
         """Return the frame of a handle, as the data port would."""
         found = self.service.frames.take(outcome.handle, self.job)
         return None if found is None else found.tobytes()
@@ -125,13 +125,15 @@ def service_of(
     """Lend a service over the small graph."""
     graph = small_graph()
     more: dict[str, Any] = {} if clock is None else {"clock": clock}
-    service = SamplingService(graph, [0], workers=workers, limits=Limits(**limits), ledger=Ledger(), **more)
+    service = SamplingService(
+        graph, [0], workers=workers, limits=Limits(**limits), counters=Counters(), **more
+    )
     if gate is not None:
         make = service._maker.make
 
-        def held_up(errand: Errand, thread: int) -> Any:
+        def held_up(task: SampleTask, thread: int) -> Any:
             gate()
-            return make(errand, thread)
+            return make(task, thread)
 
         service._maker.make = held_up  # type: ignore[method-assign]
     try:

@@ -189,7 +189,7 @@ def test_health_that_nobody_takes_holds_up_no_change_of_it() -> None:
 
 
 def test_a_watch_without_the_token_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.public_calls._LASTING_S", 0.5)
+    monkeypatch.setattr("gigl_server.ports.public_calls._LASTING_S", 0.5)
     with controlled() as served, grpc.insecure_channel(served.endpoint.control_address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)

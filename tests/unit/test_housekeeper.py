@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from gigl_server.threads import Housekeeper
+from gigl_server.sampling.worker_pool import Housekeeper
 from tests.support.leftovers import wait_until
 from tests.support.store_service import JOB, Clock, Trainer, service_of
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gigl_loader.sampling.bounds import TooManyEdges
-from gigl_server.journal import DEATHS, Journal, Quarantined, default_path
-from gigl_server.journal import _digests as digests_of
+from gigl_server.sampling.journal import DEATHS, Journal, Quarantined, default_path
+from gigl_server.sampling.journal import _digests as digests_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal"
 
 
-def errand(plan: str = "plan", batch: int = 0) -> Any:
+def task(plan: str = "plan", batch: int = 0) -> Any:
     producer = SimpleNamespace(plan_text=plan, digest=b"")
     channel = SimpleNamespace(producer=producer, without_rows=False)
     request = SimpleNamespace(epoch=0, batch=batch, seeds=np.arange(3))
@@ -41,9 +41,9 @@ def life(path: Path) -> Iterator[Journal]:
     journal._memory.close()
 
 
-def die(path: Path, *errands: Any) -> None:
+def die(path: Path, *tasks: Any) -> None:
     with life(path) as journal, ExitStack() as notes:
-        for thread, each in enumerate(errands):
+        for thread, each in enumerate(tasks):
             notes.enter_context(journal._noted(digests_of(each), thread))
         left = path.read_bytes()
     path.write_bytes(left)
@@ -53,46 +53,46 @@ def test_a_batch_that_ends_several_processes_in_a_row_is_refused(path: Path) -> 
     for deaths in range(DEATHS):
         with life(path) as journal:
             assert journal.suspects == (2 if deaths else 0)  # Plan and batch.
-        die(path, errand())
+        die(path, task())
     with life(path) as journal:
         with pytest.raises(
             Quarantined, match="this plan is in quarantine: it was under way the last 3"
         ) as raised:
-            journal.under_way(errand(), 0).__enter__()
+            journal.under_way(task(), 0).__enter__()
         assert str(path) in str(raised.value)
         assert "\n" not in str(raised.value)
-        with journal.under_way(errand("another plan"), 0):
+        with journal.under_way(task("another plan"), 0):
             pass
 
 
 def test_what_gets_through_is_suspected_no_more(path: Path) -> None:
     for _ in range(2 * DEATHS):
-        die(path, errand())
+        die(path, task())
         with life(path) as journal:
-            with journal.under_way(errand(), 1):
+            with journal.under_way(task(), 1):
                 pass
             assert journal.suspects == 0
 
 
 def test_a_batch_is_told_from_the_others_of_its_plan(path: Path) -> None:
     for _ in range(DEATHS):
-        die(path, errand(batch=7))
-        with life(path) as journal, journal.under_way(errand(batch=1), 0):
+        die(path, task(batch=7))
+        with life(path) as journal, journal.under_way(task(batch=1), 0):
             pass
     with life(path) as journal:
         with pytest.raises(Quarantined, match="this batch is in quarantine"):
-            journal.under_way(errand(batch=7), 0).__enter__()
-        with journal.under_way(errand(batch=1), 0):
+            journal.under_way(task(batch=7), 0).__enter__()
+        with journal.under_way(task(batch=1), 0):
             pass
 
 
 def test_a_failure_is_not_a_death_but_a_try_with_less_memory_proves_nothing(path: Path) -> None:
-    die(path, errand())
+    die(path, task())
     with life(path) as journal:
-        with pytest.raises(TooManyEdges), journal.under_way(errand(), 0):
+        with pytest.raises(TooManyEdges), journal.under_way(task(), 0):
             raise TooManyEdges
         assert journal.suspects == 2
-        with pytest.raises(ZeroDivisionError), journal.under_way(errand(), 0):
+        with pytest.raises(ZeroDivisionError), journal.under_way(task(), 0):
             raise ZeroDivisionError
         assert journal.suspects == 0
 
@@ -103,7 +103,7 @@ def test_an_end_in_order_leaves_no_file_unless_somebody_is_suspected(path: Path)
     for _ in range(2):
         journal.close()
     assert not path.exists()
-    die(path, errand())
+    die(path, task())
     Journal.open(path).close()
     assert path.exists()
     with life(path) as journal:
@@ -136,7 +136,7 @@ def test_a_link_and_what_is_no_file_are_refused_and_other_bytes_are_not_believed
 
 def test_none_notes_nothing_and_a_chosen_port_has_none() -> None:
     journal = Journal.none()
-    with journal.under_way(errand(), 0):
+    with journal.under_way(task(), 0):
         pass
     journal.close()
     assert default_path("127.0.0.1", 0) is None

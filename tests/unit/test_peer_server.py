@@ -28,8 +28,8 @@ from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.remote_store import fetch_split
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.sampling.store import NeighborAsk, RowAsk
-from gigl_server import data as data_port
 from gigl_server.peer_server import build_server
+from gigl_server.ports import flight as data_port
 from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER, TOKEN, remote_store, served
@@ -190,7 +190,7 @@ def test_a_failure_of_the_service_is_told_without_its_innards(
 ) -> None:
     store = remote_store(graph, endpoint)
     with monkeypatch.context() as patch:
-        patch.setattr("gigl_server.answers.neighbors_document", lambda _: 1 / 0)
+        patch.setattr("gigl_server.ports.queries.neighbors_document", lambda _: 1 / 0)
         with pytest.raises(SamplingError, match=r"failed to answer; its log says why$"):
             store.sample(ask())
     assert "ZeroDivisionError" in caplog.text
@@ -216,7 +216,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
     with served(graph) as endpoint:
         slow, quick = remote_store(graph, endpoint), remote_store(graph, endpoint)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.answers.Answers._pieces", dawdle)
+            patch.setattr("gigl_server.ports.queries.Queries._pieces", dawdle)
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)
@@ -248,8 +248,10 @@ def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
 
 
 def test_large_asks_take_turns_and_all_are_answered(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.answers._LEAST_BYTES", 0)
-    monkeypatch.setattr("gigl_server.answers._SENT_BYTES", 8_000)  # The edges of one ask, for one caller.
+    monkeypatch.setattr("gigl_server.ports.queries._LEAST_BYTES", 0)
+    monkeypatch.setattr(
+        "gigl_server.ports.queries._SENT_BYTES", 8_000
+    )  # The edges of one ask, for one caller.
     with served(graph) as endpoint, ThreadPoolExecutor(8) as threads:
         store = remote_store(graph, endpoint)
         found = list(threads.map(lambda _: store.sample(ask()), range(40)))
@@ -281,15 +283,15 @@ def test_an_ask_that_is_too_large_is_answered_in_parts(
     given = replace(ask(fanout=fanout), replace=replacing)
     whole = store.sample(given)
     assert store.wire().calls == 1
-    monkeypatch.setattr("gigl_server.answers.MAX_DRAWN_EDGES", len(whole.positions))
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", len(whole.positions))
     store.sample(given)
     assert store.wire().calls == 2  # Exactly as many as allowed.
-    monkeypatch.setattr("gigl_server.answers.MAX_DRAWN_EDGES", 40)
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 40)
     cut = store.sample(given)
     assert store.wire().calls > 6
     for name in ("counts", "positions", "edge_ids", "slots"):
         assert np.array_equal(getattr(cut, name), getattr(whole, name))
-    monkeypatch.setattr("gigl_server.answers.MAX_DRAWN_EDGES", 2)
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 2)
     with pytest.raises(SamplingError, match=r"\d+ edges of 1 nodes; .* of one node: set a fanout$"):
         store.sample(given)
     store.close()
@@ -397,7 +399,7 @@ def test_checksums_of_replies_are_for_plain_text(
             return super().trailer()
 
     monkeypatch.setattr("gigl_loader.rpc.connection.Crc32c", Seen)
-    monkeypatch.setattr("gigl_server.guard.Crc32c", Seen)
+    monkeypatch.setattr("gigl_server.ports.flight_auth.Crc32c", Seen)
     assert works(graph, tls_endpoint)
     assert not shown
     assert works(graph, endpoint)

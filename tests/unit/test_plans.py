@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.options import SamplingPlan
-from gigl_server.plans import differences, read_plan
+from gigl_server.sessions.plans import differences, read_plan
 from tests.support.stores import store_graphs
 
 SCHEMA = store_graphs()[0].graph.schema

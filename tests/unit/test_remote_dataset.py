@@ -22,7 +22,7 @@ from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc import certificates
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.config import ServeOptions
-from gigl_server.storage import build_storage_server
+from gigl_server.server import build_storage_server
 from tests.support.clusters import addresses_of, check_same, servers_of
 from tests.support.leftovers import wait_until
 from tests.support.pyg_graphs import homogeneous

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from gigl_server.service import SamplingService
-    from gigl_server.storage import StorageServer
+    from gigl_server.sampling.service import SamplingService
+    from gigl_server.server import StorageServer
 
 OPTIONS: dict[str, Any] = {"batch_size": 30, "shuffle": True, "seed": 9, "timeout": 20, "prefetch_size": 2}
 
@@ -127,11 +127,11 @@ def test_a_frame_that_breaks_a_rule_is_asked_for_again(
     asks, damaged = service._asks, list[int]()
     finish = asks.finish
 
-    def damage(errand: Any, outcome: Any) -> None:
-        if errand.request.batch == 2 and len(damaged) < times:
+    def damage(task: Any, outcome: Any) -> None:
+        if task.request.batch == 2 and len(damaged) < times:
             damaged.append(2)
-            errand.channel.ring.slot(errand.slot)[:100] = 255
-        finish(errand, outcome)
+            task.channel.ring.slot(task.slot)[:100] = 255
+        finish(task, outcome)
 
     monkeypatch.setattr(asks, "finish", damage)
     with opened(servers, transport="ring") as dataset, loader(dataset) as batches:

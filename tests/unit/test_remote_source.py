@@ -321,7 +321,7 @@ def test_a_frame_that_is_gone_is_asked_for_again(
 def test_a_busy_server_is_asked_again(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gigl_server.refusal import Refusal, Status
+    from gigl_server.errors import Refusal, Status
 
     submit, calls = one.service(0).submit, []
 
@@ -344,10 +344,10 @@ def test_bytes_that_are_no_frame_fail_their_batch_only(
     asks = one.service(0)._asks
     finish = asks.finish
 
-    def damaged(errand: Any, outcome: Any) -> None:
-        if errand.request.batch == 2 and errand.channel.ring is not None:
-            errand.channel.ring.slot(errand.slot)[:100] = 255
-        finish(errand, outcome)
+    def damaged(task: Any, outcome: Any) -> None:
+        if task.request.batch == 2 and task.channel.ring is not None:
+            task.channel.ring.slot(task.slot)[:100] = 255
+        finish(task, outcome)
 
     monkeypatch.setattr(asks, "finish", damaged)
     with closing(one.open(transport="ring")) as source:
@@ -362,7 +362,7 @@ def test_bytes_that_are_no_frame_fail_their_batch_only(
 def test_asks_that_are_refused_use_no_slot_up(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    from gigl_server.refusal import Refusal, Status
+    from gigl_server.errors import Refusal, Status
 
     def refuse(*_: Any) -> Any:
         asked.append(None)
@@ -418,9 +418,9 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
         assert fetch_all.wait(30)
         fetch_frame(*arguments, **options)
 
-    def made(errand: Any, thread: int) -> Any:
-        assert errand.request.batch < FETCHERS or sample.wait(30)
-        return make(errand, thread)
+    def made(task: Any, thread: int) -> Any:
+        assert task.request.batch < FETCHERS or sample.wait(30)
+        return make(task, thread)
 
     monkeypatch.setattr("gigl_client.arrivals.fetch_frame", held_up)
     monkeypatch.setattr(maker, "make", made)

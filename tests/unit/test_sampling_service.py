@@ -17,15 +17,15 @@ from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_server.channels import ChannelOrder
+from gigl_server.errors import Refusal, Status
 from gigl_server.limits import Limits
-from gigl_server.refusal import Refusal, Status
+from gigl_server.sessions.channel import ChannelOptions
 from tests.support.leftovers import wait_until
 from tests.support.sources import NUM_BATCHES, PLAN, SourceKind, drain, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Clock, Gate, Trainer, ask_of, service_of
 
 if TYPE_CHECKING:
-    from gigl_server.channels import Outcome
+    from gigl_server.sessions.channel import Result
 
 DIGEST = small_graph().manifest.digest
 
@@ -130,7 +130,7 @@ def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.M
     with service_of() as service:
         trainer = Trainer(service)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.samplers.Sampler.sample", lambda *_: 1 / 0)
+            patch.setattr("gigl_server.sampling.sampler_pool.Sampler.sample", lambda *_: 1 / 0)
             trainer.ask(2)
             outcome = trainer.answers.next()[1]
         assert not outcome.unavailable
@@ -165,7 +165,7 @@ def test_an_owner_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyP
 
     with service_of() as service:
         trainer = Trainer(service)
-        monkeypatch.setattr("gigl_server.samplers.Sampler.sample", silent)
+        monkeypatch.setattr("gigl_server.sampling.sampler_pool.Sampler.sample", silent)
         trainer.ask(2)
         outcome = trainer.answers.next()[1]
         assert outcome.unavailable
@@ -218,7 +218,7 @@ def test_many_trainers_go_on_at_one_pace() -> None:
         enough = threading.Event()
 
         def ask(number: int) -> None:
-            def done(outcome: Outcome) -> None:
+            def done(outcome: Result) -> None:
                 trainers[number].fetch(outcome)
                 counts[number] += 1
                 if sum(counts.values()) >= 480:
@@ -476,7 +476,7 @@ def test_what_a_job_has_is_nobody_elses(wanted: list[bytes]) -> None:
             ask_of(0),
             print,
         )
-        order = ChannelOrder(key="train", name="", credit=1)
+        order = ChannelOptions(key="train", name="", credit=1)
         refused(Status.NOT_FOUND, "no producer 'train' here", service.open_channel, OTHER_JOB, order)
         service.close_channel(OTHER_JOB, mine.channel.id)
         service.destroy_producer(OTHER_JOB, "train")
@@ -536,7 +536,7 @@ def test_orders_that_cannot_be_are_refused(changes: dict[str, Any], message: str
     with service_of() as service:
         service.ring_door = "somewhere"
         service.create_producer(JOB, key="train", plan=PLAN.to_json(), graph=DIGEST)
-        order = ChannelOrder(**{"key": "train", "name": "", "credit": 4, **changes})
+        order = ChannelOptions(**{"key": "train", "name": "", "credit": 4, **changes})
         refused(Status.INVALID, message, service.open_channel, JOB, order)
 
 
@@ -667,7 +667,7 @@ def test_a_producer_that_nobody_opens_a_channel_of_goes_too() -> None:
         clock.now += 20
         service.sweep()
         assert service.load().producers == 1
-        service.open_channel(JOB, ChannelOrder(key="joined", name="", credit=1))
+        service.open_channel(JOB, ChannelOptions(key="joined", name="", credit=1))
         clock.now += 31
         service.sweep()
         assert (service.load().jobs, service.load().producers) == (0, 0)
@@ -758,7 +758,7 @@ def test_closing_ends_all_in_any_state() -> None:
 
 
 def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.service._JOIN_S", 0.05)
+    monkeypatch.setattr("gigl_server.sampling.service._JOIN_S", 0.05)
     graph, hang = small_graph(), threading.Event()
     with service_of(ready=False) as service:
         store = PartitionedStore(graph.schema, local={0: LocalStore(graph, 0)}, remote={})

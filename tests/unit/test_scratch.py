@@ -10,14 +10,14 @@ import pytest
 
 from gigl_loader.sampling.bounds import SCRATCH_BYTES_PER_EDGE, BatchBounds, BatchTooLarge
 from gigl_server.limits import Limits
-from gigl_server.scratch import Scratch
+from gigl_server.sampling.scratch import Scratch
 from tests.support.store_service import Clock
 
 MEMORY = 1 << 30
 MOST = MEMORY // 16 // SCRATCH_BYTES_PER_EDGE
 
 
-def errand(allowance: int = 0) -> Any:
+def task(allowance: int = 0) -> Any:
     channel = SimpleNamespace(allowance=allowance, queue=deque())
     made = SimpleNamespace(channel=channel, allowance=0)
     channel.queue.append(_Hashable(made))
@@ -34,7 +34,7 @@ def scratch(threads: int = 4, clock: Clock | None = None) -> Scratch:
 
 
 def begun(of: Scratch, allowance: int) -> Any:
-    each = errand(allowance)
+    each = task(allowance)
     assert of.admits(each)
     each.channel.queue.popleft()
     of.begin(each)
@@ -51,7 +51,7 @@ def test_small_batches_need_no_room() -> None:
 
 def test_a_batch_that_was_too_large_gets_twice_as_much_until_there_is_no_more() -> None:
     room = scratch()
-    each = errand()
+    each = task()
     tries = 0
     again = True
     while again:
@@ -68,7 +68,7 @@ def test_large_batches_share_the_room_in_their_order() -> None:
     room = scratch(clock=clock)
     first = begun(room, MOST // 2)
     second = begun(room, MOST // 2)
-    waiting, later = errand(MOST), errand(MOST // 2)
+    waiting, later = task(MOST), task(MOST // 2)
     assert not room.admits(waiting)
     room.end(first, too_large=False)
     assert not room.admits(later)  # There is room, but another one came first.
@@ -84,7 +84,7 @@ def test_large_batches_share_the_room_in_their_order() -> None:
 def test_one_that_cannot_be_begun_for_other_reasons_does_not_hold_up_the_next_for_long() -> None:
     clock = Clock()
     room = scratch(clock=clock)
-    stuck, other = errand(MOST), errand(MOST)
+    stuck, other = task(MOST), task(MOST)
     assert room.admits(stuck)
     assert not room.admits(other)
     clock.now += 1.1

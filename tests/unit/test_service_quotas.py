@@ -14,15 +14,15 @@ import pytest
 from gigl_loader.channel.frame import Frame
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Kind, Refused
-from gigl_server.identity import LOCAL, Identity
-from gigl_server.quotas import has_quota
-from gigl_server.refusal import Refusal, Status
+from gigl_server.errors import Refusal, Status
+from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.ports.quotas import has_quota
 from tests.support.leftovers import wait_until
 from tests.support.sources import PLAN, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, ask_of, service_of
 
 if TYPE_CHECKING:
-    from gigl_server.channels import Outcome
+    from gigl_server.sessions.channel import Result
 
 HOSTILE, HONEST = Identity(address="10.0.0.1"), Identity(address="10.0.0.2", token="train")
 DIGEST = small_graph().manifest.digest
@@ -35,7 +35,7 @@ def refused(message: str, call: Any, *args: Any, **more: Any) -> None:
     assert raised.value.status is Status.BEYOND_LIMIT
 
 
-def failure_of(outcome: Outcome) -> str:
+def failure_of(outcome: Result) -> str:
     frame = Frame.parse(np.frombuffer(outcome.failure, np.uint8), edge_dir="in")
     with pytest.raises(Exception, match="epoch") as raised:
         frame.raise_failure()
@@ -161,7 +161,7 @@ def test_an_honest_trainer_beside_eight_hostile_ones_keeps_its_part() -> None:
     with service_of(workers=2, memory=1 << 30) as service:
 
         def ask(trainer: Trainer, owner: Identity, more: dict[str, Any]) -> None:
-            def done(outcome: Outcome) -> None:
+            def done(outcome: Result) -> None:
                 if outcome.handle:
                     service.frames.drop(outcome.handle)
                 counts[HONEST if owner == HONEST else HOSTILE] += 1

@@ -19,11 +19,11 @@ from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_server.cluster.peers import JoinRefused
+from gigl_server.cluster.readiness import Readiness
 from gigl_server.config import ServeOptions
-from gigl_server.neighbours import JoinRefused
-from gigl_server.service import SamplingService
-from gigl_server.standing import Standing
-from gigl_server.storage import StorageServer, build_storage_server
+from gigl_server.sampling.service import SamplingService
+from gigl_server.server import StorageServer, build_storage_server
 from tests.support.leftovers import wait_until
 from tests.support.store_graph import write_graph
 
@@ -134,7 +134,7 @@ def test_what_is_neither_metrics_nor_health_is_not_there(servers: list[StorageSe
 def test_who_sends_a_byte_now_and_then_keeps_no_probe_out(
     servers: list[StorageServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gigl_server.metrics_port._CALL_S", 0.3)
+    monkeypatch.setattr("gigl_server.ports.metrics_port._CALL_S", 0.3)
     host, _, port = servers[0].metrics_address.rpartition(":")
     with ExitStack() as stack:
         callers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
@@ -254,14 +254,14 @@ def test_a_server_that_is_told_to_end_while_it_becomes_ready_does_not_serve(
 ) -> None:
     """Both are about to tell the health: whoever comes last tells the truth."""
     ready, drained = threading.Event(), threading.Event()
-    is_ready = Standing.is_ready
+    is_ready = Readiness.is_ready
 
-    def slow(standing: Standing, traffic: Any) -> None:
+    def slow(standing: Readiness, traffic: Any) -> None:
         is_ready(standing, traffic)
         ready.set()
         assert drained.wait(20)
 
-    monkeypatch.setattr(Standing, "is_ready", slow)
+    monkeypatch.setattr(Readiness, "is_ready", slow)
     with start(graph, 0, 1) as server:
         assert ready.wait(20)
         assert server.drain(5)

@@ -28,14 +28,14 @@ from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
-from gigl_server.audit import AuditLog
-from gigl_server.channels import SKIPPED
-from gigl_server.control import ControlService
-from gigl_server.introductions import Introductions
-from gigl_server.ledger import Ledger
-from gigl_server.message_reader import Patience
-from gigl_server.standing import PeerTraffic, View
-from gigl_server.store_calls import StoreCalls
+from gigl_server.cluster.announcements import Announcements
+from gigl_server.cluster.readiness import PeerTraffic, View
+from gigl_server.counters import Counters
+from gigl_server.ports.audit import AuditLog
+from gigl_server.ports.control import ControlService
+from gigl_server.ports.graph_store_servicer import GraphStoreServicer
+from gigl_server.ports.message_reader import Patience
+from gigl_server.sessions.channel import SKIPPED
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, SourceKind, drain, small_graph
@@ -116,7 +116,7 @@ def test_failures_and_skipped_asks_are_outcomes(served: Served, monkeypatch: pyt
     with client_of(served.endpoint) as client:
         channel = opened(client)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.samplers.Sampler.sample", silent)
+            patch.setattr("gigl_server.sampling.sampler_pool.Sampler.sample", silent)
             reply = client.sample(sample_request(channel, 0, fence=3), 10).result()
         assert (reply.WhichOneof("outcome"), reply.unavailable) == ("failure", True)
         reply = client.sample(sample_request(channel, 0, fence=2), 10).result()
@@ -332,7 +332,7 @@ def test_a_closed_client_says_so(served: Served) -> None:
 
 def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = partial(Patience, alone_s=0.5, others_wait_s=0.1, prompt_s=0.1)
-    monkeypatch.setattr("gigl_server.message_reader.Patience", patience)
+    monkeypatch.setattr("gigl_server.ports.message_reader.Patience", patience)
     metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
     silent = threading.Event()
     with (
@@ -397,7 +397,7 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
     gone = weakref.ref(request)
 
     nothing: Any = None
-    calls = StoreCalls(service, nothing, view=nothing, announced=None)
+    calls = GraphStoreServicer(service, nothing, view=nothing, announced=None)
     assert calls.answers["Sample"](request, call) is None
     del request
     assert gone() is None
@@ -411,7 +411,7 @@ def test_a_port_that_is_taken_is_refused_and_leaves_nothing(served: Served) -> N
         ControlService(
             Address("127.0.0.1", served.control.port),
             Credentials(token=TOKEN),
-            Ledger(),
+            Counters(),
             graph=DIGEST,
             partitions=[0],
             data_port=1,
@@ -436,7 +436,7 @@ def member(port: int, *partitions: int) -> Endpoint:
 def test_a_view_of_the_cluster_is_given_before_it_is_ready() -> None:
     heard: list[str] = []
     view = View(members=(member(7000, 0), member(7010, 1, 2)), ready=False, reason="waiting for partition 3")
-    options = {"view": lambda: view, "announced": Introductions("", heard.append, AuditLog()).exchange}
+    options = {"view": lambda: view, "announced": Announcements("", heard.append, AuditLog()).exchange}
     with controlled(ready=False, options=options) as served, client_of(served.endpoint) as client:
         found = client.cluster(10, announce="10.0.0.7:7020")
         assert heard == ["10.0.0.7:7020"]
@@ -513,7 +513,7 @@ def test_health_is_told_as_it_changes() -> None:
 def test_strangers_who_hold_on_take_nothing_from_trainers_and_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gigl_server.public_calls._WATCHES_PER_CALLER", 2)
+    monkeypatch.setattr("gigl_server.ports.public_calls._WATCHES_PER_CALLER", 2)
     silent = threading.Event()
     with (
         controlled(calls=16) as served,

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigl_server.local import LocalCluster
+from gigl_server.local_cluster import LocalCluster
 from tests.chaos.client import Client
 from tests.chaos.faults import Fault, draw_faults
 from tests.chaos.ground import Ground

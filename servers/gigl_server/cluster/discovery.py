@@ -1,0 +1,260 @@
+"""How storage servers find each other: until every partition of the graph is served by someone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.retry import Backoff
+from gigl_loader.rpc.address import Address
+from gigl_server.cluster.peers import JoinRefused, PeerAnswer, check_fit, check_partitions, listed
+
+if TYPE_CHECKING:
+    from gigl_loader.rpc.endpoint import Endpoint
+
+__all__ = ["Discovery", "JoinRefused"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_AT_ONCE = 8
+_ATTEMPT_S = 5.0
+_TOLD_ATTEMPT_S = 2.0
+_TOLD_AT_ONCE = 16  # Whoever has the token may tell us of servers: silent ones shall not delay those we need.
+_MOST_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
+
+
+class Discovery:
+    """Asks the servers that are known for those that are not. Any number of threads may tell of more."""
+
+    def __init__(
+        self,
+        own: Endpoint,
+        *,
+        graph: str,
+        num_partitions: int,
+        peers: Sequence[str],
+        ask: Callable[[str, float], PeerAnswer],
+        check: Callable[[Endpoint, float], object],
+    ) -> None:
+        """``ask(address, timeout_s)`` and ``check(endpoint, timeout_s)`` may raise.
+
+        ``StorageUnavailable`` for what may pass, ``ValueError`` or ``SamplingError`` for what may not.
+        """
+        self._own = own
+        self._graph = graph
+        self._num_partitions = num_partitions
+        self._ask, self._check = ask, check
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._closed = False
+        self._addresses = list(dict.fromkeys(_normal(peer) for peer in peers))
+        self._trusted = set(self._addresses)
+        self._members: dict[str, Endpoint] = {own.control_address: own}
+        self._asked: set[str] = set()
+        self._silent: Counter[str] = Counter()
+        """Of servers that we were told of: how often they did not answer in a row."""
+        self._errors: dict[str, str] = {}
+        self._told = ""
+
+    @property
+    def members(self) -> tuple[Endpoint, ...]:
+        """Servers that have answered and are fit, this one included. The place in the list is the rank."""
+        with self._lock:
+            found = sorted(self._members.values(), key=lambda each: each.partitions)
+        return tuple(replace(member, host_index=rank) for rank, member in enumerate(found))
+
+    @property
+    def missing(self) -> list[int]:
+        """Partitions that nobody serves yet."""
+        with self._lock:
+            held = {part for member in self._members.values() for part in member.partitions}
+        return [part for part in range(self._num_partitions) if part not in held]
+
+    @property
+    def waiting_for(self) -> str:
+        """What is not there yet, in words; empty when nothing is missing."""
+        if not self.missing:
+            return ""
+        with self._lock:
+            asked = "; ".join(list(self._errors.values())[:4])
+        return f"waits for partitions {listed(self.missing)}" + (f" ({asked})" if asked else "")
+
+    def tell(self, address: str) -> None:
+        """Hear of a server. It is asked soon; what is no address is passed over."""
+        try:
+            address = _normal(address)
+        except ValueError:
+            return
+        with self._lock:
+            if address in self._addresses or address == self._own.control_address:
+                return
+            if len(self._addresses) >= _MOST_ADDRESSES and not self._forget_silent():
+                return
+            self._addresses.append(address)
+        self._news.set()
+
+    def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
+        """Return the members once they serve every partition between them.
+
+        ``JoinRefused`` where a server that was named, or is known to one that was, does not fit;
+        ``StorageUnavailable`` with what is missing after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        backoff = Backoff()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
+            while self.missing or self._to_ask():
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    raise self._given_up(timeout_s)
+                self._news.clear()
+                self._round(pool, left)
+                if not self.missing:
+                    continue
+                self._tell_log()
+                if self._news.wait(min(backoff.next_s(), max(deadline - time.monotonic(), 0.0))):
+                    backoff.reset()
+        return self.members
+
+    def _to_ask(self) -> bool:
+        """Whether a server that we rely on was not asked yet: it may be one too many."""
+        with self._lock:
+            unasked = self._trusted.intersection(self._addresses) - self._asked
+            return bool(unasked) and len(self._members) > 1
+
+    def close(self) -> None:
+        """Let ``run`` end after the attempts under way."""
+        self._closed = True
+        self._news.set()
+
+    def _round(self, pool: ThreadPoolExecutor, left: float) -> None:
+        """Ask those that were named, then some that we were told of: those that answer, and the newest."""
+        with self._lock:
+            named = [address for address in self._addresses if address in self._trusted]
+            told = [address for address in reversed(self._addresses) if address not in self._trusted]
+            told = sorted(told, key=self._silent.__getitem__)[:_TOLD_AT_ONCE]
+            self._asked.update(named)
+        self._ask_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
+        self._ask_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
+
+    def _ask_all(self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float) -> None:
+        # All are heard before the first refusal is raised: it names the same server every time.
+        outcomes = [pool.submit(self._meet, address, seconds) for address in addresses]
+        for address, outcome in zip(addresses, outcomes, strict=True):
+            error = outcome.exception()
+            if isinstance(error, StorageUnavailable):
+                with self._lock:
+                    self._errors[address] = str(error)
+                    self._silent[address] += 1
+            elif isinstance(error, (GiglError, ValueError)):
+                self._refuse(address, error)
+            elif error is not None:
+                raise error
+
+    def _meet(self, address: str, seconds: float) -> None:
+        answer = self._ask(address, seconds)
+        itself = answer.itself
+        if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
+            self._forget_error(address)
+            return
+        check_fit(address, answer, graph=self._graph)
+        self._drop_gone(itself)
+        with self._lock:
+            self._check_partitions(address, itself)
+        for other in answer.others:
+            self.tell(other)
+        with self._lock:
+            if address in self._trusted:
+                self._trusted.update(answer.others)
+            known = itself.control_address in self._members
+        if not known:
+            self._check(itself, seconds)
+            with self._lock:  # Another that has the same may have been added meanwhile.
+                self._check_partitions(address, itself)
+                self._members[itself.control_address] = itself
+            _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
+        self._forget_error(address)
+
+    def _drop_gone(self, newcomer: Endpoint) -> None:
+        """Forget members that hold a newcomer's partitions and are there no more: they cannot keep it out.
+
+        A server that was started again elsewhere comes under another address. One that is live stays, and
+        the newcomer is refused.
+        """
+        with self._lock:
+            rivals = [each for each in self._members.values() if self._are_rivals(each, newcomer)]
+        for rival in filter(self._is_gone, rivals):
+            _LOGGER.info("%s is gone", rival)
+            with self._lock:
+                self._members.pop(rival.control_address, None)
+
+    def _is_gone(self, member: Endpoint) -> bool:
+        """Return whether nobody answers at a member's address, or somebody who proves nothing."""
+        try:
+            self._ask(member.control_address, _ATTEMPT_S)
+        except (StorageUnavailable, JoinRefused):
+            return True
+        except (GiglError, ValueError):  # It answers, and refuses: it may be busy.
+            return False
+        return False
+
+    def _are_rivals(self, member: Endpoint, newcomer: Endpoint) -> bool:
+        shared = not set(member.partitions).isdisjoint(newcomer.partitions)
+        return shared and member is not self._own and member.control_address != newcomer.control_address
+
+    def _check_partitions(self, address: str, itself: Endpoint) -> None:
+        check_partitions(address, itself, own=self._own, members=self._members.values())
+
+    def _refuse(self, address: str, error: Exception) -> None:
+        """Give up on a server. One that came to us and does not fit shall not stop us: it stops itself."""
+        if address in self._trusted:
+            raise error if isinstance(error, JoinRefused) else JoinRefused(str(error)) from None
+        _LOGGER.warning("passing over %s, which asked to join: %s", address, str(error))
+        with self._lock:
+            self._forget(address)
+
+    def _forget_silent(self) -> bool:
+        """Make room for another address. Under the lock."""
+        told = [
+            address for address in self._addresses if self._silent[address] and address not in self._trusted
+        ]
+        if told:
+            self._forget(max(told, key=self._silent.__getitem__))
+        return bool(told)
+
+    def _forget(self, address: str) -> None:
+        self._addresses.remove(address)
+        self._errors.pop(address, None)
+        self._silent.pop(address, None)
+
+    def _forget_error(self, address: str) -> None:
+        with self._lock:
+            self._errors.pop(address, None)
+            self._silent.pop(address, None)
+
+    def _tell_log(self) -> None:
+        missing = f"waiting for partitions {listed(self.missing)}"
+        if missing != self._told:
+            _LOGGER.info("%s", missing)
+            self._told = missing
+
+    def _given_up(self, timeout_s: float) -> Exception:
+        if self._closed:
+            return StorageUnavailable("this server was closed while it waited for others")
+        if not self.missing:
+            return StorageUnavailable(
+                f"after {timeout_s:g} s, there are servers that this one has not asked yet"
+            )
+        others = set(self._addresses) - {self._own.control_address}
+        hint = "" if others else ": name another server by --peer, or serve all partitions here"
+        return StorageUnavailable(f"after {timeout_s:g} s, this server still {self.waiting_for}{hint}")
+
+
+def _normal(address: str) -> str:
+    return str(Address.parse(address.strip()))

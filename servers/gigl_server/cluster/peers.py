@@ -1,0 +1,169 @@
+"""Other storage servers: what they say of themselves, and whether they fit."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.requests import WIRE_VERSION
+from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.tls import tls_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gigl_loader.rpc.credentials import Caller
+    from gigl_loader.rpc.store_client import ClusterView
+
+__all__ = ["JoinRefused", "PeerAnswer", "PeerClient", "check_fit", "check_partitions", "listed"]
+
+_WHAT = "storage server"
+_OWN_S = 2.0
+
+
+class JoinRefused(GiglError):
+    """This server and another cannot be in one cluster. The message names both sides of the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAnswer:
+    """What a server says of itself and of others."""
+
+    version: str
+    wire_version: int
+    graph: str
+    """Digest."""
+    itself: Endpoint
+    others: tuple[str, ...]
+    """Control addresses of servers that it knows."""
+
+
+class PeerClient:
+    """Asks servers who they are and whom they know. Each ask has a connection of its own.
+
+    One that lasts would wait out gRPC's backoff after a failure; connecting anew takes milliseconds.
+    """
+
+    def __init__(self, own: Endpoint, caller: Caller, *, graph: str, cluster_key: str = "") -> None:
+        """With ``cluster_key``, servers that do not prove that they have it are refused."""
+        self._own = own
+        self._caller = caller
+        self._graph = graph
+        self._cluster_key = cluster_key
+
+    def renew(self, caller: Caller) -> None:
+        """Show another token and another certificate from the next ask on."""
+        self._caller = caller
+
+    def ask(self, address: str, timeout_s: float) -> PeerAnswer:
+        """Return what a server says.
+
+        ``StorageUnavailable`` where nobody answers, ``SamplingError`` or ``ValueError`` for a wrong answer,
+        ``JoinRefused`` for a server that does not prove the cluster key.
+        """
+        endpoint = self._endpoint(address)
+        with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
+            view = self._proven_view(client, address, timeout_s)
+        itself = [server for server in view.servers if server.partitions == view.partitions]
+        if not itself:
+            raise StorageUnavailable(f"storage server at {address}: {view.reason or 'it is starting'}")
+        return PeerAnswer(
+            version=view.version,
+            wire_version=view.wire_version,
+            graph=view.graph,
+            itself=itself[0],
+            others=tuple(server.control_address for server in view.servers if server is not itself[0]),
+        )
+
+    def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
+        """Return the view of a server, and announce this one to it.
+
+        With a cluster key the other server has to prove it first: an announcement answers its challenge.
+        """
+        own = self._own.control_address
+        if not self._cluster_key:
+            view = client.cluster(timeout_s, announce=own)
+            if view.challenge:
+                raise JoinRefused(
+                    f"{_WHAT} at {address} has a cluster key, and this one has none: give all servers the "
+                    "same cluster_key_file"
+                )
+            return view
+        view = client.cluster(timeout_s, cluster_key=self._cluster_key)
+        if not view.proven:
+            raise JoinRefused(
+                f"{_WHAT} at {address} does not prove that it has the cluster key of this one: give all "
+                "servers the same cluster_key_file"
+            )
+        if not view.ready and own not in {server.control_address for server in view.servers}:
+            client.cluster(timeout_s, announce=own, cluster_key=self._cluster_key, challenge=view.challenge)
+        return view
+
+    def own_fault(self) -> str | None:
+        """Return why others will not trust this server, which it sees when it comes as they do."""
+        return tls_fault(self._own, self._caller, self._own.control_port, _OWN_S)
+
+    def check(self, endpoint: Endpoint, timeout_s: float) -> None:
+        """Make sure that both ports of a server answer us. Errors are those of ``ask``."""
+        with _without_rank(endpoint):
+            check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
+
+    def _endpoint(self, address: str) -> Endpoint:
+        where = Address.parse(address)
+        return Endpoint(
+            host_index=0,
+            host=where.host,
+            control_port=where.port,
+            data_port=where.port,  # Not known yet, and not asked.
+            partitions=(),
+            certificate=self._own.certificate,
+            what=_WHAT,
+        )
+
+
+def check_fit(address: str, answer: PeerAnswer, *, graph: str) -> None:
+    """Raise ``JoinRefused`` unless the server at ``address`` speaks our wire version and has our graph."""
+    if answer.wire_version != WIRE_VERSION:
+        raise JoinRefused(
+            f"storage server at {address} runs gigl-loader {answer.version}, whose wire version is "
+            f"{answer.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
+        )
+    if answer.graph != graph:
+        raise JoinRefused(
+            f"storage server at {address} has another graph: digest {answer.graph[:12]} vs {graph[:12]} "
+            "here: give all servers parts of one and the same partitioned graph"
+        )
+
+
+def check_partitions(address: str, itself: Endpoint, *, own: Endpoint, members: Iterable[Endpoint]) -> None:
+    """Raise ``JoinRefused`` if the server found at ``address`` serves what one of ``members`` does."""
+    for member in members:
+        twice = sorted(set(member.partitions) & set(itself.partitions))
+        if twice and member.control_address != itself.control_address:
+            other = "this one" if member is own else f"that at {member.control_address}"
+            raise JoinRefused(
+                f"storage server at {address} serves partitions {listed(twice)}, and so does {other}: "
+                "give each partition to one server"
+            )
+
+
+def listed(partitions: Sequence[int]) -> str:
+    """Return ``[0, 1, 2, ... 61 more]``: a message stays one line."""
+    shown = list(map(str, partitions[:10]))
+    more = len(partitions) - len(shown)
+    return f"[{', '.join(shown)}{f', ... {more} more' if more else ''}]"
+
+
+@contextmanager
+def _without_rank(endpoint: Endpoint) -> Iterator[None]:
+    """Leave the number out of what is said: it is not known yet."""
+    try:
+        yield
+    except (GiglError, ValueError) as error:
+        text = str(error).replace(str(endpoint), f"{_WHAT} at {endpoint.control_address}")
+        raise type(error)(text) from None

@@ -1,0 +1,53 @@
+"""What a service did since it started, in numbers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Counters", "Totals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums. Seconds are of CPU."""
+
+    sampling_s: float = 0.0
+    gathering_s: float = 0.0
+    calls: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    refused: int = 0
+
+
+class Counters:
+    """Adds up, from any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals = Totals()
+
+    def read(self) -> Totals:
+        with self._lock:
+            return self._totals
+
+    def add(self, **amounts: float) -> None:
+        """Add to the totals of these names."""
+        with self._lock:
+            now = self._totals
+            self._totals = replace(now, **{name: getattr(now, name) + more for name, more in amounts.items()})
+
+    @contextmanager
+    def timed(self, name: Literal["sampling_s", "gathering_s"]) -> Iterator[None]:
+        """Add the CPU seconds that this thread spends inside."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.add(**{name: time.thread_time() - began})

@@ -1,0 +1,81 @@
+"""Shares of the frame memory: first among owners, then among the jobs of an owner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from gigl_server.frames.buffer_pool import BufferPool
+    from gigl_server.frames.store import FrameStore
+    from gigl_server.ports.identity import Identity
+    from gigl_server.sessions.channel import Channel, SampleTask
+
+__all__ = ["FrameShares"]
+
+_Holder = tuple["Identity", bytes]
+"""Owner and job."""
+
+_MUCH = 2  # Times what another has: between jobs that have about as much, nothing is dropped to and fro.
+
+
+class FrameShares:
+    """Says who may have more frame memory, and who has to give some up."""
+
+    def __init__(self, frames: FrameStore, memory: BufferPool) -> None:
+        self._frames = frames
+        self._memory = memory
+
+    def admission(self, waiting: Callable[[], Sequence[Channel]]) -> Callable[[SampleTask], bool]:
+        """Return whose asks may take frame memory. ``waiting`` tells all channels that want some.
+
+        While more than half of it is lent, an owner has no more than its part of all that want some, and
+        a job no more than its part of its owner's.
+        """
+        lent = self._memory.lent
+        if lent < self._memory.nbytes // 2:
+            return lambda _: True
+        if lent >= self._memory.nbytes:
+            return lambda _: False
+        held = self._frames.held_by_owner()
+        jobs = held.keys() | {(each.owner, each.job) for each in waiting()}
+        jobs_of = Counter(owner for owner, _ in jobs)
+        owned = _by_owner(held)
+        part = self._memory.nbytes / max(len(jobs_of), 1)
+
+        def has_room(task: SampleTask) -> bool:
+            owner, job = task.channel.owner, task.channel.job
+            return owned[owner] < part and held[owner, job] < part / max(jobs_of[owner], 1)
+
+        return has_room
+
+    def relieve(self, waiting: Iterable[Channel], than: float) -> None:
+        """Drop frames from before ``than``, oldest first, of those that have much, while others wait for
+        memory that have little of it."""
+        needy = {(each.owner, each.job) for each in waiting}
+        while needy and self._memory.full and self._drop_one(needy, than):
+            pass
+
+    def _drop_one(self, needy: set[_Holder], than: float) -> bool:
+        held = self._frames.held_by_owner()
+        owned = _by_owner(held)
+        least_owned = min(owned[owner] for owner, _ in needy)
+
+        def has_much(holder: _Holder) -> bool:
+            owner = holder[0]
+            own_jobs = [held[each] for each in needy if each[0] == owner]
+            return owned[owner] > _MUCH * least_owned or (
+                bool(own_jobs) and held[holder] > _MUCH * min(own_jobs)
+            )
+
+        order = sorted(held, key=lambda each: (owned[each[0]], held[each]), reverse=True)
+        return any(self._frames.drop_one(job, than) for owner, job in order if has_much((owner, job)))
+
+
+def _by_owner(held: Counter[_Holder]) -> Counter[Identity]:
+    owned: Counter[Identity] = Counter()
+    for (owner, _), nbytes in held.items():
+        owned[owner] += nbytes
+    return owned

@@ -1,0 +1,232 @@
+"""Frames that lie ready to be fetched from the data port, and those that are being sent."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import weakref
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.ports.quotas import has_quota
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_loader.channel.slots import Bytes
+
+__all__ = ["FrameStore"]
+
+_HANDLE_BYTES = 16
+_MOST_SENT = 256
+_MOST_SENT_TO_A_JOB = 64
+_SENT_SHARE = 4  # One job's part of the memory while it is sent: a reader that stalls keeps it for ever.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ready:
+    memory: Bytes
+    job: bytes
+    channel: bytes
+    fence: int
+    since: float
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.memory)
+
+
+class FrameStore:
+    """Keeps each frame until it is fetched, once, by the job that it is for. Thread-safe.
+
+    What was fetched counts for its job until it was sent: when nothing refers to its memory any more.
+    """
+
+    def __init__(self, nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``nbytes`` is the memory of all frames: one job's frames may take a quarter of it while they are
+        sent, and one owner's what its quota is."""
+        self._nbytes = nbytes
+        self._most_bytes_to_a_job = nbytes // _SENT_SHARE
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._frames: dict[bytes, _Ready] = {}  # Oldest first.
+        self._channels: dict[bytes, OrderedDict[bytes, _Ready]] = {}
+        self._fetched: dict[bytes, float] = {}  # By channel with frames: when one of them was fetched.
+        self._ready_bytes: Counter[bytes] = Counter()
+        self._sent_bytes: Counter[bytes] = Counter()
+        self._sent: Counter[bytes] = Counter()
+        self._owners: dict[bytes, Identity] = {}  # Of jobs that have any of these.
+        # Without the lock: a collection may end a sending in a thread that holds it.
+        self._ended: deque[tuple[bytes, int]] = deque()
+
+    def put(self, memory: Bytes, *, job: bytes, channel: bytes, fence: int, owner: Identity = LOCAL) -> bytes:
+        """Keep a frame and return its handle: 16 random bytes."""
+        handle = secrets.token_bytes(_HANDLE_BYTES)
+        ready = _Ready(memory=memory, job=job, channel=channel, fence=fence, since=self._clock())
+        with self._lock:
+            self._frames[handle] = ready
+            self._owners[job] = owner
+            self._channels.setdefault(channel, OrderedDict())[handle] = ready
+            self._ready_bytes[job] += ready.nbytes
+        return handle
+
+    def take(self, handle: bytes, job: bytes) -> Bytes | None:
+        """Hand a frame out, once. ``None`` if it is not there, or not this job's: which, is not told.
+
+        It counts as being sent until nothing refers to the array. ``Refused`` where enough is on its way:
+        then the frame stays here.
+        """
+        with self._lock:
+            ready = self._frames.get(handle)
+            if ready is None or ready.job != job:
+                return None
+            self._check_sent(job, ready.nbytes)
+            self._sent[job] += 1  # First: a job that has nothing is forgotten.
+            self._sent_bytes[job] += ready.nbytes
+            self._remove(handle, ready)
+            if ready.channel in self._channels:
+                self._fetched[ready.channel] = self._clock()
+        sending = _Sending(ready.memory)
+        weakref.finalize(sending, self._ended.append, (job, ready.nbytes)).atexit = False
+        return np.asarray(sending)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all frames that lie ready."""
+        with self._lock:
+            return self._ready_bytes.total()
+
+    @property
+    def sent(self) -> int:
+        """How many frames are on their way."""
+        with self._lock:
+            self._settle()
+            return self._sent.total()
+
+    def held_bytes(self) -> Counter[bytes]:
+        """Return the bytes of each job: ready, and on their way."""
+        with self._lock:
+            self._settle()
+            return self._ready_bytes + self._sent_bytes
+
+    def held_by_owner(self) -> Counter[tuple[Identity, bytes]]:
+        """Return the bytes of each owner's jobs: ready, and on their way."""
+        held = self.held_bytes()
+        with self._lock:
+            return Counter({(self._owners.get(job, LOCAL), job): nbytes for job, nbytes in held.items()})
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._frames)
+
+    def held_by(self, channel: bytes) -> int:
+        """Return how many frames of a channel are here."""
+        with self._lock:
+            return len(self._channels.get(channel, ()))
+
+    def drop(self, handle: bytes) -> None:
+        """Forget a frame, if it is here."""
+        with self._lock:
+            ready = self._frames.get(handle)
+            if ready is not None:
+                self._remove(handle, ready)
+
+    def drop_channel(self, channel: bytes, *, before_fence: int | None = None) -> None:
+        """Forget the frames of a channel, or those of epochs that were left."""
+        with self._lock:
+            for handle, ready in list(self._channels.get(channel, {}).items()):
+                if before_fence is None or ready.fence < before_fence:
+                    self._remove(handle, ready)
+
+    def drop_forgotten(self, than: float) -> int:
+        """Forget frames from before a time, of channels that fetched none since. Return how many.
+
+        A channel that goes on fetching is slow, not gone: its frames would have to be sampled again.
+        """
+        with self._lock:
+            old = [
+                (handle, ready)
+                for handle, ready in self._frames.items()
+                if max(ready.since, self._fetched.get(ready.channel, 0.0)) < than
+            ]
+            for handle, ready in old:
+                self._remove(handle, ready)
+        return len(old)
+
+    def drop_one(self, job: bytes, than: float) -> bool:
+        """Forget a job's oldest frame, if it is from before a time. Return whether it was."""
+        with self._lock:
+            oldest = next(((handle, each) for handle, each in self._frames.items() if each.job == job), None)
+            if oldest is None or oldest[1].since >= than:
+                return False
+            self._remove(*oldest)
+        return True
+
+    def clear(self) -> None:
+        """Forget everything that lies ready."""
+        with self._lock:
+            for handle, ready in list(self._frames.items()):
+                self._remove(handle, ready)
+
+    def _check_sent(self, job: bytes, nbytes: int) -> None:
+        self._settle()
+        if self._sent.total() >= _MOST_SENT:
+            raise Refused(Kind.BUSY, f"{_MOST_SENT} frames are on their way")
+        if self._sent[job] >= _MOST_SENT_TO_A_JOB:
+            raise Refused(Kind.BUSY, f"{_MOST_SENT_TO_A_JOB} frames of this job are on their way")
+        under_way = self._sent_bytes[job]
+        if under_way and under_way + nbytes > self._most_bytes_to_a_job:
+            raise Refused(Kind.BUSY, f"{under_way / 1e6:.1f} MB of this job are on their way")
+        self._check_owner(self._owners.get(job, LOCAL), nbytes)
+
+    def _check_owner(self, owner: Identity, nbytes: int) -> None:
+        sent = {job: count for job, count in self._sent.items() if self._owners.get(job, LOCAL) == owner}
+        if owner == LOCAL or not sent:
+            return
+        under_way = sum(self._sent_bytes[job] for job in sent)
+        count = sum(sent.values())
+        if not has_quota(owner, own=count, used=self._sent.total(), limit=_MOST_SENT):
+            raise Refused(Kind.BUSY, f"{count} frames of {owner} are on their way")
+        used = self._sent_bytes.total()
+        if not has_quota(owner, own=under_way, used=used, limit=self._nbytes, more=nbytes):
+            raise Refused(Kind.BUSY, f"{under_way / 1e6:.1f} MB of {owner} are on their way")
+
+    def _settle(self) -> None:
+        while self._ended:
+            job, nbytes = self._ended.popleft()
+            self._sent[job] -= 1
+            self._sent_bytes[job] -= nbytes
+            if not self._sent[job]:
+                del self._sent[job], self._sent_bytes[job]
+                self._forget_owner(job)
+
+    def _forget_owner(self, job: bytes) -> None:
+        if not self._sent[job] and not self._ready_bytes[job]:
+            self._owners.pop(job, None)
+
+    def _remove(self, handle: bytes, ready: _Ready) -> None:
+        del self._frames[handle]
+        del self._channels[ready.channel][handle]
+        if not self._channels[ready.channel]:
+            del self._channels[ready.channel]
+            self._fetched.pop(ready.channel, None)
+        self._ready_bytes[ready.job] -= ready.nbytes
+        if not self._ready_bytes[ready.job]:
+            del self._ready_bytes[ready.job]
+            self._forget_owner(ready.job)
+
+
+class _Sending:
+    """The base of an array that is sent: it ends with the last reference to it."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "memory")
+
+    def __init__(self, memory: Bytes) -> None:
+        self.memory = memory
+        self.__array_interface__: dict[str, Any] = memory.__array_interface__

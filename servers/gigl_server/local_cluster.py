@@ -1,0 +1,269 @@
+"""Storage servers as child processes of this one: for laptops, tests and demonstrations."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import weakref
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.manifest import Manifest
+from gigl_loader.processes import FreshProcess, describe_status
+from gigl_loader.rpc.credentials import new_token
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_server.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["LocalCluster"]
+
+_ENTRY = "gigl_server.local_server:main"
+_SEND_S, _LEAVE_S, _TERMINATE_S, _KILL_S = 10.0, 5.0, 1.0, 5.0
+_ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, ValueError)}
+
+
+class LocalCluster:
+    """Servers of one graph on this machine. They end with ``close``, this object, or this process."""
+
+    def __init__(
+        self,
+        graph_dir: str | os.PathLike[str],
+        *,
+        servers: int = 2,
+        workers: int = 1,
+        token: str | None = None,
+        timeout_s: float = 120.0,
+        options: Mapping[str, Any] | None = None,
+        log_level: str = "WARNING",
+    ) -> None:
+        """Start ``servers`` processes on free ports of loopback and wait until all are ready.
+
+        Partitions are dealt out in order, as evenly as it goes. ``workers`` batches are sampled at once by
+        each. ``options`` are further ones of ``gigl-loader serve``, such as ``{"lease": 5}``. ``ValueError``
+        for more servers than partitions; ``TimeoutError``, or what a server failed of, if one stays down.
+        They log to this process's stderr what is at least of ``log_level``. With a token they also
+        get a cluster key that nobody else has, unless ``options`` name one.
+        """
+        given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
+        base = read_settings(given, {}, {})
+        base = replace(base, graph_dir=str(Path(graph_dir).absolute()))
+        credentials = base.load_credentials()
+        if token is not None:
+            credentials = replace(credentials, token=token)
+        if credentials.token and not credentials.cluster_key:
+            credentials = replace(credentials, cluster_key=new_token())
+        self.token = credentials.token
+        self._timeout_s = timeout_s
+        self._orders: list[dict[str, Any]] = [
+            {
+                "options": asdict(replace(base, partitions=parts)),
+                "credentials": credentials.to_json(),
+                "parent_pid": os.getpid(),
+                "name": f"storage server {index}",
+                "log_level": log_level,
+            }
+            for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers))
+        ]
+        self._lives: list[_Life] = []
+        self._finish = weakref.finalize(self, _end_all, self._lives, os.getpid())
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            deadline = time.monotonic() + timeout_s
+            for order in self._orders:
+                self._lives.append(_Life(order))
+            for index, life in enumerate(self._lives):
+                self._keep_ports(index, life.bound(deadline))
+            for index, life in enumerate(self._lives):
+                life.meet(self._others(index))
+            self.wait_ready(deadline - time.monotonic())
+            undo.pop_all()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Control addresses of all servers by rank. Any of them is enough to connect."""
+        return [order["options"]["listen"] for order in self._orders]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers, by rank."""
+        return [life.pid for life in self._lives]
+
+    def running(self, index: int) -> bool:
+        """Return whether the process of a server has not ended."""
+        return self._lives[index].status(0) is None
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once all servers that run are ready. ``TimeoutError``, or what a server failed of."""
+        deadline = time.monotonic() + timeout_s
+        for life in self._lives:
+            life.ready(deadline)
+
+    def kill(self, index: int) -> None:
+        """End a server by SIGKILL, in the midst of whatever it does."""
+        self._lives[index].signal(signal.SIGKILL)
+        self._lives[index].end()
+
+    def terminate(self, index: int, timeout_s: float = 30.0) -> int:
+        """Have a server drain and end, and return its exit code. ``TimeoutError`` if it does not."""
+        life = self._lives[index]
+        life.signal(signal.SIGTERM)
+        status = life.status(timeout_s)
+        if status is None:
+            raise TimeoutError(f"storage server {index} did not end within {timeout_s:g} s")
+        life.end()
+        return status
+
+    def restart(self, index: int, *, wait: bool = True) -> None:
+        """Start a server again on the same ports; one that runs is killed first."""
+        self.kill(index)
+        life = self._lives[index] = _Life(self._orders[index])
+        deadline = time.monotonic() + self._timeout_s
+        life.bound(deadline)
+        life.meet(self._others(index))
+        if wait:
+            life.ready(deadline)
+
+    def describe(self, index: int) -> str:
+        """Say how a server does: it runs, or how it ended."""
+        status = self._lives[index].status(0)
+        return "runs" if status is None else describe_status(status)
+
+    def close(self) -> None:
+        """End all servers. Closing twice is fine; in a forked child of this process it does nothing."""
+        self._finish()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _keep_ports(self, index: int, endpoint: Endpoint) -> None:
+        """Let a server that is started again come back to where others look for it."""
+        told = self._orders[index]["options"]
+        told |= {"listen": endpoint.control_address, "data_port": endpoint.data_port}
+
+    def _others(self, index: int) -> list[str]:
+        return [address for place, address in enumerate(self.addresses) if place != index]
+
+
+class _Life:
+    """A process, and the socket to it."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        """Start it and say what to serve. Returns at once."""
+        self._name = order["name"]
+        self._unread = b""
+        self._is_ready = False
+        self._link, far_end = socket.socketpair()
+        try:
+            self._process = FreshProcess(_ENTRY, far_end)
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            far_end.close()
+        self._send(order)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def bound(self, deadline: float) -> Endpoint:
+        """Return where it is reached, as soon as it listens."""
+        return Endpoint.from_json(self._hear(deadline, "listen")["endpoint"])
+
+    def meet(self, peers: Sequence[str]) -> None:
+        """Tell it of the other servers."""
+        self._send({"peers": list(peers)})
+
+    def ready(self, deadline: float) -> None:
+        """Return once it serves."""
+        if not self._is_ready:
+            self._is_ready = bool(self._hear(deadline, "become ready")["ready"])
+
+    def status(self, timeout_s: float) -> int | None:
+        """Return its exit status, or ``None`` if it still runs after ``timeout_s``."""
+        return self._process.wait(timeout_s)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def let_go(self) -> None:
+        """Have it end by itself."""
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Let it leave, then make it. Ending twice is fine."""
+        self.let_go()
+        for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
+            if self._process.wait(seconds) is not None:
+                break
+            self._process.send_signal(number)
+        self._process.wait(_KILL_S)
+        self._link.close()
+
+    def _send(self, document: object) -> None:
+        self._link.settimeout(_SEND_S)  # It may have been left with nothing by a wait.
+        with suppress(BrokenPipeError, ConnectionResetError):  # It ended: hearing from it says so.
+            self._link.sendall(json.dumps(document).encode() + b"\n")
+
+    def _hear(self, deadline: float, aim: str) -> Any:
+        try:
+            while b"\n" not in self._unread:
+                self._link.settimeout(max(deadline - time.monotonic(), 0.001))
+                data = self._link.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError
+                self._unread += data
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self._name} did not {aim} in time; its log says what it waits for"
+            ) from None
+        except ConnectionResetError:
+            status = self._process.wait(_KILL_S)
+            raise GiglError(f"{self._name} {describe_status(status)} before it could {aim}") from None
+        line, _, self._unread = self._unread.partition(b"\n")
+        document = json.loads(line)
+        if "error" in document:
+            kind, text = document["error"]
+            raise _ERRORS.get(kind, StorageUnavailable)(f"{self._name}: {text}")
+        return document
+
+
+def _num_partitions(graph_dir: str | os.PathLike[str]) -> int:
+    if not Path(graph_dir).exists():
+        raise FileNotFoundError(f"no graph at {graph_dir}")
+    return Manifest.read(DiskFolder(graph_dir)).schema.num_partitions
+
+
+def _dealt(partitions: int, servers: int) -> list[tuple[int, ...]]:
+    if not 1 <= servers <= partitions:
+        raise ValueError(
+            f"a graph of {partitions} partitions can have 1 to {partitions} servers, not {servers}"
+        )
+    ends = [partitions * index // servers for index in range(servers + 1)]
+    return [tuple(range(low, high)) for low, high in pairwise(ends)]
+
+
+def _end_all(lives: list[_Life], owner: int) -> None:
+    """End every server: all are told before the first is waited for."""
+    if os.getpid() != owner:
+        return
+    for life in lives:
+        life.let_go()
+    for life in lives:
+        with suppress(OSError):
+            life.end()

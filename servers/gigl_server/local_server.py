@@ -1,0 +1,102 @@
+"""A storage server as a child on this machine: told what to serve over a socket, ends with its parent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import threading
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.errors import GiglError
+from gigl_loader.processes import leave_with
+from gigl_loader.rpc.credentials import Credentials
+from gigl_server.config import ServeOptions
+from gigl_server.logs import configure_logging, quiet_grpc
+from gigl_server.preflight import check_serve_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import BinaryIO
+
+    from gigl_server.server import StorageServer
+
+__all__ = ["main"]
+
+
+def main(link: socket.socket) -> None:
+    """Serve until the parent closes its end of ``link``, ends, or sends SIGTERM.
+
+    Lines from the parent: what to serve, then the addresses of the other servers. Lines to it: where this
+    server is reached, then that it is ready; or an error at any time.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
+    quiet_grpc()
+    with link, link.makefile("rb") as lines:
+        order = json.loads(lines.readline() or b"null")
+        if order is None:
+            return
+        leave_with(order["parent_pid"])
+        options = _options(order["options"])
+        try:
+            check_serve_limits(options)
+        except ValueError as error:
+            _say(link, {"error": _told(error)})
+            raise SystemExit(2) from None
+        from gigl_server.main import prepare_process, serve_until_told
+        from gigl_server.server import build_storage_server
+
+        configure_logging(options.log_file, name=order["name"], level=order["log_level"])
+        prepare_process()
+        told: SimpleQueue[str] = SimpleQueue()
+        signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
+        try:
+            server = build_storage_server(options, credentials=Credentials.from_json(order["credentials"]))
+        except Exception as error:
+            _say(link, {"error": _told(error)})
+            raise SystemExit(1) from None
+        with server:
+            _say(link, {"endpoint": server.endpoint.to_json()})
+            threading.Thread(target=_talk, args=(link, lines, server, told), daemon=True).start()
+            code = serve_until_told(server, told, options.drain_s)
+            if server.failure is not None:
+                _say(link, {"error": _told(server.failure)})
+        with suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)  # Else the thread that reads keeps ``lines`` from being closed.
+    raise SystemExit(code)
+
+
+def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: SimpleQueue[str]) -> None:
+    """Hear of the other servers, tell when all is ready, and notice that the parent lets go."""
+    with suppress(OSError, ValueError):  # The link was closed.
+        peers = json.loads(lines.readline() or b"null")
+        if peers is not None:
+            server.meet(peers["peers"])
+            server.settled.wait()
+            if server.failure is None:
+                _say(link, {"ready": True})
+            lines.readline()
+    from gigl_server.main import LET_GO
+
+    told.put(LET_GO)
+
+
+def _options(document: Mapping[str, Any]) -> ServeOptions:
+    """JSON has no tuples."""
+    lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
+    return ServeOptions(**{**document, **lists})
+
+
+def _told(error: Exception) -> list[str]:
+    kinds = (FileNotFoundError, OSError, ValueError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), GiglError)
+    return [kind.__name__, str(error) or type(error).__name__]
+
+
+def _say(link: socket.socket, document: object) -> None:
+    logging.getLogger(__name__).debug("telling the parent: %s", document)
+    with suppress(OSError):  # The parent gave up.
+        link.sendall(json.dumps(document).encode() + b"\n")

@@ -1,0 +1,131 @@
+"""The process around a storage server: its signals, its log and its exit code.
+
+====  ==================================================================
+code  meaning
+====  ==================================================================
+0     told to end, and ended in order: drained, or the time for it was over
+1     a failure: a port is taken, the other servers do not come or do not fit, a second signal
+2     the user's mistake: options, files, certificates; nothing was bound
+3     a part of the server died, a port or a thread; the log names it. To be started again
+====  ==================================================================
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gigl_loader.graph.graph import open_partitions
+from gigl_loader.options import check_verify
+from gigl_loader.processes import keep_freed_memory
+from gigl_loader.resources import raise_file_limit
+from gigl_server.forced_exit import leave_within
+from gigl_server.logs import configure_logging
+from gigl_server.preflight import warn_of_limits
+from gigl_server.server import build_storage_server
+from gigl_server.signals import RELOAD, Signals, wait_for_word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from queue import SimpleQueue
+
+    from gigl_server.config import ServeOptions
+    from gigl_server.logs import LineHandler
+    from gigl_server.server import StorageServer
+
+__all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
+
+_LOGGER = logging.getLogger(__name__)
+_FAILED = 1
+_PART_DIED = 3
+_END_S = 8.0
+"""For closing everything, after the drain: each part waits for some seconds at most."""
+_CANNOT = "cannot become ready"
+_DIED = "a part of the server died"
+LET_GO = "the parent let go"
+
+
+def run(options: ServeOptions) -> int:
+    """Serve until a signal comes, and return the exit code.
+
+    Raises what ``build_storage_server`` raises; a mistake in the options before anything else is done.
+    """
+    with Signals(end_at_once=_LOGGER.warning) as signals:
+        credentials = options.load_credentials()
+        credentials.check_reach(options.address)
+        graph = open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
+        with suppress(OSError, ValueError):  # No stderr.
+            faulthandler.enable()
+        log = configure_logging(options.log_file)
+        warn_of_limits(options)
+        prepare_process()
+        with suppress(OSError), open("/proc/self/comm", "w") as comm:
+            comm.write("gigl-store")
+        signals.hold()
+        with build_storage_server(options, graph=graph, credentials=credentials) as server:
+            reload = partial(_reload, server, options, log)
+            code = serve_until_told(server, signals.told, options.drain_s, reload=reload)
+            leave_within(_END_S, code)
+            return code
+
+
+def serve_until_told(
+    server: StorageServer,
+    told: SimpleQueue[str],
+    drain_s: float,
+    *,
+    reload: Callable[[], None] = lambda: None,
+) -> int:
+    """Wait for a word in ``told``, drain, and return the exit code: 1 if the server cannot become ready,
+    3 if a part of it died.
+
+    After ``LET_GO`` nobody is there to fetch anything, and it does not drain. ``RELOAD`` calls ``reload``.
+    """
+    for event, word, name in ((server.failed, _CANNOT, "readiness"), (server.died, _DIED, "death")):
+        threading.Thread(target=_tell, args=(event, word, told), name=name, daemon=True).start()
+    while (word := wait_for_word(told)) == RELOAD:
+        reload()
+    if word == _CANNOT:
+        return _FAILED
+    _LOGGER.info("%s: ending", word)
+    if word == _DIED:  # Its trainers ask again, at the server that comes after it.
+        return _PART_DIED
+    if word == LET_GO:
+        return 0
+    server.drain(drain_s)
+    return 0
+
+
+def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> None:
+    """Open the log again, and go on with the certificates and tokens that the files hold now.
+
+    What cannot be read, or does not fit, leaves everything of its kind as it was.
+    """
+    try:
+        log.reopen()
+    except OSError as error:
+        _LOGGER.error("%s: the log stays where it is: %s", RELOAD, error)
+    try:
+        credentials = options.load_credentials()
+        credentials.check_reach(options.address)
+        server.renew(credentials)
+    except (OSError, ValueError) as error:
+        _LOGGER.error("%s: certificates and tokens stay as they are: %s", RELOAD, error)
+    else:
+        _LOGGER.info("%s: log, certificates and tokens are those of now", RELOAD)
+
+
+def _tell(event: threading.Event, word: str, told: SimpleQueue[str]) -> None:
+    """Put a word in the queue once the event is set. Without the server, which would outlive its end here."""
+    event.wait()
+    told.put(word)
+
+
+def prepare_process() -> None:
+    """Make this process fit to serve: many channels, large replies."""
+    keep_freed_memory()
+    raise_file_limit()

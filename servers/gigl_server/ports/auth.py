@@ -1,0 +1,194 @@
+"""Request handling of the control port: who may call, how many calls, and how bytes become messages."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from functools import lru_cache, partial
+from hashlib import sha256
+from ssl import PEM_cert_to_DER_cert
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from gigl_server.errors import Refusal
+from gigl_server.ports.control_call import ControlCall, handler, header_values
+from gigl_server.ports.identity import Identity
+from gigl_server.ports.message_reader import MessageReader
+from gigl_server.ports.quotas import Quota
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import ThreadPoolExecutor
+
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.counters import Counters
+    from gigl_server.ports.audit import AuditLog
+    from gigl_server.ports.control_call import Stream
+
+    Answer = Callable[[Any, ControlCall], Any]
+
+__all__ = ["AuthenticatedCalls"]
+
+_LOGGER = logging.getLogger(__name__)
+_MEMORY_BYTES = 1 << 30
+_MAX_TURNS = 32
+_MIN_CALLS_PER_CALLER = 32
+_CACHED_IDENTITIES = 4096
+_ORDINARY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL})
+_NOT_COUNTED = _ORDINARY | {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handlers of all calls that need the token.
+
+    A call is decided by its headers before a byte of its message is read. gRPC alone would hold a message
+    for each of thousands of calls, log a traceback for bytes that are no message, and tell callers the text
+    of any exception.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        counters: Counters,
+        audit: AuditLog,
+        *,
+        message_bytes: int,
+        max_calls: int,
+    ) -> None:
+        """Messages have at most ``message_bytes`` each: as many are read at a time as fit 1 GiB."""
+        self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
+        self.pool: ThreadPoolExecutor | None = None
+        """Threads for what is done when a call ends."""
+        self._credentials = credentials
+        self._counters = counters
+        self._audit = audit
+        self._reader = MessageReader(self.turns, self._refuse_late)
+        self._calls = Quota("calls are under way", max_calls, max(max_calls // 4, _MIN_CALLS_PER_CALLER))
+        self._identity = lru_cache(_CACHED_IDENTITIES)(Identity.of)
+        self._certificate = lru_cache(_CACHED_IDENTITIES)(_fingerprint)
+        self._services: dict[str, Mapping[str, Callable[..., None]]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """No message is read or waited for."""
+        return self._reader.idle
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """They live until ``close``."""
+        return self._reader.threads
+
+    def add(
+        self, service: str, answers: Mapping[str, Answer], methods: Mapping[str, tuple[Any, Any]]
+    ) -> None:
+        """Answer the calls of a service, given what answers each and its request and reply.
+
+        An answer is given a request and its call, and returns the reply, or ``None`` where it answers the
+        call later. It may raise ``Refusal``. It never waits: few threads answer all calls.
+        """
+        self._services[f"/{service}/"] = {
+            name: partial(self._receive, answers[name], methods[name][0]) for name in methods
+        }
+
+    def service(self, details: Any) -> Any:
+        """Return gRPC's handler of a call, or ``None`` if it is none of ours. Runs on gRPC's one thread."""
+        service, _, name = details.method.rpartition("/")
+        methods = self._services.get(f"{service}/")
+        if methods is None:
+            return None
+        token = self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
+        if token is None:
+            return handler(partial(self._begin, self._refuse_token, name, ""))
+        receive = methods.get(name)
+        return None if receive is None else handler(partial(self._begin, receive, name, token))
+
+    def renew(self, credentials: Credentials) -> None:
+        """Ask callers for the tokens of other credentials from now on."""
+        self._credentials = credentials
+
+    def close(self) -> None:
+        """Read no more messages. Closing twice is fine."""
+        self._reader.close()
+
+    def call(self, name: str, stream: Stream, token: str, *, trusted: bool = True) -> ControlCall:
+        """Return a call as gRPC hands it over. ``token`` is the name of the one that was shown."""
+        caller = self._identify(stream.context, token)
+        return ControlCall(name, caller, stream, self._refused, trusted=trusted)
+
+    def _identify(self, context: Any, token: str) -> Identity:
+        """Return who calls. A certificate was checked by TLS before."""
+        certificate = ""
+        if self._credentials.client_authority:
+            shown = context.auth_context().get("x509_pem_cert")
+            certificate = self._certificate(bytes(shown[0])) if shown else ""
+        return self._identity(peer=str(context.peer()), token=token, certificate=certificate)
+
+    def _refused(self, call: ControlCall, code: grpc.StatusCode, text: str) -> None:
+        """Count and log a refusal, but for what is an ordinary state of a server."""
+        self._counters.add(refused=code not in _NOT_COUNTED)
+        if code not in _ORDINARY:
+            self._audit.refused(call.caller, f"{call.method}: {code.name}: {text}")
+
+    def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
+        call = self.call(name, stream, token)
+        try:
+            receive(call)
+        except Exception:
+            self._fail(call)
+
+    def _receive(self, answer: Answer, request: Any, call: ControlCall) -> None:
+        if not self._calls.enter(call.caller):
+            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, self._calls.reason)
+            return
+        if call.watch_end(partial(self._end, call)):
+            self._reader.read(call, partial(self._respond, answer, request, call))
+        else:
+            self._calls.leave(call.caller)
+
+    def _respond(self, answer: Answer, request: Any, call: ControlCall, data: bytes) -> None:
+        try:
+            # Kept by nobody but the answer: it may hold megabytes, and wait for minutes.
+            reply = answer(request.FromString(data), call)
+        except DecodeError:
+            text = f"the message is no {request.DESCRIPTOR.name}"
+            call.refuse(grpc.StatusCode.INVALID_ARGUMENT, text)
+        except Refusal as refusal:
+            call.refuse(grpc.StatusCode[refusal.status.value], refusal.message)
+        except Exception:
+            self._fail(call)
+        else:
+            if reply is not None:
+                call.reply(reply)
+
+    def _end(self, call: ControlCall) -> None:
+        """A call ended, in whatever way. Runs on gRPC's one thread."""
+        self._calls.leave(call.caller)
+        gone = call.end()
+        if gone is None:
+            return
+        if self.pool is not None:
+            with suppress(RuntimeError):  # The port is being closed.
+                self.pool.submit(gone)
+                return
+        gone()
+
+    def _fail(self, call: ControlCall) -> None:
+        _LOGGER.exception("a control call failed")
+        call.refuse(grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why")
+
+    def _refuse_token(self, call: ControlCall) -> None:
+        call.refuse(grpc.StatusCode.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
+
+    def _refuse_late(self, call: ControlCall, others_wait: bool) -> None:
+        if others_wait:
+            text = "the message was slow to come, and others wait: send it again"
+            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        else:
+            call.refuse(grpc.StatusCode.INVALID_ARGUMENT, "the message did not come in time")
+
+
+def _fingerprint(pem: bytes) -> str:
+    return sha256(PEM_cert_to_DER_cert(pem.decode("ascii"))).hexdigest()

@@ -1,0 +1,171 @@
+"""The control port: what a service is, how it does, and what it samples, over gRPC."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
+from gigl_server.certificate_renewal import ServedCertificate
+from gigl_server.ports.audit import AuditLog
+from gigl_server.ports.auth import AuthenticatedCalls
+from gigl_server.ports.graph_store_servicer import GraphStoreServicer
+from gigl_server.ports.health import Health
+from gigl_server.ports.public_calls import PublicCalls
+from gigl_server.ports.reports import PeerCalls
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from gigl_loader.rpc.address import Address
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.cluster.readiness import View
+    from gigl_server.counters import Counters
+    from gigl_server.ports.control_call import ControlCall
+    from gigl_server.sampling.service import SamplingService
+
+__all__ = ["ControlService"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_STOP_S = 5.0
+_SPARE_THREADS = 8  # Beside those that wait for messages.
+_GRACE_S = 0.2  # For replies that were made and not sent yet.
+_PEER_CALLS = 512
+_PEER_MESSAGE_BYTES = 64 << 10
+_REPLY_BYTES = 16 << 20
+_MAX_CONNECTIONS = 8192
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # Else a second service on the port would take half of the calls.
+    ("grpc.max_send_message_length", _REPLY_BYTES),
+    # Callers ping every 5 s while they wait; without this, they would be cut off for it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A caller whose network was cut says nothing: its calls end, and its batches are not made for nobody.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Whoever connects and says nothing keeps a descriptor: the default is 120 s, and no end.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
+    # Calls that came and were not looked at yet: beyond 1,000, by default, some of any caller are cancelled.
+    ("grpc.server.max_pending_requests", 4096),
+    ("grpc.server.max_pending_requests_hard_limit", 6144),
+]
+
+
+class ControlService:
+    """Answers from its construction to ``close``, with few threads, however many calls wait.
+
+    Health is that of ``Peer`` while the port answers, and of the whole and ``GraphStore`` while
+    ``set_serving`` says so; without a sampling service, all serve from the start.
+
+    It stands on gRPC's blocking server: the accept loop of ``grpc.aio`` ends by a path that is not UTF-8.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials,
+        counters: Counters,
+        *,
+        graph: str,
+        partitions: Sequence[int],
+        data_port: int,
+        service: SamplingService | None = None,
+        view: Callable[[], View] | None = None,
+        announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
+        """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
+
+        ``service`` samples for trainers, ``view`` is what is known of its cluster (both or neither), and
+        ``announced`` hears of servers that ask about it (``Introductions.exchange``).
+        """
+        message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
+        max_calls = _PEER_CALLS if service is None else service.limits.calls
+        self._reception = AuthenticatedCalls(
+            credentials, counters, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
+        )
+        peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
+        self._reception.add(SERVICE, peer.answers, METHODS)
+        reflected: tuple[str, ...] = ()
+        self._ready_names: tuple[str, ...] = ()
+        self._health = Health()
+        self._certificate = ServedCertificate(credentials)
+        if service is not None and view is not None:
+            calls = GraphStoreServicer(service, peer, view=view, announced=announced)
+            self._reception.add(STORE_SERVICE, calls.answers, STORE_METHODS)
+            reflected = (SERVICE, STORE_SERVICE)
+            self._ready_names = ("", STORE_SERVICE)
+        self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
+        self._health.set(self._ready_names, serving=False)
+        self._public = PublicCalls(self._health, self._reception, credentials, reflected=reflected)
+        options = [
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", message_bytes),
+            ("grpc.max_allowed_incoming_connections", _max_connections()),
+        ]
+        self._threads = ThreadPoolExecutor(self._reception.turns + _SPARE_THREADS, "control")
+        self._reception.pool = self._threads
+        self._server: Any = grpc.server(
+            self._threads,
+            handlers=(self._reception, self._public),
+            options=options,
+            maximum_concurrent_rpcs=max_calls,
+        )
+        try:
+            self.port = _listen(self._server, address, self._certificate)
+            self._server.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """Threads of ours that live until ``close``. gRPC's own show by what the port answers."""
+        return (*self._reception.threads, *self._public.threads)
+
+    def set_serving(self, serving: bool) -> None:
+        """Tell whoever asks for the health whether trainers may come. Does nothing once it is closed."""
+        self._health.set(self._ready_names, serving)
+
+    def renew(self, credentials: Credentials) -> None:
+        """Show another certificate and ask for other tokens from now on: as ``ServedCertificate.replace``."""
+        self._certificate.replace(credentials)
+        self._reception.renew(credentials)
+        self._public.renew(credentials)
+
+    def close(self) -> None:
+        """Stop answering; calls under way are cancelled. Closing twice is fine."""
+        self._health.close()
+        self._public.close()
+        if not _stop(self._server):
+            _LOGGER.warning("calls did not end within %g s", _STOP_S)
+        self._reception.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _max_connections() -> int:
+    """Return half of the descriptors that the process may have: the rest is for rings, files and data."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(max(most // 2, 1), _MAX_CONNECTIONS)
+
+
+def _stop(server: Any) -> bool:
+    """Stop a server of gRPC. Return whether its calls ended in time."""
+    return bool(server.stop(grace=_GRACE_S).wait(_STOP_S))
+
+
+def _listen(server: Any, address: Address, certificate: ServedCertificate) -> int:
+    try:
+        secure = certificate.grpc_server_credentials()
+        if secure is None:
+            return int(server.add_insecure_port(str(address)))
+        return int(server.add_secure_port(str(address), secure))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from None

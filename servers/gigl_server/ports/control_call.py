@@ -1,0 +1,180 @@
+"""One control call under way: its caller, its headers, its message, and the one way to answer it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+from grpc import _server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gigl_server.ports.identity import Identity
+
+__all__ = ["ControlCall", "Stream", "handler", "header_values"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Stream(NamedTuple):
+    """A call as gRPC hands it to a handler that does not block."""
+
+    requests: Iterator[bytes]
+    context: Any
+    send: Callable[[bytes | None], None]
+
+
+class ControlCall:
+    """One call, answered once, from any thread. A call that waits for its answer holds no thread."""
+
+    def __init__(
+        self,
+        method: str,
+        caller: Identity,
+        stream: Stream,
+        refused: Callable[[ControlCall, grpc.StatusCode, str], None],
+        *,
+        trusted: bool = True,
+    ) -> None:
+        """``refused`` is told of each refusal."""
+        self.method = method
+        self.caller = caller
+        self.trusted = trusted
+        """The caller showed the token, or none is asked for."""
+        self.connection = str(stream.context.peer())
+        """Address and port of the caller."""
+        self._requests, self._context, self._send = stream
+        self._refused = refused
+        self._lock = threading.Lock()
+        self._answered = False
+        self._ended = False
+        self._gone: Callable[[], None] | None = None
+
+    @property
+    def answered(self) -> bool:
+        """A reply or a refusal was sent, or nobody is there to hear one."""
+        return self._answered or self._ended
+
+    @property
+    def metadata(self) -> Sequence[Any]:
+        """Headers of the call, as pairs."""
+        return tuple(self._context.invocation_metadata() or ())
+
+    def headers(self, name: str) -> list[str | bytes]:
+        """Return all values of a header."""
+        return header_values(self.metadata, name)
+
+    def set_trailers(self, trailers: Sequence[tuple[str, str]]) -> None:
+        """Send these pairs after the reply."""
+        self._context.set_trailing_metadata(tuple(trailers))
+
+    def read(self) -> bytes | None:
+        """Wait for the next message. ``None``: the call ended, or was answered. ``b""``: none will come."""
+        try:
+            data = next(self._requests, b"")
+        except grpc.RpcError:
+            return None
+        return None if self.answered else bytes(data)
+
+    def reply(self, message: Any) -> None:
+        """Send the reply, a protobuf message. Does nothing after an answer."""
+        if self._claim():
+            self._finish(message.SerializeToString())
+
+    def stream(self, messages: Iterable[Any]) -> None:
+        """Send messages and end the call. Waits until the caller took each."""
+        for message in messages:
+            if self.answered:
+                return
+            self._send(message.SerializeToString())
+        if self._claim():
+            self._finish(None)
+
+    def refuse(self, code: grpc.StatusCode, text: str) -> None:
+        """End the call with a status. Does nothing after an answer."""
+        if self._claim():
+            self._context.set_code(code)
+            self._context.set_details(_header_text(text))
+            self._finish(None)
+            self._refused(self, code, text)
+
+    def cancel(self) -> None:
+        """End the call at once, whatever its caller does: a status waits for a caller that does not read."""
+        self._context.cancel()
+
+    def watch_end(self, callback: Callable[[], None]) -> bool:
+        """Have ``callback`` called on gRPC's thread when the call ends. ``False``: it has ended."""
+        return bool(self._context.add_callback(callback))
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once if the call ends unanswered, now if it has ended."""
+        with self._lock:
+            if not self._ended:
+                self._gone = callback
+                return
+        callback()
+
+    def end(self) -> Callable[[], None] | None:
+        """Take note that gRPC ended the call. Return what ``on_gone`` left, if it was not answered."""
+        with self._lock:
+            self._ended = True
+            gone, self._gone = self._gone, None
+        return None if self._answered else gone
+
+    def _claim(self) -> bool:
+        """Return whether the caller of this may answer: nobody has."""
+        with self._lock:
+            if self._answered:
+                return False
+            self._answered = True
+            self._gone = None
+            return True
+
+    def _finish(self, data: bytes | None) -> None:
+        try:
+            _finish(self._context, self._send, data)
+        except Exception:  # The thread that samples must not end by it.
+            _LOGGER.exception("an answer could not be sent")
+
+
+def handler(begin: Callable[[Stream], None]) -> Any:
+    """Return gRPC's handler of a call, which may return before the call is answered.
+
+    As streams: of a call of one message, gRPC would read it before it asks us, and wait for the answer in
+    a thread. Callers see no difference.
+    """
+
+    def behavior(requests: Any, context: Any, send: Any) -> None:
+        begin(Stream(requests, context, send))
+
+    behavior.experimental_non_blocking = True  # type: ignore[attr-defined]
+    return grpc.stream_stream_rpc_method_handler(behavior)
+
+
+def header_values(metadata: Any, name: str) -> list[str | bytes]:
+    """Return all values of a header."""
+    return [value for key, value in metadata or () if key == name]
+
+
+def _finish(context: Any, send: Callable[[bytes | None], None], data: bytes | None) -> None:
+    """Send reply and status in one step, and do not wait for the caller to take them.
+
+    The public callback of a stream waits until a message was written: a caller that gives no room for it
+    (a flow-control window of 0) would hold a sampling thread. gRPC itself ends calls of one reply by
+    ``_status``, which does not wait.
+    """
+    finish = getattr(_server, "_status", None)
+    if finish is not None:
+        finish(context._rpc_event, context._state, data)
+        return
+    if data is not None:
+        send(data)
+    send(None)
+
+
+def _header_text(message: str) -> str:
+    """Return what fits the headers of an HTTP/2 message: 8 KiB in all."""
+    return message[:1_000].encode("ascii", "backslashreplace").decode()[:4_000]

@@ -1,0 +1,234 @@
+"""The calls of ``GraphStore``: from messages to the sampling service and back."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message_is_whole
+from gigl_loader.rpc.job import JOB_HEADER, job_key
+from gigl_server.errors import Refusal, Status
+from gigl_server.ports.reports import cluster_view, server_load
+from gigl_server.sessions.channel import ChannelOptions, ReceivedRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_server.cluster.readiness import View
+    from gigl_server.ports.control_call import ControlCall
+    from gigl_server.ports.identity import Identity
+    from gigl_server.ports.reports import PeerCalls
+    from gigl_server.sampling.service import SamplingService
+    from gigl_server.sessions.channel import Result, SampleTask
+
+    Trailers = tuple[tuple[str, str], ...]
+
+__all__ = ["GraphStoreServicer"]
+
+
+class GraphStoreServicer:
+    """Answers calls of a storage server. A call that waits for its batch holds no thread."""
+
+    def __init__(
+        self,
+        service: SamplingService,
+        peer: PeerCalls,
+        *,
+        view: Callable[[], View],
+        announced: Callable[[ControlCall, Any], Trailers] | None,
+    ) -> None:
+        """``announced`` takes each ``Cluster`` call and its reply, and returns the trailers."""
+        self._service = service
+        self._peer = peer
+        self._view = view
+        self._announced = announced
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        """By the name of the call."""
+        return {
+            "Cluster": self._cluster,
+            "CreateProducer": self._create_producer,
+            "OpenChannel": self._open_channel,
+            "Sample": self._sample,
+            "Heartbeat": self._heartbeat,
+            "CloseChannel": self._close_channel,
+            "DestroyProducer": self._destroy_producer,
+            "Load": self._load,
+        }
+
+    def _cluster(self, request: Any, call: ControlCall) -> Any:
+        reply = cluster_view(self._peer.description(), self._view())
+        if self._announced is not None:
+            call.set_trailers(self._announced(call, reply))
+        return reply
+
+    def _load(self, request: Any, call: ControlCall) -> Any:
+        values = call.headers(JOB_HEADER)
+        return server_load(
+            self._peer.description(),
+            self._peer.statistics(),
+            self._service.load(),
+            self._view(),
+            job=job_key(values),
+        )
+
+    def _create_producer(self, request: Any, call: ControlCall) -> Any:
+        return self._of_job(call, request, lambda job: self._create(job, request, call.caller))
+
+    def _open_channel(self, request: Any, call: ControlCall) -> Any:
+        return self._of_job(call, request, lambda job: self._open(job, request))
+
+    def _heartbeat(self, request: Any, call: ControlCall) -> Any:
+        def renew(job: bytes) -> Any:
+            return messages.HeartbeatReply(channels=self._service.heartbeat(job, request.channels))
+
+        return self._of_job(call, request, renew)
+
+    def _close_channel(self, request: Any, call: ControlCall) -> Any:
+        def close(job: bytes) -> Any:
+            self._service.close_channel(job, request.channel)
+            return messages.CloseChannelReply()
+
+        return self._of_job(call, request, close)
+
+    def _destroy_producer(self, request: Any, call: ControlCall) -> Any:
+        def destroy(job: bytes) -> Any:
+            self._service.destroy_producer(job, request.key)
+            return messages.DestroyProducerReply()
+
+        return self._of_job(call, request, destroy)
+
+    def _sample(self, request: Any, call: ControlCall) -> None:
+        channel, asks = request.channel, [_ask(request)]
+        _check_whole(request, call)
+        del request  # It holds the seeds once more, and the call may wait for minutes.
+        waiting = _Waiting(self._service, call, self._with_reason)
+        call.on_gone(waiting.abandon)
+        submit = self._service.submit
+        waiting.begun(self._in_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
+
+    def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
+        created = self._service.create_producer(
+            job, key=request.key, plan=request.plan, graph=request.graph, caller=caller
+        )
+        return messages.CreateProducerReply(created=created)
+
+    def _open(self, job: bytes, request: Any) -> Any:
+        channel = self._service.open_channel(
+            job,
+            ChannelOptions(
+                key=request.key,
+                name=request.name,
+                credit=request.credit,
+                share=request.share,
+                without_rows=request.without_rows,
+                ring_slots=request.ring_slots,
+                ring_slot_bytes=request.ring_slot_bytes,
+            ),
+        )
+        return messages.Channel(
+            id=channel.id,
+            lease_s=self._service.limits.lease_s,
+            ring_door=self._service.ring_door if channel.ring is not None else "",
+        )
+
+    def _of_job(self, call: ControlCall, request: Any, answer: Callable[[bytes], Any]) -> Any:
+        """Return the answer to a call of a job, whose request is whole. Raises ``Refusal``."""
+        _check_whole(request, call)
+        return self._in_job(call, answer)
+
+    def _in_job(self, call: ControlCall, answer: Callable[[bytes], Any]) -> Any:
+        job = job_key(call.headers(JOB_HEADER))
+        if job is None:
+            # Callers that send a checksum send the header, too: it came damaged.
+            status = Status.DAMAGED if call.headers(CHECKSUM_HEADER) else Status.INVALID
+            raise Refusal(status, f"the header {JOB_HEADER!r} has 64 hex digits, once")
+        try:
+            return answer(job)
+        except Refusal as refusal:
+            raise self._with_reason(refusal) from None
+
+    def _with_reason(self, refusal: Refusal) -> Refusal:
+        """Return a refusal that says why the server does not serve, where that is the matter."""
+        if refusal.status is not Status.UNAVAILABLE:
+            return refusal
+        reason = self._view().reason
+        if reason in refusal.message:
+            return refusal
+        return Refusal(refusal.status, f"{refusal.message}: {reason}")
+
+
+class _Waiting:
+    """A call that waits for its batch: settled by a sampling thread, or abandoned as its caller is gone."""
+
+    def __init__(
+        self, service: SamplingService, call: ControlCall, with_reason: Callable[[Refusal], Refusal]
+    ) -> None:
+        self._service = service
+        self._call = call
+        self._with_reason = with_reason
+        self._lock = threading.Lock()
+        self._errand: SampleTask | None = None
+        self._settled = self._abandoned = False
+
+    def begun(self, task: SampleTask) -> None:
+        """Note the task, which may have a result already."""
+        with self._lock:
+            abandoned = self._abandoned
+            if not (abandoned or self._settled):  # It holds the seeds, and this: a cycle would keep them.
+                self._errand = task
+        if abandoned:
+            self._service.abandon(task)
+
+    def settle(self, outcome: Result) -> None:
+        """Answer the call, from any thread."""
+        with self._lock:
+            self._settled, self._errand = True, None
+        if outcome.refusal is None:
+            reply = _reply(outcome)
+            self._call.set_trailers(((CHECKSUM_HEADER, message_checksum(reply)),))
+            self._call.reply(reply)
+            return
+        refusal = self._with_reason(outcome.refusal)
+        self._call.refuse(grpc.StatusCode[refusal.status.value], refusal.message)
+
+    def abandon(self) -> None:
+        """The caller is gone, or its time is over."""
+        with self._lock:
+            self._abandoned = True
+            task, self._errand = self._errand, None
+        if task is not None:
+            self._service.abandon(task)
+
+
+def _check_whole(request: Any, call: ControlCall) -> None:
+    if not message_is_whole(request, call.metadata):
+        raise Refusal(Status.DAMAGED, "the request does not match its checksum")
+
+
+def _ask(request: Any) -> ReceivedRequest:
+    return ReceivedRequest(
+        epoch=request.epoch,
+        batch=request.batch,
+        fence=request.fence,
+        seeds=request.seeds,
+        input_ids=request.input_ids,
+        slot=request.slot,
+    )
+
+
+def _reply(outcome: Result) -> Any:
+    reply = messages.SampleReply(
+        nbytes=outcome.nbytes,
+        unavailable=outcome.unavailable,
+        sampling_s=outcome.sampling_s,
+        waiting_s=outcome.waiting_s,
+    )
+    for name in ("in_slot", "handle", "failure", "skipped"):
+        if value := getattr(outcome, name):
+            setattr(reply, name, value)
+    return reply

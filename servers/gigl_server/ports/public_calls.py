@@ -1,0 +1,194 @@
+"""Calls that need no token: health and reflection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2
+
+from gigl_server.ports.control_call import handler, header_values
+from gigl_server.ports.message_reader import MessageReader, Patience
+from gigl_server.ports.quotas import Quota
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.ports.auth import AuthenticatedCalls
+    from gigl_server.ports.control_call import ControlCall, Stream
+    from gigl_server.ports.health import Health
+
+__all__ = ["PublicCalls"]
+
+_LOGGER = logging.getLogger(__name__)
+_PATIENCE = Patience(alone_s=2.0, others_wait_s=0.1, prompt_s=0.1, turns_per_caller=1)
+_TURNS = 1  # A message may be as long as any: this bounds the memory that strangers take.
+_WATCHES, _WATCHES_PER_CALLER = 14, 4
+_REFLECTIONS, _REFLECTIONS_PER_CALLER = 2, 1
+_LASTING_S = 20.0
+_END_S = 1.0
+_MAX_REQUEST_BYTES = 64 << 10
+
+
+class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handlers of health and reflection. Strangers have few places here, and take none from trainers.
+
+    Calls that last (``Watch``, reflection) have threads of their own, as one that does not read what it is
+    sent holds its thread; without the token such a call ends after 20 s.
+    """
+
+    def __init__(
+        self,
+        health_: Health,
+        reception: AuthenticatedCalls,
+        credentials: Credentials,
+        *,
+        reflected: Sequence[str],
+    ) -> None:
+        """``reflected`` are the services that reflection lists; none: no reflection."""
+        self._health = health_
+        self._reception = reception
+        self._credentials = credentials
+        self._reader = MessageReader(_TURNS, _refuse_late, _PATIENCE)
+        self._watches = Quota("watches are open", _WATCHES, _WATCHES_PER_CALLER)
+        self._reflections = Quota("reflections are open", _REFLECTIONS, _REFLECTIONS_PER_CALLER)
+        self._threads = ThreadPoolExecutor(_WATCHES + _REFLECTIONS, thread_name_prefix="public")
+        self._closed = threading.Event()
+        prefix = f"/{health.SERVICE_NAME}/"
+        self._calls: dict[str, Callable[[ControlCall], None]] = {
+            f"{prefix}Check": self._check,
+            f"{prefix}Watch": self._watch,
+            f"{prefix}List": self._list,
+        }
+        if reflected:
+            from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+            names = (*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            servicer = reflection.ReflectionServicer(names)
+            self._calls[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = partial(
+                self._reflect, servicer, reflection_pb2.ServerReflectionRequest
+            )
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """They live until ``close``."""
+        return self._reader.threads
+
+    def service(self, details: Any) -> Any:
+        """Return gRPC's handler of a call, or ``None`` if it is none of these. Runs on gRPC's one thread."""
+        answer = self._calls.get(details.method)
+        if answer is None:
+            return None
+        return handler(partial(self._begin, answer, details.method.rpartition("/")[2]))
+
+    def renew(self, credentials: Credentials) -> None:
+        """Ask callers for the tokens of other credentials from now on."""
+        self._credentials = credentials
+
+    def close(self) -> None:
+        """End calls that last. Closing twice is fine."""
+        self._closed.set()
+        self._reader.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, answer: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
+        shown = header_values(stream.context.invocation_metadata(), "authorization")
+        token = self._credentials.identify(shown)
+        answer(self._reception.call(name, stream, token or "", trusted=token is not None))
+
+    def _check(self, call: ControlCall) -> None:
+        def reply(data: bytes) -> None:
+            request = _parsed(call, data, health_pb2.HealthCheckRequest)
+            if request is None:
+                return
+            status = self._health.check(request.service)
+            if status is None:
+                call.refuse(grpc.StatusCode.NOT_FOUND, "no such service")
+            else:
+                call.reply(status)
+
+        self._reader.read(call, reply)
+
+    def _list(self, call: ControlCall) -> None:
+        reply = self._health.listed()
+        if reply is None:
+            call.refuse(grpc.StatusCode.UNIMPLEMENTED, "the installed health protocol has no such call")
+        else:
+            call.reply(reply)
+
+    def _watch(self, call: ControlCall) -> None:
+        def begin(data: bytes) -> None:
+            request = _parsed(call, data, health_pb2.HealthCheckRequest)
+            if request is not None:
+                self._last(call, self._watches, lambda ended: self._health.watch(request.service, ended))
+
+        self._reader.read(call, begin)
+
+    def _reflect(self, servicer: Any, request: Any, call: ControlCall) -> None:
+        def requests() -> Iterator[Any]:
+            while data := call.read():
+                parsed = _parsed(call, data, request)
+                if parsed is None:
+                    return
+                yield parsed
+
+        self._last(call, self._reflections, lambda _: servicer.ServerReflectionInfo(requests(), None))
+
+    def _last(
+        self, call: ControlCall, places: Quota, replies: Callable[[threading.Event], Iterator[Any]]
+    ) -> None:
+        """Answer a call that lasts, if there is a place for it."""
+        if not places.enter(call.caller):
+            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, places.reason)
+            return
+        try:
+            self._threads.submit(self._run, call, places, replies)
+        except RuntimeError:  # The port is being closed.
+            places.leave(call.caller)
+            call.cancel()
+
+    def _run(
+        self, call: ControlCall, places: Quota, replies: Callable[[threading.Event], Iterator[Any]]
+    ) -> None:
+        ended = threading.Event()
+        limit = threading.Timer(_LASTING_S, _end_late, (call, ended))
+        limit.daemon = True
+        try:
+            if call.watch_end(ended.set):
+                if not call.trusted:
+                    limit.start()
+                call.stream(replies(ended))
+        except Exception:
+            _LOGGER.exception("a call of health or reflection failed")
+            call.refuse(grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why")
+        finally:
+            limit.cancel()
+            places.leave(call.caller)
+
+
+def _end_late(call: ControlCall, ended: threading.Event) -> None:
+    """End a call of a stranger: with a status, or without where it does not read what it is sent."""
+    call.refuse(grpc.StatusCode.UNAVAILABLE, f"without the token, a call ends after {_LASTING_S:g} s")
+    if not ended.wait(_END_S):
+        call.cancel()
+
+
+def _parsed(call: ControlCall, data: bytes, request: Any) -> Any | None:
+    """Return a message, or end the call whose message it is not."""
+    try:
+        if len(data) <= _MAX_REQUEST_BYTES:
+            return request.FromString(data)
+    except DecodeError:
+        pass
+    call.refuse(grpc.StatusCode.INVALID_ARGUMENT, f"the message is no {request.DESCRIPTOR.name}")
+    return None
+
+
+def _refuse_late(call: ControlCall, others_wait: bool) -> None:
+    call.refuse(grpc.StatusCode.INVALID_ARGUMENT, "no message of this call came in time")

@@ -1,0 +1,220 @@
+"""Replies to requests of the data port: parsed, bounded, computed and cut into chunks."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.replies import (
+    CHUNK_BYTES,
+    MAX_DRAWN_EDGES,
+    MAX_ROW_BYTES,
+    neighbors_document,
+    row_chunks,
+    row_layout,
+    split_document,
+)
+from gigl_loader.rpc.requests import SplitAsk, parse
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_server.frames.buffer_pool import BufferPool
+from gigl_server.ports.byte_semaphore import ByteSemaphore
+from gigl_server.ports.node_queries import about_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.options import EdgeType
+    from gigl_loader.rpc.checksums import Checksum
+    from gigl_loader.rpc.inquiries import Inquiry
+    from gigl_loader.rpc.requests import Request
+    from gigl_server.counters import Counters
+    from gigl_server.ports.byte_semaphore import Loan
+    from gigl_server.ports.identity import Identity
+
+    Bytes = npt.NDArray[np.uint8]
+    Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["Queries", "Reply"]
+
+_KEPT_BYTES = 64 << 20
+_KEPT_ROW_BYTES = 256 << 20
+_SENT_BYTES = 2 << 30  # On their way to those who asked, with the requests, which Flight keeps as long.
+_LEAST_BYTES = 64 << 10  # Of a reply: with its buffers, and what Flight keeps of a call.
+_SMALL_BYTES = 32 << 20  # The lists of a hop take a few MiB. The number of calls bounds such requests.
+_READ_BYTES = 512 << 20
+_COPIES = 3  # Of a request while it is read: as received, its positions as int64, and what checks them.
+_TICKET_COPIES = 2  # Of a request while its reply is sent.
+_LISTED_BYTES = 16 << 20  # Of a reply about a node type, with what it is made of.
+_EDGE_BYTES = 24  # Position, edge id and slot.
+
+
+class Reply(NamedTuple):
+    """A reply, whole, and what it keeps until it was sent."""
+
+    chunks: list[Bytes]
+    """To be sent one by one. What they refer to is memory of their own."""
+    loan: Loan
+    """Of memory. Whoever sends the reply releases it."""
+    size_is_told: bool
+    """The first chunk comes with the size of all: callers do not know it."""
+
+
+class Queries:
+    """Answers for some partitions of a graph. Any number of threads may ask at once."""
+
+    def __init__(self, graph: Graph, partitions: Sequence[int], counters: Counters) -> None:
+        self._graph = graph
+        self._counters = counters
+        self._stores = {partition: LocalStore(graph, partition) for partition in partitions}
+        self._edges = {partition: partial(_num_edges, graph, partition) for partition in partitions}
+        self._digest = graph.manifest.digest
+        self._memory = BufferPool(_KEPT_BYTES)
+        self._row_memory = BufferPool(_KEPT_ROW_BYTES)
+        # Two: what a reply needs is kept for as long as its reader likes, or until its connection is cut.
+        self._reading = ByteSemaphore(_READ_BYTES, free=_SMALL_BYTES, what="large requests")
+        self.sending = ByteSemaphore(_SENT_BYTES, wait_s=0.0, what="replies")
+        """Memory of replies that are made or sent."""
+
+    def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
+        """Check a request: its partition, if it is about one, and what is asked. Raises ``Refused``."""
+        return parse(ticket, self._graph.schema, self._digest, self._edges)
+
+    def answer(self, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
+        """Return the reply to a request of any size. Raises ``Refused``, also where ``caller`` has too much.
+
+        ``checksum``, a new one, is shown the whole reply: rows while they are gathered.
+
+        A reply is whole before it is sent, so that no turn is held meanwhile. For rows that is cheaper, too:
+        of 0.101 s of CPU that two servers take for 1,000 seeds, 0.009 less than in pieces.
+        """
+        with self._reading.lend(_COPIES * len(ticket), caller):
+            partition, asked = self.parse(ticket)
+        kept = _TICKET_COPIES * len(ticket)
+        if partition is not None and isinstance(asked, RowAsk):
+            return self._rows(partition, asked, kept, caller, checksum)
+        return self._document(partition, asked, kept, caller, checksum)
+
+    def _rows(self, partition: int, ask: RowAsk, kept: int, caller: Identity, checksum: Checksum) -> Reply:
+        layout = row_layout(self._widths(ask), len(ask.rows))
+        if layout.nbytes > MAX_ROW_BYTES and len(ask.rows) > 1:
+            raise Refused(
+                Kind.TOO_LARGE, f"rows of {layout.nbytes} bytes; at most {MAX_ROW_BYTES} are sent at once"
+            )
+        with self._lent(kept + layout.nbytes, caller) as loan:
+            memory = self._row_memory.take(layout.nbytes)
+            memory[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
+            out = [
+                memory[layout.offsets[name] :][: spec.nbytes].reshape(spec.shape)
+                for name, spec in layout.specs.items()
+            ]
+            ordered = replace(ask, columns=tuple(layout.specs))
+            with self._counters.timed("gathering_s"):
+                checksum.add(memory[: len(layout.header)])
+                self._stores[partition].gather(ordered, None, out, copy=checksum.copy_rows)
+        chunks = [memory[each.start : each.stop] for each in row_chunks(layout)]
+        return Reply(chunks, loan, size_is_told=False)
+
+    def _document(
+        self,
+        partition: int | None,
+        asked: Request | Inquiry,
+        kept: int,
+        caller: Identity,
+        checksum: Checksum,
+    ) -> Reply:
+        """Return the reply to anything but rows. Memory for edges is lent before they are drawn."""
+        with self._lent(kept + self._most_bytes(partition, asked), caller) as loan:
+            chunks = self._cut(self._pieces(partition, asked))
+            for chunk in chunks:
+                checksum.add(chunk)
+        loan.shrink(kept + sum(map(len, chunks)))
+        return Reply(chunks, loan, size_is_told=True)
+
+    @contextmanager
+    def _lent(self, nbytes: int, caller: Identity) -> Iterator[Loan]:
+        """Lend memory for a reply, and take it back if the reply cannot be made."""
+        loan = self.sending.take(max(nbytes, _LEAST_BYTES), caller)
+        try:
+            yield loan
+        except BaseException:
+            loan.release()
+            raise
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def _pieces(self, partition: int | None, request: Any) -> list[Bytes]:
+        if partition is None:
+            return about_graph(self._graph, request)
+        if isinstance(request, NeighborAsk):
+            with self._counters.timed("sampling_s"):
+                return neighbors_document(self._stores[partition].sample(request))
+        if isinstance(request, SplitAsk):
+            positions = self._graph.split_part(request.node_type, request.split, partition)
+            return split_document(positions)
+        return split_document(np.empty(0, np.int64))
+
+    def _most_bytes(self, partition: int | None, asked: Request | Inquiry) -> int:
+        """Return what a reply takes at most, edges of neighbours included."""
+        if partition is None:
+            return _LISTED_BYTES
+        if isinstance(asked, NeighborAsk):
+            return _EDGE_BYTES * self._most_edges(partition, asked)
+        return 0
+
+    def _most_edges(self, partition: int, ask: NeighborAsk) -> int:
+        """Return how many edges may be drawn. Refuse more than a reply may have, before they are drawn."""
+        if 0 <= ask.fanout * len(ask.targets) <= MAX_DRAWN_EDGES:
+            return ask.fanout * len(ask.targets)
+        bounds = self._graph.bounds(self._graph.schema.target_type(ask.edge_type))
+        indptr = self._graph.topology(ask.edge_type, partition)["indptr"]
+        edges = _count_drawn(indptr, ask.targets - bounds[partition], ask.fanout, replace=ask.replace)
+        if edges > MAX_DRAWN_EDGES:
+            raise Refused(
+                Kind.TOO_LARGE,
+                f"{edges} edges of {len(ask.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
+            )
+        return edges
+
+    def _cut(self, pieces: list[Bytes]) -> list[Bytes]:
+        """Return a document as chunks: put together where one holds it, else piece by piece without a copy.
+
+        Another message costs more than copying: 5.2 ms of CPU for the lists of a batch became 4.5.
+        """
+        total = sum(map(len, pieces))
+        if total <= CHUNK_BYTES:
+            memory = self._memory.take(total)
+            np.concatenate(pieces, out=memory)
+            return [memory]
+        return [piece[at : at + CHUNK_BYTES] for piece in pieces for at in range(0, len(piece), CHUNK_BYTES)]
+
+    def _widths(self, ask: RowAsk) -> dict[str, int]:
+        schema = self._graph.schema
+        columns = (
+            schema.nodes[ask.kind].columns if isinstance(ask.kind, str) else schema.edges[ask.kind].columns
+        )
+        return {name: columns[name].row_bytes for name in ask.columns}
+
+
+def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: bool) -> int:
+    """Return how many edges are drawn for ``rows``: without taking memory for them."""
+    degrees = indptr[rows + 1] - indptr[rows]
+    if fanout < 0:
+        return int(degrees.sum())
+    if replace:
+        return fanout * int(np.count_nonzero(degrees))
+    return int(np.minimum(degrees, fanout).sum())
+
+
+def _num_edges(graph: Graph, partition: int, edge_type: EdgeType) -> int:
+    return len(graph.topology(edge_type, partition)["indices"])

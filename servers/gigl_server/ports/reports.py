@@ -1,0 +1,139 @@
+"""What a service tells of itself and its cluster, as messages."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader import __version__
+from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.requests import WIRE_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_server.cluster.readiness import View
+    from gigl_server.counters import Counters
+    from gigl_server.sampling.load import ChannelLoad, ServiceLoad
+
+__all__ = ["PeerCalls", "cluster_view", "server_load"]
+
+
+class PeerCalls:
+    """Answers the calls of ``Peer``."""
+
+    def __init__(self, counters: Counters, *, graph: str, partitions: Sequence[int], data_port: int) -> None:
+        self._counters = counters
+        self._began = time.monotonic()
+        self._graph, self._partitions, self._data_port = graph, sorted(partitions), data_port
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        """By the name of the call."""
+        return {"Describe": self._describe, "Stats": self._stats}
+
+    def description(self) -> Any:
+        return messages.Description(
+            version=__version__,
+            wire_version=WIRE_VERSION,
+            graph=self._graph,
+            partitions=self._partitions,
+            data_port=self._data_port,
+            pid=os.getpid(),
+            uptime_s=time.monotonic() - self._began,
+        )
+
+    def statistics(self) -> Any:
+        totals = self._counters.read()
+        return messages.Statistics(
+            cpu_s=time.process_time(),
+            sampling_s=totals.sampling_s,
+            gathering_s=totals.gathering_s,
+            calls=totals.calls,
+            bytes_in=totals.bytes_in,
+            bytes_out=totals.bytes_out,
+            refused=totals.refused,
+        )
+
+    def _describe(self, request: Any, call: Any) -> Any:
+        return self.description()
+
+    def _stats(self, request: Any, call: Any) -> Any:
+        return self.statistics()
+
+
+def cluster_view(description: Any, view: View) -> Any:
+    """Return the reply to ``Cluster``."""
+    reply: Any = messages.ClusterView(
+        servers=[
+            messages.Server(
+                host=member.host,
+                control_port=member.control_port,
+                data_port=member.data_port,
+                partitions=member.partitions,
+            )
+            for member in view.members
+        ],
+        ready=view.ready,
+        reason=view.reason,
+    )
+    reply.self.CopyFrom(description)
+    return reply
+
+
+def server_load(
+    description: Any, statistics: Any, load: ServiceLoad, view: View, *, job: bytes | None
+) -> Any:
+    """Return the reply to ``Load``. Names of channels are for ``job``, whose they are."""
+    reply: Any = messages.ServerLoad(
+        totals=statistics,
+        workers=load.workers,
+        busy=load.busy,
+        jobs=load.jobs,
+        producers=load.producers,
+        rss_bytes=_resident_bytes(),
+        ready_bytes=load.ready_bytes,
+        batches=load.batches,
+        bytes=load.nbytes,
+        channels=[_channel_load(each, named=each.job == job) for each in load.channels],
+        peers=[
+            messages.PeerLoad(
+                server=each.server,
+                calls=each.counts.calls,
+                bytes_in=each.counts.bytes_in,
+                bytes_out=each.counts.bytes_out,
+                retries=each.counts.retries,
+            )
+            for each in view.peers
+        ],
+        ready=view.ready,
+        reason=view.reason,
+    )
+    reply.self.CopyFrom(description)
+    return reply
+
+
+def _channel_load(load: ChannelLoad, *, named: bool) -> Any:
+    return messages.ChannelLoad(
+        job=load.short_job,
+        key=load.key if named else "",
+        name=load.name if named else "",
+        transport=load.transport,
+        batches=load.batches,
+        bytes=load.nbytes,
+        queued=load.queued,
+        ready=load.ready,
+        sampling_s=load.sampling_s,
+        waiting_s=load.waiting_s,
+        idle_s=load.idle_s,
+    )
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:  # No Linux.
+        return 0

@@ -1,0 +1,173 @@
+"""Fair queueing of batches: owners by sampling time, the channels of an owner in rounds."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gigl_server.ports.identity import Identity
+    from gigl_server.sessions.channel import Channel, SampleTask
+
+__all__ = ["FairQueue"]
+
+_HEAVY_S = 0.1
+_GRACE_S = 0.03
+"""A trainer that was just served asks again within milliseconds. A heavy batch of an owner that is ahead
+waits so long for it: it would hold the thread many times as long."""
+
+
+class FairQueue:
+    """Chooses the next batch. Not thread-safe.
+
+    Between owners: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) of seconds of sampling
+    threads. The owner that had the fewest is next, so one with heavy batches gets fewer of them. An owner
+    that was idle starts where the others are: time that it did not use is not kept for it.
+
+    Among the channels of an owner: rounds, ``share`` batches for each. A channel waits for the shares of
+    the others at most, however many asks they have.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._owners: dict[Identity, _Owner] = {}
+        self._time = 0.0
+        """Seconds that the owner had which was served last, before its batch."""
+        self.awaited: Identity | None = None
+        """For whom the last call of ``next`` kept a heavy batch back."""
+
+    def __len__(self) -> int:
+        return sum(len(each.round) for each in self._owners.values())
+
+    @property
+    def waiting(self) -> list[Channel]:
+        """Channels whose next ask needs frame memory."""
+        return [
+            channel
+            for owner in self._owners.values()
+            for channel in owner.round
+            if channel.queue and channel.queue[0].needs_frame_memory
+        ]
+
+    def enter(self, channel: Channel) -> None:
+        """Let a channel with asks take part: after those of its owner that do already."""
+        if channel.in_round:
+            return
+        channel.in_round = True
+        owner = self._owners.get(channel.owner)
+        if owner is None:
+            owner = self._owners[channel.owner] = _Owner(spent=self._time)
+        if owner.is_idle and self._clock() - owner.served > _GRACE_S:
+            owner.spent = max(owner.spent, self._time)
+        owner.round.enter(channel)
+
+    def next(self, admits: Callable[[SampleTask], bool]) -> SampleTask | None:
+        """Take the next ask off its channel. Channels whose ask is not admitted now are passed over."""
+        now = self._clock()
+        self.awaited = None
+        self._forget_idle(now)
+        for owner in sorted(self._owners.values(), key=lambda each: each.spent):
+            task = owner.round.next(self._admission(owner, admits, now))
+            if task is not None:
+                self._time = max(self._time, owner.spent)
+                task.charged_s = task.channel.cost_s
+                owner.spent += task.charged_s
+                owner.running += 1
+                return task
+        return None
+
+    def _admission(
+        self, owner: _Owner, admits: Callable[[SampleTask], bool], now: float
+    ) -> Callable[[SampleTask], bool]:
+        return lambda task: not self._is_kept_back(task, owner, now) and admits(task)
+
+    def settle(self, task: SampleTask, seconds: float) -> None:
+        """Charge what a batch took, in place of what it was expected to take."""
+        channel = task.channel
+        channel.cost_s += (seconds - channel.cost_s) / 4
+        owner = self._owners[channel.owner]
+        owner.spent += seconds - task.charged_s
+        owner.running -= 1
+        owner.served = self._clock()
+
+    def charge_wait(self, owner: Identity, seconds: float) -> None:
+        """Charge an owner the time that a thread waited for it."""
+        if owner in self._owners:
+            self._owners[owner].spent += seconds
+
+    def _is_kept_back(self, task: SampleTask, ahead: _Owner, now: float) -> bool:
+        """Whether a heavy batch waits, as an owner that had less time is about to ask."""
+        if task.channel.cost_s < _HEAVY_S:
+            return False
+        for identity, owner in self._owners.items():
+            behind = owner.spent + _GRACE_S < ahead.spent
+            if behind and not owner.round and (owner.running or now - owner.served < _GRACE_S):
+                self.awaited = identity
+                return True
+        return False
+
+    def _forget_idle(self, now: float) -> None:
+        """Forget owners that have nothing to be remembered for: no asks, and no more time than others."""
+        gone = [
+            identity
+            for identity, owner in self._owners.items()
+            if owner.is_idle and owner.spent <= self._time and now - owner.served > _GRACE_S
+        ]
+        for identity in gone:
+            del self._owners[identity]
+
+
+class _Round:
+    """Rounds over channels that have asks: ``share`` turns for each, one batch a turn."""
+
+    def __init__(self) -> None:
+        self._channels: deque[Channel] = deque()
+        self._used = 0
+        """Turns that the first channel has had in this round."""
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(self._channels)
+
+    def enter(self, channel: Channel) -> None:
+        self._channels.append(channel)
+
+    def next(self, admits: Callable[[SampleTask], bool]) -> SampleTask | None:
+        for _ in range(len(self._channels)):
+            channel = self._channels[0]
+            if channel.queue and admits(channel.queue[0]):
+                task = channel.queue.popleft()
+                self._used += 1
+                if self._used >= channel.share or not channel.queue:
+                    self._pass_on(stays=bool(channel.queue))
+                return task
+            self._pass_on(stays=bool(channel.queue))
+        return None
+
+    def _pass_on(self, *, stays: bool) -> None:
+        channel = self._channels.popleft()
+        self._used = 0
+        channel.in_round = stays
+        if stays:
+            self._channels.append(channel)
+
+
+@dataclass(slots=True, eq=False)
+class _Owner:
+    """Channels of one owner, and the time that it had."""
+
+    spent: float
+    """Seconds of sampling threads: of batches under way, what they are expected to take."""
+    round: _Round = field(default_factory=_Round)
+    running: int = 0
+    served: float = float("-inf")
+    """When its last batch was finished."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.round and not self.running

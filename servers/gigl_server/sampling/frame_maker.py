@@ -1,0 +1,124 @@
+"""From an ask to its frame: in the slot that was named, in memory for the network, or a failure's record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.channel.frame import Failure
+from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.sampling.bounds import BatchBounds, TooManyEdges
+
+if TYPE_CHECKING:
+    from gigl_loader.channel.slots import Bytes
+    from gigl_server.counters import Counters
+    from gigl_server.frames.buffer_pool import BufferPool
+    from gigl_server.sampling.journal import Journal
+    from gigl_server.sampling.sampler_pool import SamplerPool
+    from gigl_server.sessions.channel import SampleTask
+
+__all__ = ["FrameMaker", "MadeFrame"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeFrame:
+    """What a sampling thread made of an ask. Nothing: the batch was not wanted any more."""
+
+    memory: Bytes | None = None
+    """Of a frame that goes over the network."""
+    overflows: bool = False
+    """The frame does not fit the slot that was named. With no bytes: nor was there memory for it."""
+    too_large: bool = False
+    """The batch has more edges than there was scratch memory for."""
+    in_slot: bool = False
+    failure: bytes = b""
+    unavailable: bool = False
+    nbytes: int = 0
+    sampling_s: float = 0.0
+
+
+class FrameMaker:
+    """Makes batches. Any number of threads may use it."""
+
+    def __init__(
+        self,
+        samplers: SamplerPool,
+        memory: BufferPool,
+        counters: Counters,
+        *,
+        most_edges: int,
+        most_bytes: int,
+        journal: Journal,
+    ) -> None:
+        """Batches have at most so many edges, and frames so many bytes. CPU time is added to ``counters``."""
+        self._samplers = samplers
+        self._most_edges = most_edges
+        self._most_bytes = most_bytes
+        self._journal = journal
+        self._memory = memory
+        self._counters = counters
+
+    def make(self, task: SampleTask, thread: int) -> MadeFrame:
+        """Sample and write a batch. Whatever goes wrong is recorded, with the number of this thread."""
+        began = time.perf_counter()
+        try:
+            with self._journal.under_way(task, thread):
+                made = self._made(task)
+        except TooManyEdges as error:
+            larger = task.allowance < self._most_edges
+            made = MadeFrame(too_large=True) if larger else _failed(task, error, thread)
+        except Exception as error:
+            made = _failed(task, error, thread)
+        return replace(made, sampling_s=time.perf_counter() - began)
+
+    def _made(self, task: SampleTask) -> MadeFrame:
+        if task.is_stale():
+            return MadeFrame()
+        with self._samplers.lent(task.channel) as sampler:
+            sampler.bounds = self._bounds(task)
+            with self._counters.timed("sampling_s"):
+                sampled = sampler.sample(task.request)
+            nbytes = sampled.layout.nbytes
+            if task.is_stale():
+                return MadeFrame()
+            ring = task.channel.ring if task.slot else None
+            ring = ring if ring is not None and ring.is_shared else None
+            memory = None if ring is None else ring.room(task.slot, nbytes)
+            in_slot = memory is not None
+            if memory is None:
+                if ring is not None and not task.needs_frame_memory and self._memory.full:
+                    return MadeFrame(overflows=True)
+                memory = self._lent(nbytes)
+            with self._counters.timed("gathering_s"):
+                sampled.write(memory)
+        if in_slot:
+            return MadeFrame(in_slot=True, nbytes=nbytes)
+        return MadeFrame(memory=memory, overflows=ring is not None, nbytes=nbytes)
+
+    def _bounds(self, task: SampleTask) -> BatchBounds:
+        return BatchBounds(
+            edges=task.allowance or self._most_edges,
+            nbytes=self._most_bytes,
+            reason=" (the limit of this server)",
+        )
+
+    def _lent(self, nbytes: int) -> Bytes:
+        if nbytes > self._memory.nbytes:
+            raise SamplingError(
+                f"a frame of {nbytes / 1e6:.1f} MB, and this server has {self._memory.nbytes / 1e6:.1f} MB "
+                "for all that go over the network: ask for fewer seeds a batch, or raise its limit"
+            )
+        return self._memory.take(nbytes)
+
+
+def _failed(task: SampleTask, error: Exception, thread: int) -> MadeFrame:
+    failure = Failure.of(error, epoch=task.request.epoch, batch=task.request.batch, worker=thread)
+    layout = failure.layout
+    buffer = np.empty(layout.nbytes, np.uint8)
+    failure.write(buffer)
+    return MadeFrame(
+        failure=buffer.tobytes(), unavailable=isinstance(error, StorageUnavailable), nbytes=layout.nbytes
+    )

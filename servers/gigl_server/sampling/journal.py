@@ -1,0 +1,216 @@
+"""Journal of the batches under way: what outlives the process that they end.
+
+A batch that gets the process killed (out of memory, a crash in a kernel) is asked for again when the
+server is back, and kills it again. So the batches under way are noted in a mapped file, whose pages outlive
+the process: the next one on the same file knows what its predecessor died of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import stat
+import struct
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import SamplingError
+from gigl_loader.sampling.bounds import TooManyEdges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_server.sessions.channel import SampleTask
+
+__all__ = ["DEATHS", "Journal", "Quarantined", "default_path"]
+
+_LOGGER = logging.getLogger(__name__)
+
+DEATHS = 3
+"""A plan or batch that was under way in so many unclean ends, and did not get through between them, is
+quarantined. One end may be anybody's fault: all that is under way is noted."""
+
+_MAGIC = b"gigljrn1"
+_ENTRY = struct.Struct("16sB15x")  # Digest, and the unclean ends that it was under way in. 0: it is free.
+_UNDER_WAY = 2 * 512  # A plan and a batch for each sampling thread; those of further threads are not noted.
+_SUSPECTS = 256
+_NBYTES = len(_MAGIC) + 8 + (_UNDER_WAY + _SUSPECTS) * _ENTRY.size
+_FREE = bytes(_ENTRY.size)
+
+
+class Quarantined(SamplingError):
+    """A plan or batch is not sampled any more: servers died of it."""
+
+
+class Journal:
+    """Notes what is sampled, and refuses what killed the process several times. Thread-safe."""
+
+    def __init__(self, memory: mmap.mmap | None, path: str = "") -> None:
+        """Use ``open`` or ``none``."""
+        self._memory = memory
+        self._path = path
+        self._lock = threading.Lock()
+        self._suspects: dict[bytes, int] = {}
+        self._alone = threading.Lock()
+        if memory is not None:
+            self._suspects = _suspects(memory)
+            self._write_suspects()
+            for place in range(_UNDER_WAY):
+                self._write(place, _FREE)
+
+    @classmethod
+    def none(cls) -> Journal:
+        """Return one that notes nothing."""
+        return cls(None)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Journal:
+        """Open or make a journal. ``OSError`` where that cannot be, as where another process has it; a file
+        of another format is overwritten.
+
+        The file must be this user's own, and no link: it may lie in a directory that others write to.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise PermissionError(f"{path} is not a file of this user")
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Held by the mapping, which keeps the file open.
+            os.posix_fallocate(fd, 0, _NBYTES)  # A full disk shows now, and not as SIGBUS.
+            memory = mmap.mmap(fd, _NBYTES)
+        finally:
+            os.close(fd)
+        if memory[: len(_MAGIC)] != _MAGIC:
+            memory[:] = bytes(_NBYTES)
+            memory[: len(_MAGIC)] = _MAGIC
+        return cls(memory, str(path))
+
+    @property
+    def suspects(self) -> int:
+        """Plans and batches that were under way when a process died, and did not get through since."""
+        with self._lock:
+            return len(self._suspects)
+
+    @contextmanager
+    def under_way(self, task: SampleTask, thread: int) -> Iterator[None]:
+        """Note a batch while it is sampled by a thread. ``Quarantined`` if it or its plan is."""
+        if self._memory is None:
+            yield
+            return
+        digests = _digests(task)
+        self._check(digests)
+        if not any(each in self._suspects for each in digests):
+            with self._noted(digests, thread):
+                yield
+            return
+        with self._alone:  # One suspect at a time: if the process dies again, it was not another one.
+            with self._noted(digests, thread):
+                try:
+                    yield
+                except TooManyEdges:  # It is sampled again, with more memory: it did not get through yet.
+                    raise
+                except Exception:
+                    self._acquit(digests)
+                    raise
+            self._acquit(digests)
+
+    def close(self) -> None:
+        """End in order: nothing is under way. Without suspects, the file goes. Closing twice is fine."""
+        with self._lock:
+            memory, self._memory = self._memory, None
+        if memory is None:
+            return
+        memory[_offset(0) : _offset(_UNDER_WAY)] = bytes(_UNDER_WAY * _ENTRY.size)
+        if not self._suspects:
+            with suppress(OSError):
+                os.unlink(self._path)
+        memory.close()
+
+    @contextmanager
+    def _noted(self, digests: tuple[bytes, bytes], thread: int) -> Iterator[None]:
+        places = [each for each in (2 * thread, 2 * thread + 1) if each < _UNDER_WAY]
+        try:
+            for place, digest in zip(places, digests, strict=False):
+                self._write(place, _ENTRY.pack(digest, 1))
+            yield
+        finally:
+            for place in places:
+                self._write(place, _FREE)
+
+    def _check(self, digests: tuple[bytes, bytes]) -> None:
+        for what, digest in zip(("plan", "batch"), digests, strict=True):
+            deaths = self._suspects.get(digest, 0)
+            if deaths >= DEATHS:
+                raise Quarantined(
+                    f"this {what} is in quarantine: it was under way the last {deaths} times that this "
+                    "server died; change num_neighbors or the batch size, or remove the server's journal "
+                    f"({self._path}) while it is down"
+                )
+
+    def _acquit(self, digests: tuple[bytes, bytes]) -> None:
+        with self._lock:
+            for digest in digests:
+                self._suspects.pop(digest, None)
+            self._write_suspects()
+
+    def _write_suspects(self) -> None:
+        entries = [_ENTRY.pack(digest, deaths) for digest, deaths in self._suspects.items()][:_SUSPECTS]
+        for number in range(_SUSPECTS):
+            self._write(_UNDER_WAY + number, entries[number] if number < len(entries) else _FREE)
+
+    def _write(self, place: int, entry: bytes) -> None:
+        memory = self._memory
+        if memory is not None:
+            memory[_offset(place) : _offset(place) + _ENTRY.size] = entry
+
+
+def default_path(host: str, port: int) -> Path | None:
+    """Return where the journal of the server at an address lies if nothing else was said.
+
+    In memory where no disk can be written to. ``None`` where neither can, and for port 0, which is another at
+    every start: the journal would not be found again.
+    """
+    folders = ("/var/tmp", "/tmp", "/dev/shm")
+    name = "".join(each if each.isalnum() else "-" for each in host)
+    usable = next((each for each in folders if os.access(each, os.W_OK)), None)
+    return Path(usable, f"gigl-loader-{os.geteuid()}-{name}-{port}.journal") if usable and port else None
+
+
+def _suspects(memory: mmap.mmap) -> dict[bytes, int]:
+    """Return what was under suspicion, and what was under way at the end: with one end more."""
+    suspects = {}
+    for place in range(_UNDER_WAY, _UNDER_WAY + _SUSPECTS):
+        digest, deaths = _ENTRY.unpack_from(memory, _offset(place))
+        if deaths:
+            suspects[digest] = deaths
+    ended = {
+        digest
+        for digest, noted in (_ENTRY.unpack_from(memory, _offset(place)) for place in range(_UNDER_WAY))
+        if noted
+    }
+    if ended:
+        _LOGGER.warning("the process before this one died with %d batches under way", len(ended) // 2)
+    for digest in ended:
+        suspects[digest] = min(suspects.get(digest, 0) + 1, 255)
+    return suspects
+
+
+def _offset(place: int) -> int:
+    return len(_MAGIC) + 8 + place * _ENTRY.size
+
+
+def _digests(task: SampleTask) -> tuple[bytes, bytes]:
+    """Return those of plan and batch."""
+    request, producer = task.request, task.channel.producer
+    if not producer.digest:
+        producer.digest = hashlib.blake2b(producer.plan_text.encode(), digest_size=16).digest()
+    batch = hashlib.blake2b(producer.digest, digest_size=16)
+    batch.update(struct.pack("<QQQ", request.epoch, request.batch, task.channel.without_rows))
+    batch.update(request.seeds.tobytes())
+    return producer.digest, batch.digest()

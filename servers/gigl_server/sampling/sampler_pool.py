@@ -1,0 +1,110 @@
+"""Samplers, each used by one thread at a time, kept with their scratch memory for the next batch."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from gigl_loader.sampling.ledger import Ledger
+from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.stepped import SteppedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_server.sessions.channel import Channel
+
+    AnySampler = Sampler | SteppedSampler
+
+__all__ = ["SamplerPool"]
+
+_Key = tuple[str, bool]
+
+_OBJECTS_BYTES = 1 << 16  # Of a sampler that has no scratch yet.
+
+
+class SamplerPool:
+    """Lends samplers by what they sample. A batch depends on no earlier one, so any will do. Thread-safe."""
+
+    def __init__(self, graph: Graph, *, keep_bytes: int) -> None:
+        """Keep idle ones of at most ``keep_bytes``: of all producers, those that were used last.
+
+        One that takes more than a quarter of it alone is not kept: it grew for a batch that was far larger
+        than others.
+        """
+        self._graph = graph
+        self._keep_bytes = keep_bytes
+        self._idle_bytes = 0
+        self._store: PartitionedStore | None = None
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[int, _Idle] = OrderedDict()  # Least recently used first.
+
+    def sample_from(self, store: PartitionedStore | None) -> None:
+        """Make samplers that ask ``store``. ``None``: that read the graph, which is whole here."""
+        self._store = store
+
+    @property
+    def idle(self) -> int:
+        with self._lock:
+            return len(self._idle)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory of the idle ones."""
+        with self._lock:
+            return self._idle_bytes
+
+    @contextmanager
+    def lent(self, channel: Channel) -> Iterator[AnySampler]:
+        """Lend a sampler for a channel's producer. One that raised is not used again."""
+        key = (channel.producer.plan_text, channel.without_rows)
+        sampler = self._take(key) or self._make(channel)
+        yield sampler
+        self._give(key, sampler)
+
+    def clear(self) -> None:
+        """Free the idle ones."""
+        with self._lock:
+            idle, self._idle = self._idle, OrderedDict()
+            self._idle_bytes = 0
+        idle.clear()  # Outside the lock: it frees much memory.
+
+    def _make(self, channel: Channel) -> AnySampler:
+        plan, store = channel.producer.plan, self._store
+        if store is None:
+            return Sampler(self._graph, plan, Ledger(), without_rows=channel.without_rows)
+        counters = Ledger(store.wire)
+        return SteppedSampler(self._graph, plan, store, counters, without_rows=channel.without_rows)
+
+    def _take(self, key: _Key) -> AnySampler | None:
+        """Take the one that was used last: its memory is the warmest."""
+        with self._lock:
+            found = next((place for place in reversed(self._idle) if self._idle[place].key == key), None)
+            return None if found is None else self._pop(found)
+
+    def _give(self, key: _Key, sampler: AnySampler) -> None:
+        nbytes = _OBJECTS_BYTES + len(key[0]) + sampler.scratch_bytes
+        if nbytes > self._keep_bytes // 4:
+            return
+        spent = []
+        with self._lock:
+            self._idle[id(sampler)] = _Idle(key, sampler, nbytes)
+            self._idle_bytes += nbytes
+            while self._idle_bytes > self._keep_bytes:
+                spent.append(self._pop(next(iter(self._idle))))
+        spent.clear()  # Outside the lock: it frees much memory.
+
+    def _pop(self, place: int) -> AnySampler:
+        idle = self._idle.pop(place)
+        self._idle_bytes -= idle.nbytes
+        return idle.sampler
+
+
+class _Idle(NamedTuple):
+    key: _Key
+    sampler: AnySampler
+    nbytes: int

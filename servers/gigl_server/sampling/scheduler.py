@@ -1,0 +1,269 @@
+"""Asks from their arrival to their outcome."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gigl_server.errors import Refusal, Status
+from gigl_server.frames.shares import FrameShares
+from gigl_server.ports.quotas import has_quota
+from gigl_server.sampling.fair_queue import FairQueue
+from gigl_server.sampling.frame_maker import MadeFrame
+from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gigl_server.frames.buffer_pool import BufferPool
+    from gigl_server.frames.store import FrameStore
+    from gigl_server.limits import Limits
+    from gigl_server.ports.identity import Identity
+    from gigl_server.sampling.scratch import Scratch
+    from gigl_server.sessions.channel import Channel, SampleTask
+
+__all__ = ["Scheduler"]
+
+_LOOK_AGAIN_S = 0.02  # Memory comes back without a word: its finalizers must not take locks.
+
+
+class Scheduler:
+    """Takes asks from the control port and gives them to sampling threads, in fair turns.
+
+    ``done`` of an ask is called once, outside the lock, unless the ask was abandoned.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        frames: FrameStore,
+        memory: BufferPool,
+        *,
+        limits: Limits,
+        scratch: Scratch,
+        clock: Callable[[], float],
+    ) -> None:
+        """``lock`` is that of the channels."""
+        self.totals = ChannelTotals()
+        self.busy = 0
+        """Sampling threads at work."""
+        self.last_turn = clock()
+        """When the last batch was begun."""
+        self._lock = lock
+        self._work = threading.Condition(lock)
+        self._frames = frames
+        self._memory = memory
+        self._limits = limits
+        self._clock = clock
+        self._turns = FairQueue(clock)
+        self._scratch = scratch
+        self._shares = FrameShares(frames, memory)
+        self._nbytes: Counter[Identity] = Counter()
+        self._refusal: Refusal | None = None
+        self._closed = False
+
+    def submit(self, task: SampleTask) -> None:
+        """Queue an ask; a newer fence ends older ones. ``Refusal`` beyond a limit or after the end."""
+        ended: list[SampleTask] = []
+        try:
+            with self._lock:
+                self._check_open(task.channel)
+                task.channel.last_ask = self._clock()
+                ended += self._move_fence(task.channel, task.fence)
+                if task.fence == task.channel.fence:
+                    self._check_room(task)
+                    self._nbytes[task.channel.owner] += task.nbytes
+                    task.channel.queue.append(task)
+                    self._turns.enter(task.channel)
+                    self._work.notify()
+                else:
+                    ended.append(task)
+        finally:  # That the new ask is refused must not lose the outcomes of those before it.
+            _settle(ended, SKIPPED)
+
+    def abandon(self, task: SampleTask) -> None:
+        """Nobody waits for the outcome any more: do no work for it that was not begun."""
+        with self._lock:
+            task.abandoned = True
+            if task in task.channel.queue:
+                task.channel.queue.remove(task)
+                self._forget(task.channel, [task])
+        if task.handle:
+            self._frames.drop(task.handle)
+
+    def next(self) -> SampleTask | None:
+        """Wait for the next ask to work on. ``None`` after ``close``."""
+        with self._work:
+            while not self._closed:
+                task = self._turns.next(self._admission())
+                if task is not None:
+                    self._scratch.begin(task)
+                    task.channel.running.add(task)
+                    self.busy += 1
+                    self.last_turn = self._clock()
+                    return task
+                awaited, began = self._turns.awaited, self._clock()
+                self._work.wait(_LOOK_AGAIN_S if self._turns else None)
+                if awaited is not None:
+                    self._turns.charge_wait(awaited, self._clock() - began)
+        return None
+
+    def finish(self, task: SampleTask, made: MadeFrame | Refusal) -> None:
+        """Tell the trainer what was made, or why nothing was; or queue it again, to wait for memory."""
+        channel = task.channel
+        with self._lock:
+            channel.running.discard(task)
+            self.busy -= 1
+            self._turns.settle(task, 0.0 if isinstance(made, Refusal) else made.sampling_s)
+            again = self._scratch.end(task, too_large=isinstance(made, MadeFrame) and made.too_large)
+            if self._is_to_wait(task, made, again=again):
+                channel.queue.appendleft(task)
+                self._turns.enter(channel)
+                return
+            self._forget(channel, [task])
+            outcome = self._outcome(task, made)
+            if outcome.in_slot or outcome.handle:
+                channel.tally.add(outcome)
+                self.totals.add(outcome)
+        if not task.abandoned:
+            task.done(outcome)
+
+    def end(self, channels: Iterable[Channel], refusal: Refusal) -> None:
+        """Close channels that were taken out of their jobs, and free what they hold."""
+        for channel in channels:
+            with self._lock:
+                channel.closed = True
+                waiting = self._take_waiting(channel)
+            self._frames.drop_channel(channel.id)
+            if channel.ring is not None:
+                channel.ring.close()
+            _settle(waiting, Result(refusal=refusal))
+
+    def refuse(self, channels: Iterable[Channel], refusal: Refusal) -> None:
+        """Refuse every ask that nobody began, and all that come from now on."""
+        with self._lock:
+            self._refusal = refusal
+            waiting = [task for channel in channels for task in self._take_waiting(channel)]
+        _settle(waiting, Result(refusal=refusal))
+
+    def relieve(self, than: float) -> None:
+        """Where memory is full and a job waits that has little of it, drop frames of one that has much.
+
+        Those that it did not fetch since ``than``, oldest first. A job is not admitted beyond its share while
+        others wait (``_admission``), so that what is dropped does not come back at once.
+        """
+        with self._lock:
+            waiting = self._turns.waiting
+        self._shares.relieve(waiting, than)
+
+    def close(self) -> None:
+        """Let the sampling threads leave."""
+        with self._work:
+            self._closed = True
+            self._work.notify_all()
+
+    def wait_until_delivered(self, timeout_s: float) -> bool:
+        """Wait until nothing is worked on and every frame was sent. Return whether that is so."""
+        deadline = time.monotonic() + timeout_s
+        while self.busy or self._memory.lent:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_AGAIN_S)
+        return True
+
+    def _admission(self) -> Callable[[SampleTask], bool]:
+        """Return which asks may be worked on: as many as there is scratch and frame memory for."""
+        has_room = self._shares.admission(lambda: self._turns.waiting) if self._turns else lambda _: True
+        return lambda each: (not each.needs_frame_memory or has_room(each)) and self._scratch.admits(each)
+
+    def _is_to_wait(self, task: SampleTask, made: MadeFrame | Refusal, *, again: bool) -> bool:
+        """Whether a batch waits for memory: it has more edges than there was scratch for, or its frame did
+        not fit its slot, and there was no other memory. Under the lock."""
+        if isinstance(made, Refusal):
+            return False
+        if again:
+            return not task.is_stale() and self._refusal is None
+        if made.in_slot or made.overflows:
+            task.channel.overflows = made.overflows
+        return made.overflows and not made.nbytes and not task.is_stale() and self._refusal is None
+
+    def _check_open(self, channel: Channel) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if channel.closed:
+            raise Refusal(Status.NOT_FOUND, "the channel was closed: open it again")
+
+    def _move_fence(self, channel: Channel, fence: int) -> list[SampleTask]:
+        if fence <= channel.fence:
+            return []
+        left = channel.raise_fence(fence)
+        self._forget(channel, left)
+        self._frames.drop_channel(channel.id, before_fence=fence)
+        return left
+
+    def _check_room(self, task: SampleTask) -> None:
+        channel = task.channel
+        wanted = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
+        if wanted + self._frames.held_by(channel.id) >= channel.credit:
+            raise Refusal(
+                Status.BEYOND_LIMIT,
+                f"{channel.credit} batches are asked for and not fetched: fetch some first",
+            )
+        if task.slot and channel.uses_slot(task.slot):
+            raise Refusal(Status.INVALID, f"slot {task.slot} is asked for by another call under way")
+        own, used = self._nbytes[channel.owner], self._nbytes.total()
+        if used + task.nbytes > self._limits.ask_bytes:
+            raise Refusal(
+                Status.BEYOND_LIMIT, "the server has as many seeds waiting as it may hold: ask later"
+            )
+        if not has_quota(channel.owner, own=own, used=used, limit=self._limits.ask_bytes, more=task.nbytes):
+            raise Refusal(
+                Status.BEYOND_LIMIT, f"{channel.owner} has as many seeds waiting as one may have: ask later"
+            )
+
+    def _outcome(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
+        """Return what became of an ask, and let its frame be fetched. Under the lock."""
+        if task.channel.closed:
+            return Result(refusal=Refusal(Status.NOT_FOUND, "the channel was closed: open it again"))
+        if isinstance(made, Refusal):
+            return Result(refusal=made)
+        if task.is_stale():
+            return SKIPPED
+        if not made.nbytes:
+            return SKIPPED if self._refusal is None else Result(refusal=self._refusal)
+        if made.memory is not None:
+            task.handle = self._frames.put(
+                made.memory,
+                job=task.channel.job,
+                owner=task.channel.owner,
+                channel=task.channel.id,
+                fence=task.fence,
+            )
+        return Result(
+            in_slot=made.in_slot,
+            handle=task.handle,
+            failure=made.failure,
+            nbytes=made.nbytes,
+            unavailable=made.unavailable,
+            sampling_s=made.sampling_s,
+            waiting_s=max(self._clock() - task.came - made.sampling_s, 0.0),
+        )
+
+    def _forget(self, channel: Channel, tasks: Iterable[SampleTask]) -> None:
+        """Their seeds count no more."""
+        self._nbytes[channel.owner] -= sum(each.nbytes for each in tasks)
+        if not self._nbytes[channel.owner]:
+            del self._nbytes[channel.owner]
+
+    def _take_waiting(self, channel: Channel) -> list[SampleTask]:
+        waiting = channel.empty()
+        self._forget(channel, waiting)
+        return waiting
+
+
+def _settle(tasks: Iterable[SampleTask], outcome: Result) -> None:
+    for task in tasks:
+        if not task.abandoned:
+            task.done(outcome)

@@ -1,0 +1,72 @@
+"""Scratch memory of samplers at work: how large a batch may be now, and how many large ones at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gigl_loader.sampling.bounds import SCRATCH_BYTES_PER_EDGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_server.limits import Limits
+    from gigl_server.sessions.channel import SampleTask
+
+__all__ = ["Scratch"]
+
+_LEAST_EDGES = 1 << 16
+_FIRST_S = 1.0  # One that waits for other things than scratch, too, does not hold up the next for longer.
+
+
+class Scratch:
+    """Allowances of edges, so that all batches under way fit the scratch memory. Under the service's lock.
+
+    How many edges a batch has is known only when it is drawn. So each channel has an allowance: a batch
+    that needs more is given up before memory is taken for more, and sampled again with twice as much.
+    Small allowances are each thread's own; large ones share the rest, and wait for it in their order.
+    """
+
+    def __init__(self, limits: Limits, threads: int, clock: Callable[[], float]) -> None:
+        # A half of the scratch memory is for idle samplers, a quarter for small allowances, one for large.
+        quarter = limits.scratch_memory // 4 // SCRATCH_BYTES_PER_EDGE
+        self.most = max(min(limits.batch_edges, quarter), min(limits.batch_edges, _LEAST_EDGES))
+        """Edges of the largest batch."""
+        self.small = min(max(quarter // threads, _LEAST_EDGES), self.most)
+        """Edges that any thread may draw at any time."""
+        self._free = max(quarter, self.most)
+        self._clock = clock
+        self._lent: dict[SampleTask, int] = {}
+        self._first: SampleTask | None = None
+        self._first_until = 0.0
+
+    def admits(self, task: SampleTask) -> bool:
+        """Return whether there is memory for an ask now."""
+        wanted = self.allowance(task)
+        if wanted <= self.small:
+            return True
+        first = self._first
+        if first is None or first not in first.channel.queue or self._clock() > self._first_until:
+            self._first = first = task
+            self._first_until = self._clock() + _FIRST_S
+        return task is first and wanted <= self._free
+
+    def allowance(self, task: SampleTask) -> int:
+        """Return how many edges the batch may have when it is sampled next."""
+        return min(max(task.channel.allowance, self.small), self.most)
+
+    def begin(self, task: SampleTask) -> None:
+        """Set aside what an ask that was admitted may take."""
+        task.allowance = self.allowance(task)
+        if task.allowance > self.small:
+            self._free -= task.allowance
+            self._lent[task] = task.allowance
+            self._first = None if self._first is task else self._first
+
+    def end(self, task: SampleTask, *, too_large: bool) -> bool:
+        """Give it back. Return whether a batch that was too large shall be sampled again, with more."""
+        self._free += self._lent.pop(task, 0)
+        channel = task.channel
+        if too_large:
+            channel.allowance = max(channel.allowance, 2 * task.allowance)
+            return task.allowance < self.most
+        return False

@@ -1,0 +1,335 @@
+"""The sampling service: jobs, their channels, and the threads that sample for all of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Literal
+
+from gigl_loader.processes import release_freed_memory
+from gigl_server.errors import Refusal, Status
+from gigl_server.frames.buffer_pool import BufferPool
+from gigl_server.frames.ring_memory import RingMemory
+from gigl_server.frames.store import FrameStore
+from gigl_server.limits import Limits
+from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.sampling.frame_maker import FrameMaker
+from gigl_server.sampling.journal import Journal
+from gigl_server.sampling.load import ChannelLoad, ServiceLoad
+from gigl_server.sampling.sampler_pool import SamplerPool
+from gigl_server.sampling.scheduler import Scheduler
+from gigl_server.sampling.scratch import Scratch
+from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
+from gigl_server.sessions.channel import SampleTask
+from gigl_server.sessions.registry import Sessions
+from gigl_server.sessions.validation import (
+    check_graph,
+    check_key,
+    check_order,
+    check_slot,
+    make_ring,
+    read_order_plan,
+    read_request,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_server.counters import Counters
+    from gigl_server.frames.ring import FrameRing
+    from gigl_server.sampling.frame_maker import MadeFrame
+    from gigl_server.sessions.channel import Channel, ChannelOptions, ReceivedRequest, Result
+
+__all__ = ["THREADS_PER_WORKER", "SamplingService"]
+
+_LOGGER = logging.getLogger(__name__)
+
+THREADS_PER_WORKER = 4
+"""Where other servers hold partitions: a thread waits for them most of the time."""
+
+_JOIN_S = 5.0
+_IDLE_S = 60.0
+_RELEASE_EVERY_S = 10.0
+"""While idle. What refused callers sent was freed, and stays with the process: 86 MB after 16 of 16 MiB."""
+_LONG_PAUSE = 0.25  # Of a lease.
+_UNFETCHED_S = 5.0
+"""A frame that lies there for so long gives way to a job that waits: trainers fetch theirs at once."""
+
+
+class SamplingService:
+    """Samples for any number of jobs. Thread-safe; a job is known by its key (``rpc.job.job_key``)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        partitions: Sequence[int],
+        *,
+        workers: int,
+        limits: Limits | None = None,
+        counters: Counters,
+        journal: Journal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``counters``.
+
+        ``journal`` remembers batches that the process died of, if it is to.
+        """
+        if workers < 1:
+            raise ValueError(f"a server needs at least 1 worker, got {workers}")
+        self.partitions = tuple(sorted(partitions))
+        self.state: Literal["starting", "ready", "draining", "closed"] = "starting"
+        self.ring_door = ""
+        """Name of the socket that hands out rings. While it is empty, no channel gets one."""
+        self.limits = limits or Limits()
+        self.frames = FrameStore(self.limits.frame_memory, clock)
+        self.rings = RingMemory(self.limits.ring_memory)
+        self._graph = graph
+        self._workers = workers
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs = Sessions(self.limits, clock)
+        self._memory = BufferPool(self.limits.frame_memory)
+        scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
+        self._asks = Scheduler(
+            self._lock, self.frames, self._memory, limits=self.limits, scratch=scratch, clock=clock
+        )
+        self._samplers = SamplerPool(graph, keep_bytes=self.limits.scratch_memory // 2)
+        self._journal = journal or Journal.none()
+        self._maker = FrameMaker(
+            self._samplers,
+            self._memory,
+            counters,
+            most_edges=scratch.most,
+            most_bytes=self.limits.batch_bytes,
+            journal=self._journal,
+        )
+        self._store: PartitionedStore | None = None
+        self._pool: WorkerPool | None = None
+        self._released = clock()
+        self._housekeeper = Housekeeper(self.sweep, paused=self._resume)
+
+    def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
+        """Begin to sample: through a store, which is closed with the service, or from the whole graph."""
+        if open_store is None and not self._graph.is_whole:
+            raise ValueError(f"only partitions {list(self._graph.parts)} lie here: the others need a store")
+        store = None if open_store is None else open_store()
+        threads = self._workers * (THREADS_PER_WORKER if store is not None and store.remote else 1)
+        with self._lock:
+            if self.state == "starting":
+                self._store = store
+                self._samplers.sample_from(store)
+                self._pool = WorkerPool(threads, self._asks.next, self._work)
+                self._housekeeper.start()
+                self.state = "ready"
+                return
+        if store is not None:
+            store.close()
+        raise ValueError(f"the service is {self.state}: it becomes ready once")
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """Threads that live while the service is ready: those that sample, and the housekeeper."""
+        with self._lock:
+            pool = self._pool if self.state in ("ready", "draining") else None
+        return () if pool is None else (*pool.threads, self._housekeeper.thread)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more asks, finish those under way. Return whether all was fetched in time."""
+        with self._lock:
+            if self.state != "closed":
+                self.state = "draining"
+            channels = list(self._jobs.channels.values())
+        self._asks.refuse(channels, self._not_ready())
+        return self._asks.wait_until_delivered(timeout_s)
+
+    def close(self) -> None:
+        """End everything, within seconds. Closing twice is fine."""
+        with self._lock:
+            self.state = "closed"
+            ended = self._jobs.take_all()
+            store, self._store = self._store, None
+        self._asks.end(ended, self._not_ready())
+        self._asks.close()
+        self._housekeeper.close()
+        if store is not None:
+            _close(store)
+        if self._pool is not None and not self._pool.join(_JOIN_S):
+            _LOGGER.warning("a sampling thread did not end within %g s", _JOIN_S)
+        self.frames.clear()
+        self._samplers.clear()
+        self._journal.close()
+
+    def create_producer(
+        self, job: bytes, *, key: str, plan: str, graph: str, caller: Identity = LOCAL
+    ) -> bool:
+        """Make a producer; ``False`` if it was there. Raises ``Refusal``, and then nothing was made.
+
+        A job belongs to the ``caller`` that created its first producer: quotas go by it.
+        """
+        check_key(key, self.limits)
+        check_graph(graph, self._graph)
+        found = read_order_plan(plan, self._graph.schema, self.limits)
+        with self._lock:
+            self._check_ready()
+            return self._jobs.create_producer(job, key, found, caller)
+
+    def open_channel(self, job: bytes, order: ChannelOptions) -> Channel:
+        """Open a channel of a producer. Raises ``Refusal``."""
+        check_order(order, self.limits)
+        with self._lock:
+            self._check_ready()
+            self._jobs.check_room(job, order.key)
+            return self._jobs.open_channel(job, order, self._new_ring(job, order))
+
+    def submit(
+        self, job: bytes, channel: bytes, ask: ReceivedRequest, done: Callable[[Result], None]
+    ) -> SampleTask:
+        """Have a batch sampled. Raises ``Refusal``.
+
+        ``done`` is called once: now, or by a sampling thread.
+        """
+        with self._lock:
+            self._check_ready()
+            found = self._jobs.channel(job, channel)
+        check_slot(found, ask.slot)
+        num_nodes = self._graph.schema.nodes[found.producer.plan.seed_type].count
+        task = SampleTask(
+            channel=found,
+            request=read_request(ask, num_nodes=num_nodes, limits=self.limits),
+            fence=ask.fence,
+            slot=ask.slot,
+            done=done,
+            came=self._clock(),
+        )
+        self._asks.submit(task)
+        return task
+
+    def abandon(self, task: SampleTask) -> None:
+        """The caller is gone: nobody needs the outcome."""
+        self._asks.abandon(task)
+
+    def heartbeat(self, job: bytes, channels: Iterable[bytes]) -> list[bytes]:
+        """Renew the leases of these channels of a job. Return those that there are."""
+        with self._lock:
+            return self._jobs.renew(job, channels)
+
+    def close_channel(self, job: bytes, channel: bytes) -> None:
+        """Close a channel, and its producer with the last one. Fine for one that is not there."""
+        with self._lock:
+            ended = self._jobs.close_channel(job, channel)
+        self._asks.end(ended, _closed())
+
+    def destroy_producer(self, job: bytes, key: str) -> None:
+        """Take a producer away with its channels. Fine for one that is not there."""
+        with self._lock:
+            ended = self._jobs.destroy_producer(job, key)
+        self._asks.end(ended, _closed())
+
+    def ring_of(self, channel: bytes) -> int | None:
+        """Return the descriptor of a channel's ring, once: it is the caller's then."""
+        with self._lock:
+            found = self._jobs.channels.get(channel)
+        try:
+            return found.ring.hand_over() if found is not None and found.ring is not None else None
+        except OSError as error:
+            _LOGGER.warning("a ring cannot be made, frames go over the network: %s", error)
+            return None
+
+    def load(self) -> ServiceLoad:
+        """Return how the service does."""
+        now = self._clock()
+        with self._lock:
+            channels = tuple(
+                ChannelLoad.of(each, ready=self.frames.held_by(each.id), now=now)
+                for each in self._jobs.channels.values()
+            )
+            jobs, producers, totals = len(self._jobs), self._jobs.num_producers, self._asks.totals
+        return ServiceLoad(
+            workers=0 if self._pool is None else len(self._pool),
+            busy=self._asks.busy,
+            jobs=jobs,
+            producers=producers,
+            ready_bytes=self.frames.nbytes,
+            frame_bytes=self._memory.lent,
+            ring_bytes=self.rings.committed,
+            batches=totals.batches,
+            nbytes=totals.nbytes,
+            sampling_s=totals.sampling_s,
+            waiting_s=totals.waiting_s,
+            channels=channels,
+        )
+
+    def sweep(self) -> None:
+        """Reclaim what jobs left behind. Called every second."""
+        with self._lock:
+            expired = self._jobs.take_expired()
+        for lapse in expired:
+            _LOGGER.warning(
+                "job %s: not heard of for %g s: %d channels and %d producers are reclaimed",
+                lapse.job.hex()[:8],
+                self.limits.lease_s,
+                len(lapse.channels),
+                lapse.producers,
+            )
+            self._asks.end(
+                lapse.channels, Refusal(Status.NOT_FOUND, "the lease of the channel is over: open it again")
+            )
+        self._sweep_memory()
+
+    def _resume(self, paused_s: float) -> None:
+        """Go on after the process stood still (SIGSTOP, a suspended machine): nobody could renew a lease."""
+        if paused_s < self.limits.lease_s * _LONG_PAUSE:
+            self.sweep()
+            return
+        with self._lock:
+            self._jobs.renew_all()
+        _LOGGER.warning("this server stood still for %.1f s: leases begin anew", paused_s)
+
+    def _sweep_memory(self) -> None:
+        now = self._clock()
+        self.frames.drop_forgotten(now - self.limits.frame_s)
+        self._asks.relieve(now - _UNFETCHED_S)
+        idle_s = now - self._asks.last_turn
+        if idle_s > _IDLE_S:
+            self._samplers.clear()
+            self._memory.trim()
+        if idle_s > _RELEASE_EVERY_S and now - self._released > _RELEASE_EVERY_S:
+            self._released = now
+            release_freed_memory()
+
+    def _work(self, task: SampleTask, thread: int) -> None:
+        made: MadeFrame | Refusal = Refusal(
+            Status.UNAVAILABLE, "the server failed to sample; its log says why"
+        )
+        try:
+            made = self._maker.make(task, thread)
+        finally:  # Whatever happened, nobody waits for an outcome that never comes.
+            self._asks.finish(task, made)
+
+    def _new_ring(self, job: bytes, order: ChannelOptions) -> FrameRing | None:
+        if not order.ring_slots or not self.ring_door:
+            return None
+        taken = sum(each.ring.nbytes for each in self._jobs.channels.values() if each.ring is not None)
+        owner = self._jobs.owner(job)
+        return make_ring(order, free_bytes=self.limits.ring_bytes - taken, memory=self.rings, owner=owner)
+
+    def _check_ready(self) -> None:
+        if self.state != "ready":
+            raise self._not_ready()
+
+    def _not_ready(self) -> Refusal:
+        return Refusal(Status.UNAVAILABLE, f"the server is {self.state}")
+
+
+def _closed() -> Refusal:
+    return Refusal(Status.NOT_FOUND, "the channel was closed: open it again")
+
+
+def _close(store: PartitionedStore) -> None:
+    """Close a store. It waits for calls under way, which a stalled server can hold for long."""
+    closer = threading.Thread(target=store.close, name="store close", daemon=True)
+    closer.start()
+    closer.join(_JOIN_S)

@@ -1,0 +1,111 @@
+"""The threads of a sampling service: few that sample, for all channels, and one that looks after leases."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_server.sessions.channel import SampleTask
+
+__all__ = ["Housekeeper", "WorkerPool"]
+
+_LOGGER = logging.getLogger(__name__)
+_JOIN_S = 5.0
+_LATE_S = 0.25  # Of a turn: leases may be as short as a second.
+
+
+class WorkerPool:
+    """Threads that work on one ask after the other until they are told to leave.
+
+    Threads and not processes: kernels do not hold the interpreter, so that two of them kept two cores
+    busy, and frames need not pass between processes.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        next_task: Callable[[], SampleTask | None],
+        work: Callable[[SampleTask, int], None],
+    ) -> None:
+        """``next_task`` waits for one; ``None`` from it ends a thread."""
+        self._next = next_task
+        self._work = work
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"sampler {number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """They live until ``next_task`` tells them to leave."""
+        return tuple(self._threads)
+
+    def __len__(self) -> int:
+        return len(self._threads)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for all threads to leave. Return whether they did."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, number: int) -> None:
+        while (task := self._next()) is not None:
+            try:
+                self._work(task, number)
+            except Exception:  # Our own mistake. A server with a thread less would be worse.
+                _LOGGER.exception("an ask was not answered")
+            del task  # It holds seeds and a channel, and the next one may be long in coming.
+
+
+class Housekeeper:
+    """Calls a function again and again until it is closed."""
+
+    def __init__(
+        self, work: Callable[[], None], *, paused: Callable[[float], None], every_s: float = 1.0
+    ) -> None:
+        """``paused`` is called in place of ``work`` when a turn is late, as after SIGSTOP. It gets the
+        seconds."""
+        self._work = work
+        self._paused = paused
+        self._every_s = every_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
+
+    @property
+    def thread(self) -> threading.Thread:
+        """It lives from ``start`` to ``close``."""
+        return self._thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for a call under way. Closing twice is fine, and so is one that was not started."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._closed.wait(self._every_s):
+            late_s = time.monotonic() - last - self._every_s
+            last = time.monotonic()
+            self._turn(late_s)
+
+    def _turn(self, late_s: float) -> None:
+        try:
+            if late_s > _LATE_S:
+                self._paused(late_s)
+            else:
+                self._work()
+        except Exception:  # The next time may go well; without leases, memory would fill.
+            _LOGGER.exception("housekeeping failed")

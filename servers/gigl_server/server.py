@@ -1,0 +1,393 @@
+"""A storage server: what it is made of, and its life. It joins, serves, drains and ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.graph import Graph, open_partitions
+from gigl_loader.options import check_verify
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.reach import is_local
+from gigl_loader.rpc.requests import Envelope
+from gigl_server.bind_check import check_free
+from gigl_server.certificate_renewal import check_renewal
+from gigl_server.cluster.announcements import Announcements
+from gigl_server.cluster.discovery import Discovery
+from gigl_server.cluster.peer_watch import PeerWatch
+from gigl_server.cluster.peers import PeerClient
+from gigl_server.cluster.readiness import Readiness
+from gigl_server.cluster.stores import ClusterStores
+from gigl_server.counters import Counters
+from gigl_server.frames.ring_server import RingServer
+from gigl_server.limits import Limits
+from gigl_server.ports.audit import AuditLog
+from gigl_server.ports.control import ControlService
+from gigl_server.ports.flight_port import DataPort
+from gigl_server.ports.metrics_port import MetricsPort
+from gigl_server.ports.probe import ControlProbe, DataProbe
+from gigl_server.ports.queries import Queries
+from gigl_server.sampling.journal import Journal, default_path
+from gigl_server.sampling.service import THREADS_PER_WORKER, SamplingService
+from gigl_server.supervision import Part, PartDead, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.rpc.address import Address
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.cluster.readiness import View
+    from gigl_server.config import ServeOptions
+
+__all__ = ["StorageServer", "build_storage_server"]
+
+_LOGGER = logging.getLogger(__name__)
+_LOOK_EVERY_S = 5.0
+_JOIN_END_S = 10.0
+
+
+def build_storage_server(
+    options: ServeOptions, *, graph: Graph | None = None, credentials: Credentials | None = None
+) -> StorageServer:
+    """Bind both ports and begin to join. Returns when calls are answered; sampling begins when it is ready.
+
+    ``graph`` and ``credentials`` replace what the options name. Before anything is bound: ``ValueError`` for
+    what cannot be right, ``FormatError`` for a damaged graph. ``OSError`` where a port cannot be had.
+    """
+    credentials = credentials or options.load_credentials()
+    credentials.check_reach(options.address)
+    graph = _opened(options, graph)
+    _check_server_proof(options.address, graph, credentials)
+    for address in (options.address, options.data_address):
+        check_free(address)
+    return StorageServer(options, graph, credentials)
+
+
+class StorageServer:
+    """Serves from the moment that it is ready until it is drained or closed."""
+
+    def __init__(self, options: ServeOptions, graph: Graph, credentials: Credentials) -> None:
+        """Use ``build_storage_server``. Begins to join."""
+        self.failure: Exception | None = None
+        """Why this server will not become ready."""
+        self.settled = threading.Event()
+        """Set once the server is ready, or cannot become so."""
+        self.died = threading.Event()
+        """Set once a part of the server is dead: it should end, and be started again."""
+        self.failed = threading.Event()
+        """Set with ``failure``: before the server was ready, or when damage of the graph was found later."""
+        self._options, self._graph, self._credentials = options, graph, credentials
+        self._ending = threading.Event()
+        self._lock, self._health_lock = threading.Lock(), threading.Lock()
+        self._closed = False
+        self._stores: ClusterStores | None = None
+        self._supervisor: Supervisor | None = None
+        with ExitStack() as stack:
+            self._compose(stack)
+            self._parts = stack.pop_all()
+        _LOGGER.info(
+            "starting: control port at %s, data port %d, partitions %s of %d, graph %s",
+            self._own.control_address,
+            self._own.data_port,
+            list(graph.parts),
+            graph.schema.num_partitions,
+            graph.manifest.digest[:12],
+        )
+        self._thread = threading.Thread(target=self._live, name="cluster", daemon=True)
+        self._thread.start()
+        self._supervise()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it is reached. Its number is its rank once the server is ready."""
+        members = [each for each in self._joining.members if each.partitions == self._own.partitions]
+        return members[0] if self.ready and members else self._own
+
+    @property
+    def ready(self) -> bool:
+        return self._standing.ready
+
+    @property
+    def metrics_address(self) -> str:
+        """``HOST:PORT`` of the metrics; empty where there are none."""
+        return self._metrics.address if self._metrics else ""
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Tell of further servers while this one waits for them."""
+        for address in addresses:
+            self._standing.heard_of(address)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when the server serves.
+
+        Raises what it failed of, ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
+        """
+        if not self.settled.wait(timeout_s):
+            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._standing.view().reason}")
+        if self.failure is not None:
+            raise self.failure
+
+    def renew(self, credentials: Credentials) -> None:
+        """Show other certificates and tokens, and ask callers for other tokens, from now on.
+
+        ``ValueError`` for what only another process can do, ``OSError`` where the data port could not be
+        opened again: then nothing has changed.
+        """
+        check_renewal(self._credentials, credentials)
+        self._data.renew(credentials)
+        self._control.renew(credentials)
+        self._credentials = credentials
+        self._asker.renew(credentials.caller())
+        if self._stores is not None:
+            self._stores.renew(credentials.caller())
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new asks; finish those under way and let them be fetched. ``False``: time was over."""
+        self._ending.set()
+        if self._standing.ends("draining"):
+            _LOGGER.info("draining: %g s at most", timeout_s)
+        self._tell_health()
+        self._joining.close()
+        done = self._service.drain(timeout_s)
+        if not done:
+            _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
+        return done
+
+    def close(self) -> None:
+        """End calls under way, let go of ports, memory and threads. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._ending.set()
+        if self._supervisor is not None:
+            self._supervisor.close()
+        self._standing.ends("it is closed")
+        self._joining.close()
+        self._thread.join(_JOIN_END_S)
+        self._parts.close()
+        if self.failure is None:  # Else the reason is the last line: people and supervisors show that one.
+            _LOGGER.info("stopped")
+
+    def __enter__(self) -> StorageServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _compose(self, stack: ExitStack) -> None:
+        """Make all parts. What is pushed last is closed first: calls end before what answers them."""
+        options, graph, credentials = self._options, self._graph, self._credentials
+        counters, audit, self._standing = Counters(), AuditLog(), Readiness()
+        answers = Queries(graph, graph.parts, counters)
+        stack.callback(answers.close)
+        self._service = SamplingService(
+            graph,
+            graph.parts,
+            workers=options.num_workers,
+            limits=_limits(options),
+            counters=counters,
+            journal=_journal(options),
+        )
+        stack.callback(self._service.close)
+        self._door = RingServer(self._service.ring_of)
+        stack.callback(self._door.close)
+        self._service.ring_door = self._door.name
+        self._data = DataPort(
+            options.data_address, answers, counters, credentials, audit=audit, frames=self._service.frames
+        )
+        stack.callback(self._data.close)
+        self._metrics: MetricsPort | None = None
+        if options.metrics:
+            self._metrics = MetricsPort(
+                options.metrics, service=self._service, counters=counters, view=self._health_view
+            )
+            stack.callback(self._metrics.close)
+        self._control = ControlService(
+            options.address,
+            credentials,
+            counters,
+            graph=graph.manifest.digest,
+            partitions=graph.parts,
+            data_port=self._data.port,
+            service=self._service,
+            view=self._standing.view,
+            announced=Announcements(credentials.cluster_key, self._standing.heard_of, audit).exchange,
+            audit=audit,
+        )
+        stack.callback(self._control.close)
+        self._meet_others(self._data.port)
+
+    def _meet_others(self, data_port: int) -> None:
+        self._own = Endpoint(
+            host_index=0,
+            host=self._options.reachable_host,
+            control_port=self._control.port,
+            data_port=data_port,
+            partitions=self._graph.parts,
+            certificate=self._credentials.trusted,
+            what="storage server",
+        )
+        digest = self._graph.manifest.digest
+        self._asker = PeerClient(
+            self._own, self._credentials.caller(), graph=digest, cluster_key=self._credentials.cluster_key
+        )
+        self._joining = Discovery(
+            self._own,
+            graph=digest,
+            num_partitions=self._graph.schema.num_partitions,
+            peers=self._options.peers,
+            ask=self._asker.ask,
+            check=self._asker.check,
+        )
+        self._standing.joins(self._joining)
+
+    def _supervise(self) -> None:
+        own, options = self._own, self._options
+        control = ControlProbe(options.address, own.control_port, lambda: self._credentials, host=own.host)
+        parts = [
+            Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
+            Part(name="the data port", threads=lambda: self._data.threads, check=self._check_data),
+            Part(name="the ring door", threads=lambda: (self._door.thread,)),
+            Part(name="the sampling service", threads=lambda: self._service.threads),
+            Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
+            Part(name="the watch over other servers", threads=self._watching),
+        ]
+        self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
+        self._supervisor.start()
+
+    def _check_data(self) -> None:
+        own, service = self._own, self._data.service
+        probe = DataProbe(
+            self._options.data_address,
+            own.data_port,
+            lambda: self._credentials,
+            host=own.host,
+            ping=Envelope(graph=self._graph.manifest.digest, partition=self._graph.parts[0]),
+        )
+        try:
+            probe.check()
+        except PartDead:
+            if self._data.reopening or self._data.service is not service:
+                return  # With another certificate: nobody listened for a moment.
+            raise
+
+    def _watching(self) -> tuple[threading.Thread, ...]:
+        return (self._thread,) if self.ready and not self._ending.is_set() else ()
+
+    def _die(self, fault: str) -> None:
+        self._standing.ends(fault)
+        self.died.set()
+
+    def _health_view(self) -> View:
+        """Return the standing as probes are told it: not ready while a part does not answer."""
+        view, fault = self._standing.view(), self._supervisor.fault if self._supervisor else ""
+        return replace(view, ready=False, reason=fault) if view.ready and fault else view
+
+    def _live(self) -> None:
+        """Join, then look after the others."""
+        try:
+            watch = self._become_ready()
+        except Exception as error:
+            self._fail(error)
+            return
+        finally:
+            self.settled.set()
+        try:
+            while not self._ending.wait(_LOOK_EVERY_S):
+                self._graph.verifier.check()
+                watch.look(self._ending)
+        except FormatError as error:
+            self._fail(error)
+            self._tell_health()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self._standing.ends(str(error))
+        if not self._ending.is_set():
+            _LOGGER.error("not ready: %s", str(error))  # Records must not hold its frames.
+        self.failed.set()
+
+    def _verify(self) -> None:
+        """Verify what batches are drawn from, and begin with the rest. ``FormatError`` for damage."""
+        verifier = self._graph.verifier
+        verifier.check()
+        if self._options.scrub_rate:
+            verifier.scrub(self._options.scrub_rate)
+
+    def _become_ready(self) -> PeerWatch:
+        fault = self._asker.own_fault() if self._credentials.certificate else None
+        if fault is not None:
+            _LOGGER.warning("others will refuse this server: %s", fault)
+        self._verify()
+        members = self._joining.run(self._options.join_timeout_s)
+        self._stores = stores = ClusterStores(
+            self._graph,
+            members,
+            self._credentials.caller(),
+            concurrency=self._options.num_workers * THREADS_PER_WORKER,
+        )
+        self._service.make_ready(None if self._graph.is_whole else stores.open)
+        self._standing.is_ready(stores.traffic)
+        self._tell_health()
+        if self.ready:
+            _LOGGER.info(
+                "ready: %s serves partitions %s, %d workers",
+                self.endpoint,
+                list(self._own.partitions),
+                self._options.num_workers,
+            )
+        others = [each for each in members if each.control_address != self._own.control_address]
+        return PeerWatch(others, self._graph.manifest.digest, self._asker.ask)
+
+    def _tell_health(self) -> None:
+        """Make the port's health that of the standing, also where it begins and ends at the same time."""
+        with self._health_lock:
+            self._control.set_serving(self._health_view().ready)
+
+
+def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:
+    """Raise ``ValueError`` where whoever may train could pass for a server of the partitions not held here.
+
+    On loopback it is a warning: all callers are on this machine.
+    """
+    guarded = not credentials.is_open or bool(credentials.client_authority)
+    if graph.is_whole or not guarded or credentials.proves_servers():
+        return
+    problem = (
+        "nothing tells another server of this cluster from a trainer that passes itself off as one: give "
+        "cluster_key_file, the same on all servers and on no trainer, or an authority that signs "
+        "certificates for servers alone (tls_ca)"
+    )
+    if not is_local(address.host):
+        raise ValueError(f"{address}: {problem}")
+    _LOGGER.warning("%s", problem)
+
+
+def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
+    if graph is None:
+        return open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
+    if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
+        return graph
+    return Graph.open(graph.folder, parts=options.partitions, verify=check_verify(options.verify))
+
+
+def _limits(options: ServeOptions) -> Limits:
+    given = {} if options.memory is None else {"memory": options.memory}
+    return Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory, **given)
+
+
+def _journal(options: ServeOptions) -> Journal:
+    """Open the journal. One that was asked for by name must be had."""
+    path = options.journal or default_path(options.address.host, options.address.port)
+    try:
+        return Journal.open(path) if path else Journal.none()
+    except OSError as error:
+        if options.journal:
+            raise ValueError(f"journal: {path} cannot be written: {error}") from None
+        _LOGGER.warning("no journal: a batch that kills this server will not be known: %s", error)
+        return Journal.none()

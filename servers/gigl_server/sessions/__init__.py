@@ -1,0 +1,1 @@
+"""Sessions: the producers and channels of each training job, and their leases."""

@@ -1,0 +1,224 @@
+"""What each training job holds on this server, and for how long."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gigl_server.errors import Refusal, Status
+from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.ports.quotas import has_quota
+from gigl_server.sessions.channel import Channel, ChannelOptions, Producer
+from gigl_server.sessions.plans import differences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gigl_loader.options import SamplingPlan
+    from gigl_server.frames.ring import FrameRing
+    from gigl_server.limits import Limits
+
+__all__ = ["Lapse", "Session", "Sessions"]
+
+_CHANNEL_BYTES = 16
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Producers and channels of a job. It is there for as long as it has any."""
+
+    key: bytes
+    owner: Identity
+    """Who created its first producer. Whatever the job has counts for its owner."""
+    producers: dict[str, Producer] = field(default_factory=dict)
+    channels: dict[bytes, Channel] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """What was taken from a job, as nobody named it for too long."""
+
+    job: bytes
+    channels: list[Channel]
+    producers: int
+
+
+class Sessions:
+    """All jobs. Whatever is looked up is looked up under its job. Not thread-safe."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._jobs: dict[bytes, Session] = {}
+        self._channels: dict[bytes, Channel] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def num_producers(self) -> int:
+        return sum(len(job.producers) for job in self._jobs.values())
+
+    @property
+    def channels(self) -> dict[bytes, Channel]:
+        """Of all jobs, by id."""
+        return self._channels
+
+    def renew(self, key: bytes, channels: Iterable[bytes]) -> list[bytes]:
+        """Note that these channels are in use. Return those that the job has."""
+        job = self._jobs.get(key)
+        known = [each for each in channels if job is not None and each in job.channels]
+        for each in known:
+            self._channels[each].seen = self._clock()
+        return known
+
+    def create_producer(self, key: bytes, name: str, plan: SamplingPlan, caller: Identity = LOCAL) -> bool:
+        """Make a producer, or find that the same is there: then return False. Else ``Refusal``.
+
+        A job that is new is ``caller``'s.
+        """
+        job = self._jobs.get(key)
+        there = job.producers.get(name) if job else None
+        if there is not None:
+            there.seen = self._clock()
+            if there.plan != plan:
+                raise Refusal(
+                    Status.CONFLICT,
+                    f"a producer {name!r} of other options exists: {differences(there.plan, plan)}; "
+                    "give another worker_key",
+                )
+            return False
+        owner = caller if job is None else job.owner
+        if job is None:
+            _check(len(self._jobs), self._limits.jobs, "jobs on this server")
+            self._check_quota(owner, "jobs", lambda _: 1, self._limits.jobs)
+        else:
+            _check(len(job.producers), self._limits.producers_per_job, "producers of one job")
+        _check(self.num_producers, self._limits.producers, "producers on this server")
+        self._check_quota(owner, "producers", lambda each: len(each.producers), self._limits.producers)
+        job = job or self._jobs.setdefault(key, Session(key, owner))
+        job.producers[name] = Producer(key=name, plan=plan, plan_text=plan.to_json(), seen=self._clock())
+        return True
+
+    def check_room(self, key: bytes, producer: str) -> None:
+        """``Refusal`` unless the job may open one more channel of the producer."""
+        job = self._jobs.get(key)
+        if job is None or producer not in job.producers:
+            raise Refusal(Status.NOT_FOUND, f"this job has no producer {producer!r} here: create it again")
+        _check(len(job.channels), self._limits.channels_per_job, "channels of one job")
+        _check(len(self._channels), self._limits.channels, "channels on this server")
+        self._check_quota(job.owner, "channels", lambda each: len(each.channels), self._limits.channels)
+
+    def open_channel(self, key: bytes, order: ChannelOptions, ring: FrameRing | None) -> Channel:
+        """Open a channel. ``Refusal`` as ``check_room``."""
+        self.check_room(key, order.key)
+        job = self._jobs[key]
+        channel = Channel(
+            id=secrets.token_bytes(_CHANNEL_BYTES),
+            job=key,
+            name=order.name,
+            producer=job.producers[order.key],
+            owner=job.owner,
+            credit=order.credit,
+            share=order.share,
+            without_rows=order.without_rows,
+            ring=ring,
+            last_ask=self._clock(),
+            seen=self._clock(),
+        )
+        job.channels[channel.id] = self._channels[channel.id] = channel
+        channel.producer.channels.add(channel.id)
+        return channel
+
+    def channel(self, key: bytes, channel: bytes) -> Channel:
+        """Return a channel of a job, or raise ``Refusal``: also for one that is another job's."""
+        if not self.renew(key, [channel]):
+            raise Refusal(Status.NOT_FOUND, "this job has no such channel here: open it again")
+        return self._channels[channel]
+
+    def close_channel(self, key: bytes, channel: bytes) -> list[Channel]:
+        """Take a channel out, and its producer with the last one. Return what is to be ended."""
+        job = self._jobs.get(key)
+        found = job.channels.get(channel) if job else None
+        if job is None or found is None:
+            return []
+        self._remove(job, found)
+        if not found.producer.channels:
+            job.producers.pop(found.producer.key, None)
+        self._forget_if_empty(job)
+        return [found]
+
+    def destroy_producer(self, key: bytes, name: str) -> list[Channel]:
+        """Take a producer out, and its channels. Return what is to be ended."""
+        job = self._jobs.get(key)
+        producer = job.producers.pop(name, None) if job else None
+        if job is None or producer is None:
+            return []
+        ended = [job.channels[each] for each in producer.channels]
+        for channel in ended:
+            self._remove(job, channel)
+        self._forget_if_empty(job)
+        return ended
+
+    def take_expired(self) -> list[Lapse]:
+        """Take out channels whose lease is over, and producers that are left without any."""
+        since = self._clock() - self._limits.lease_s
+        lapses = [self._expire(job, since) for job in list(self._jobs.values())]
+        return [lapse for lapse in lapses if lapse.channels or lapse.producers]
+
+    def owner(self, key: bytes) -> Identity:
+        """Return whose job it is, which there is."""
+        return self._jobs[key].owner
+
+    def renew_all(self) -> None:
+        """Give every channel and producer a whole lease from now on."""
+        now = self._clock()
+        for job in self._jobs.values():
+            for channel in job.channels.values():
+                channel.seen = now
+            for producer in job.producers.values():
+                producer.seen = now
+
+    def _check_quota(self, owner: Identity, what: str, count: Callable[[Session], int], limit: int) -> None:
+        own = sum(count(job) for job in self._jobs.values() if job.owner == owner)
+        used = sum(map(count, self._jobs.values()))
+        if not has_quota(owner, own=own, used=used, limit=limit):
+            raise Refusal(
+                Status.BEYOND_LIMIT,
+                f"{owner} has {own} {what} on this server, and the rest of {limit} is for others: close some",
+            )
+
+    def _expire(self, job: Session, since: float) -> Lapse:
+        ended = [channel for channel in job.channels.values() if channel.seen < since]
+        for channel in ended:
+            self._remove(job, channel)
+        idle = [each for each in job.producers.values() if not each.channels and each.seen < since]
+        for producer in idle:
+            del job.producers[producer.key]
+        self._forget_if_empty(job)
+        return Lapse(job.key, ended, len(idle))
+
+    def take_all(self) -> list[Channel]:
+        """Take out every job. Return what is to be ended."""
+        return [channel for job in list(self._jobs.values()) for channel in self._take_out(job)]
+
+    def _take_out(self, job: Session) -> list[Channel]:
+        ended = list(job.channels.values())
+        for channel in ended:
+            self._remove(job, channel)
+        del self._jobs[job.key]
+        return ended
+
+    def _remove(self, job: Session, channel: Channel) -> None:
+        del job.channels[channel.id], self._channels[channel.id]
+        channel.producer.channels.discard(channel.id)
+
+    def _forget_if_empty(self, job: Session) -> None:
+        if not job.producers and not job.channels:
+            del self._jobs[job.key]
+
+
+def _check(count: int, limit: int, what: str) -> None:
+    if count >= limit:
+        raise Refusal(Status.BEYOND_LIMIT, f"{limit} {what} are as many as there may be: close some")

@@ -1,0 +1,219 @@
+"""Turns, without threads."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict, deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.sampling.fair_queue import FairQueue
+from tests.support.store_service import Clock
+
+if TYPE_CHECKING:
+    from gigl_server.sessions.channel import Channel, SampleTask
+
+
+def channel(name: str, asks: int, share: int = 1, *, owner: Identity = LOCAL) -> Channel:
+    given = {"name": name, "share": share, "queue": deque(), "in_round": False, "owner": owner}
+    made: Any = SimpleNamespace(**given, cost_s=0.01)
+    for _ in range(asks):
+        ask(made)
+    return cast("Channel", made)
+
+
+def ask(channel: Any) -> None:
+    given = {"name": channel.name, "needs_frame_memory": channel.name != "r", "charged_s": 0.0}
+    channel.queue.append(SimpleNamespace(**given, channel=channel))
+
+
+def order(turns: FairQueue, count: int, *, passed_over: str = "") -> str:
+    taken: list[Any] = [turns.next(lambda each: cast(Any, each).name != passed_over) for _ in range(count)]
+    return "".join(each.name if each else "-" for each in taken)
+
+
+def entered(*channels: Channel) -> FairQueue:
+    turns = FairQueue(Clock())
+    for each in channels:
+        turns.enter(each)
+    return turns
+
+
+def test_channels_take_turns_one_batch_each() -> None:
+    turns = entered(channel("a", 4), channel("b", 2), channel("c", 1))
+    assert order(turns, 8) == "abcabaa-"
+    assert len(turns) == 0
+
+
+def test_shares_are_turns_in_each_round() -> None:
+    assert order(entered(channel("a", 6, share=3), channel("b", 3)), 9) == "aaabaaabb"
+
+
+def test_who_comes_later_waits_for_one_round_at_most() -> None:
+    turns = entered(channel("a", 50), channel("b", 50))
+    assert order(turns, 3) == "aba"
+    turns.enter(channel("c", 1))
+    assert order(turns, 3) == "bac"
+
+
+def test_a_channel_that_cannot_go_on_now_keeps_its_asks_and_delays_nobody() -> None:
+    turns = entered(channel("a", 2), channel("b", 2))
+    assert order(turns, 3, passed_over="a") == "bb-"
+    assert order(turns, 3) == "aa-"
+
+
+def test_entering_twice_gives_no_more_turns() -> None:
+    first, second = channel("a", 3), channel("b", 3)
+    turns = entered(first, second, first, first)
+    assert order(turns, 6) == "ababab"
+
+
+def test_a_channel_whose_asks_were_taken_away_leaves_the_round() -> None:
+    first, second = channel("a", 3), channel("b", 1)
+    turns = entered(first, second)
+    first.queue.clear()
+    assert order(turns, 2) == "b-"
+    assert not first.in_round
+
+
+def test_channels_that_wait_for_memory_are_those_whose_next_ask_needs_it() -> None:
+    first, second = channel("a", 1), channel("b", 2)
+    turns = entered(first, channel("r", 1), second, channel("e", 0))
+    assert turns.waiting == [first, second]
+    order(turns, 1)
+    assert turns.waiting == [second]
+
+
+# --- owners
+
+
+def owner_of(number: int) -> Identity:
+    return Identity(address=f"10.0.0.{number}")
+
+
+class Simulation:
+    """Sampling threads and trainers that ask again ``think_s`` after each of their batches came."""
+
+    def __init__(self, costs: dict[Identity, float], *, threads: int, credit: int, think_s: float) -> None:
+        self.clock = Clock()
+        self.turns = FairQueue(self.clock)
+        self.costs = costs
+        self.think_s = think_s
+        self.spent: dict[Identity, float] = defaultdict(float)
+        self.batches: Counter[Identity] = Counter()
+        self._free = threads
+        self._polls = False
+        self._events: list[tuple[float, int, Any, Any]] = []  # When, a tie-break, what, of what.
+        self._number = 0
+        for owner in costs:
+            trainer = channel(str(owner), credit, owner=owner)
+            self.turns.enter(trainer)
+
+    def run(self, seconds: float) -> None:
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            self._dispatch()
+            self.clock.now, _, act, subject = heapq.heappop(self._events)
+            act(subject)
+
+    def _dispatch(self) -> None:
+        while self._free:
+            task = self.turns.next(lambda _: True)
+            if task is None:
+                if self.turns.awaited is not None:
+                    self.turns.charge_wait(self.turns.awaited, 0.001)
+                if not self._polls:
+                    self._polls = True
+                    self._at(0.001, self._poll, None)
+                return
+            self._free -= 1
+            self._at(self.costs[task.channel.owner], self._finish, task)
+
+    def _poll(self, _: None) -> None:
+        self._polls = False
+
+    def _finish(self, task: SampleTask) -> None:
+        owner = task.channel.owner
+        self._free += 1
+        self.turns.settle(task, self.costs[owner])
+        self.spent[owner] += self.costs[owner]
+        self.batches[owner] += 1
+        self._at(self.think_s, self._ask_again, task.channel)
+
+    def _ask_again(self, channel: Channel) -> None:
+        ask(channel)
+        self.turns.enter(channel)
+
+    def _at(self, after_s: float, act: Any, subject: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (self.clock.now + after_s, self._number, act, subject))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    costs=st.lists(st.floats(0.02, 2.0), min_size=2, max_size=9),
+    threads=st.integers(1, 4),
+    think_s=st.floats(0.0, 0.01),
+)
+def test_owners_have_equal_time_whatever_their_batches_cost(
+    costs: list[float], threads: int, think_s: float
+) -> None:
+    owners = {owner_of(number): cost for number, cost in enumerate(costs)}
+    seconds = 40 * max(costs) * len(costs) / threads
+    simulation = Simulation(owners, threads=threads, credit=4 * threads, think_s=think_s)
+    simulation.run(seconds)
+    fair = threads * seconds / len(costs)
+    for owner in owners:
+        assert simulation.spent[owner] >= 0.8 * fair
+
+
+def test_a_trainer_beside_eight_with_heavy_batches_keeps_its_part() -> None:
+    """One that is asked for with four batches in advance, and asks again 3 ms after each came."""
+    honest = owner_of(0)
+    owners = {honest: 0.01} | {owner_of(number): 4.0 for number in range(1, 9)}
+    for threads in (1, 2, 4):
+        simulation = Simulation(owners, threads=threads, credit=4, think_s=0.003)
+        simulation.run(300)
+        assert simulation.batches[honest] >= 0.7 * 300 * threads / 9 / 0.01
+
+
+def test_more_channels_and_jobs_are_no_more_time() -> None:
+    turns = FairQueue(Clock())
+    greedy, modest = owner_of(1), owner_of(2)
+    for number in range(20):
+        turns.enter(channel(f"g{number}", 5, owner=greedy))
+    turns.enter(channel("m", 30, owner=modest))
+    taken: list[Any] = [turns.next(lambda _: True) for _ in range(40)]
+    assert sum(each.channel.owner == modest for each in taken) == 20
+
+
+def test_time_that_was_not_used_is_not_kept() -> None:
+    simulation = Simulation({owner_of(1): 0.01}, threads=1, credit=4, think_s=0.0)
+    simulation.run(60)
+    late = owner_of(2)
+    simulation.costs[late] = 0.01
+    simulation.turns.enter(channel("late", 1000, owner=late))
+    simulation.run(2)
+    assert 80 <= simulation.batches[late] <= 120
+
+
+def test_a_heavy_batch_waits_a_moment_only_for_an_owner_that_was_served_just_now() -> None:
+    clock = Clock()
+    turns = FairQueue(clock)
+    light, heavy = channel("l", 1, owner=owner_of(1)), channel("h", 2, owner=owner_of(2))
+    heavy.cost_s = 5.0
+    turns.enter(heavy)
+    first: Any = turns.next(lambda _: True)
+    turns.settle(first, 5.0)
+    turns.enter(light)
+    served: Any = turns.next(lambda _: True)
+    assert served.channel is light
+    turns.settle(served, 0.01)
+    assert turns.next(lambda _: True) is None
+    assert turns.awaited == light.owner
+    clock.now += 0.1
+    assert turns.next(lambda _: True) is not None

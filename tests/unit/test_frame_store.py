@@ -1,0 +1,145 @@
+"""Frames that wait to be fetched, and rings."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from gigl_loader.memfile import map_memory
+from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_server.frames.ring import FrameRing
+from gigl_server.frames.store import FrameStore
+from tests.support.store_service import Clock
+
+ME, YOU = b"m" * 32, b"y" * 32
+A, B = b"a" * 16, b"b" * 16
+
+
+def put(shelf: FrameStore, channel: bytes = A, nbytes: int = 10, *, fence: int = 0, job: bytes = ME) -> bytes:
+    return shelf.put(np.zeros(nbytes, np.uint8), job=job, channel=channel, fence=fence)
+
+
+def test_a_frame_is_handed_out_once_and_only_to_its_job() -> None:
+    shelf = FrameStore(1 << 20)
+    handle = put(shelf)
+    assert len(handle) == 16
+    assert shelf.take(handle, YOU) is None
+    found = shelf.take(handle, ME)
+    assert found is not None
+    assert len(found) == 10
+    assert shelf.take(handle, ME) is None
+    assert shelf.take(b"x" * 16, ME) is None
+    assert (len(shelf), shelf.nbytes, shelf.held_by(A)) == (0, 0, 0)
+
+
+def test_handles_differ() -> None:
+    shelf = FrameStore(1 << 20)
+    assert len({put(shelf) for _ in range(100)}) == 100
+    assert (shelf.held_by(A), shelf.held_by(B), shelf.nbytes) == (100, 0, 1000)
+
+
+def test_frames_of_a_channel_go_all_or_those_of_older_epochs() -> None:
+    shelf = FrameStore(1 << 20)
+    old, new, other = put(shelf, fence=1), put(shelf, fence=2), put(shelf, B, fence=1)
+    shelf.drop_channel(A, before_fence=2)
+    assert shelf.take(old, ME) is None
+    assert shelf.held_by(A) == 1
+    shelf.drop_channel(A)
+    assert shelf.take(new, ME) is None
+    assert shelf.take(other, ME) is not None
+    shelf.drop(other)
+    shelf.drop_channel(b"never there")
+
+
+def test_frames_are_dropped_whose_channel_fetches_none() -> None:
+    clock = Clock()
+    shelf = FrameStore(1 << 20, clock)
+    slow = [put(shelf, A) for _ in range(2)]
+    gone = put(shelf, B)
+    clock.now += 4
+    assert shelf.take(slow[0], ME) is not None
+    late = put(shelf, B)
+    clock.now += 1
+    assert shelf.drop_forgotten(clock.now - 2) == 1
+    assert shelf.take(gone, ME) is None
+    assert shelf.take(slow[1], ME) is not None
+    assert shelf.take(late, ME) is not None
+
+
+def test_a_job_loses_its_oldest_frame_unless_that_is_new() -> None:
+    clock = Clock()
+    shelf = FrameStore(1 << 20, clock)
+    handles = [put(shelf, B), put(shelf, A), put(shelf, job=YOU)]
+    clock.now += 1
+    assert not shelf.drop_one(ME, clock.now - 2)
+    assert shelf.drop_one(ME, clock.now)
+    assert shelf.take(handles[0], ME) is None
+    assert shelf.drop_one(ME, clock.now)
+    assert not shelf.drop_one(ME, clock.now)
+    assert shelf.take(handles[2], YOU) is not None
+
+
+def test_what_is_sent_counts_for_its_job_until_it_was() -> None:
+    shelf = FrameStore(1000)
+    handles = [put(shelf, nbytes=200) for _ in range(2)]
+    sent = shelf.take(handles[0], ME)
+    assert sent is not None
+    assert (shelf.sent, shelf.nbytes, dict(shelf.held_bytes())) == (1, 200, {ME: 400})
+    with pytest.raises(Refused) as raised:
+        shelf.take(handles[1], ME)
+    assert raised.value.kind is Kind.BUSY
+    assert shelf.take(put(shelf, nbytes=900, job=YOU), YOU) is not None  # One, however large.
+    part = sent[10:20]
+    del sent
+    assert shelf.sent == 1
+    del part
+    assert (shelf.sent, dict(shelf.held_bytes())) == (0, {ME: 200})
+    assert shelf.take(handles[1], ME) is not None
+
+
+def test_frames_on_their_way_are_counted() -> None:
+    shelf = FrameStore(1 << 30)
+    sent = [shelf.take(put(shelf), ME) for _ in range(64)]
+    with pytest.raises(Refused, match=r"^64 frames of this job are on their way$"):
+        shelf.take(put(shelf), ME)
+    sent += [shelf.take(put(shelf, job=bytes([job])), bytes([job])) for job in range(192)]
+    with pytest.raises(Refused, match=r"^256 frames are on their way$"):
+        shelf.take(put(shelf, job=YOU), YOU)
+    assert all(each is not None for each in sent)
+
+
+# --- rings
+
+
+def test_slots_of_a_ring_are_seen_through_its_descriptor() -> None:
+    ring = FrameRing(3, 8192)
+    ring.slot(1)[:] = 1
+    ring.slot(3)[:] = 3
+    fd = ring.hand_over()
+    assert fd is not None
+    seen = map_memory(fd, ring.nbytes)
+    os.close(fd)
+    assert [int(seen[place]) for place in (0, 8191, 8192, 16384, 24575)] == [1, 1, 0, 3, 3]
+    assert ring.hand_over() is None  # Once.
+    ring.slot(2)[:] = 2
+    assert seen[8192] == 2
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_closed_ring_leaves_nothing_and_its_slots_stay_valid() -> None:
+    ring, unused = FrameRing(2, 4096), FrameRing(1, 4096)
+    slot = ring.slot(1)
+    for each in (ring, unused, ring):
+        each.close()
+    slot[:] = 7
+    with pytest.raises(ValueError, match="closed"):
+        ring.slot(1)
+    assert ring.hand_over() is None
+
+
+@pytest.mark.parametrize("sizes", [(0, 4096), (1, 0), (1, 4097), (1, 100)])
+def test_a_ring_has_whole_slots_of_whole_pages(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="whole slots of whole pages"):
+        FrameRing(*sizes)

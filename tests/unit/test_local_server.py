@@ -1,0 +1,59 @@
+"""What a child of a local cluster tells its parent."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_server import local_cluster
+from gigl_server.local_server import _told
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FileNotFoundError("no graph"), ["FileNotFoundError", "no graph"]),
+        (OSError("taken"), ["OSError", "taken"]),
+        (ValueError("wrong"), ["ValueError", "wrong"]),
+        (StorageUnavailable("away"), ["GiglError", "away"]),
+        (RuntimeError("a mistake of ours"), ["GiglError", "a mistake of ours"]),
+        (MemoryError(), ["GiglError", "MemoryError"]),
+    ],
+)
+def test_any_error_is_told(error: Exception, told: list[str]) -> None:
+    assert _told(error) == told
+
+
+def test_a_wait_that_had_no_time_left_leaves_time_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a socket takes at once, to a child that reads it a moment later."""
+    ends: list[socket.socket] = []
+
+    def process(_: str, link: socket.socket) -> Any:
+        ends.append(link.dup())
+        return SimpleNamespace(pid=1, wait=lambda _: 0, send_signal=print)
+
+    monkeypatch.setattr(local_cluster, "FreshProcess", process)
+    life = local_cluster._Life({"name": "server"})
+    [child] = ends
+    with child, child.makefile("rb") as lines:
+        assert json.loads(lines.readline()) == {"name": "server"}
+        with pytest.raises(TimeoutError, match="server did not listen in time"):
+            life.bound(0.0)
+        peers = ["host:1"] * 500_000
+        heard: list[Any] = []
+        late = threading.Timer(0.2, lambda: heard.append(json.loads(lines.readline())))
+        late.start()
+        life.meet(peers)
+        late.join(20)
+        child.sendall(b'{"error": ["GiglError", "why"]}\n')
+        with pytest.raises(GiglError, match=r"^server: why$"):
+            life.bound(time.monotonic() + 20)
+    assert heard == [{"peers": peers}]
+    life.end()

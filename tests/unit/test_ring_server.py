@@ -1,0 +1,216 @@
+"""Memory handed over on one host: to who names a channel, and to nobody else."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import socket
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from gigl_loader.memfile import create_memory, map_memory
+from gigl_loader.rpc.ring_door import RingRefused, receive_ring
+from gigl_server.frames import ring_server
+from gigl_server.frames.ring_server import RingServer
+from tests.support.leftovers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CHANNEL, OTHER = bytes(range(16)), bytes(16)
+NBYTES = 4 * mmap.PAGESIZE
+
+
+class Rings:
+    """Memory of one channel, handed out as duplicates."""
+
+    def __init__(self) -> None:
+        self.fd = create_memory("test-ring", NBYTES)
+        self.asked: list[bytes] = []
+
+    def of(self, channel: bytes) -> int | None:
+        self.asked.append(channel)
+        return os.dup(self.fd) if channel == CHANNEL else None
+
+
+@pytest.fixture
+def rings() -> Iterator[Rings]:
+    rings = Rings()
+    yield rings
+    os.close(rings.fd)
+
+
+@contextmanager
+def opened(ring_of: Callable[[bytes], int | None]) -> Iterator[RingServer]:
+    door = RingServer(ring_of)
+    try:
+        yield door
+    finally:
+        door.close()
+        door.close()
+
+
+@pytest.fixture
+def door(rings: Rings) -> Iterator[RingServer]:
+    with opened(rings.of) as found:
+        yield found
+
+
+def works(door: RingServer) -> bool:
+    os.close(receive_ring(door.name, CHANNEL, NBYTES, 10))
+    return True
+
+
+def eventually(door: RingServer) -> bool:
+    with suppress(RingRefused):
+        return works(door)
+    return False
+
+
+def knock(door: RingServer) -> socket.socket:
+    visitor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    visitor.settimeout(10)
+    visitor.connect("\0" + door.name)
+    return visitor
+
+
+def said(visitor: socket.socket) -> tuple[bytes, int]:
+    """Return what the door answers, and how many descriptors come with it."""
+    with visitor:
+        answer, fds, _, _ = socket.recv_fds(visitor, 10, 4)
+    for fd in fds:
+        os.close(fd)
+    return answer, len(fds)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_both_sides_map_one_memory() -> None:
+    rings = Rings()
+    with opened(rings.of) as door:
+        fd = receive_ring(door.name, CHANNEL, NBYTES, 10)
+        assert not os.get_inheritable(fd)
+        near, far = map_memory(fd, NBYTES), map_memory(rings.fd, NBYTES)
+        far[:] = np.arange(NBYTES) % 251
+        assert (near == far).all()
+        os.close(fd)
+    os.close(rings.fd)
+
+
+def test_an_unknown_channel_has_no_ring(door: RingServer) -> None:
+    with pytest.raises(RingRefused, match="the server knows no ring of this channel"):
+        receive_ring(door.name, OTHER, NBYTES, 10)
+    assert works(door)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [b"", b"x", CHANNEL[:15], CHANNEL + b"x", CHANNEL * 1000],
+    ids=["nothing", "1", "15", "17", "many"],
+)
+def test_what_is_no_channel_is_not_looked_up(door: RingServer, rings: Rings, shown: bytes) -> None:
+    visitor = knock(door)
+    visitor.sendall(shown)
+    assert said(visitor) == (b"", 0)
+    assert rings.asked == []
+    assert works(door)
+
+
+def test_who_says_nothing_is_sent_away_and_keeps_nobody_waiting(
+    rings: Rings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_server, "_PATIENCE_S", 0.2)
+    with opened(rings.of) as door:
+        silent = [knock(door) for _ in range(10)]
+        assert works(door)
+        assert all(said(visitor) == (b"", 0) for visitor in silent)
+
+
+def test_so_many_may_wait(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_server, "_MOST_WAITING", 3)
+    with opened(rings.of) as door:
+        waiting = [knock(door) for _ in range(3)]
+        assert said(knock(door)) == (b"", 0)
+        waiting.pop().close()
+        assert wait_until(lambda: eventually(door), seconds=5)
+        for visitor in waiting:
+            visitor.close()
+
+
+def test_a_visitor_that_cannot_be_let_in_ends_no_door(
+    door: RingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(door._selector, "register", _no_room)
+        with knock(door) as visitor:
+            assert said(visitor) == (b"", 0)
+    assert works(door)
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_another_user_is_not_answered(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_server, "peer_uid", lambda _: os.geteuid() + 1)
+    with opened(rings.of) as door, pytest.raises(RingRefused, match="for processes of its own user"):
+        receive_ring(door.name, CHANNEL, NBYTES, 10)
+    assert rings.asked == []
+
+
+def test_another_users_server_is_not_believed(door: RingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_loader.rpc.ring_door.peer_uid", lambda _: 12345)
+    with pytest.raises(RingRefused, match=r"the server runs as user 12345, this process as \d+$"):
+        receive_ring(door.name, CHANNEL, NBYTES, 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: os.open("/dev/null", os.O_RDONLY), "no memory file"),
+        (lambda: os.memfd_create("unsealed", os.MFD_ALLOW_SEALING), "may shrink"),
+        (lambda: create_memory("small", NBYTES - 1), f"has {NBYTES - 1} bytes, not {NBYTES}"),
+    ],
+    ids=["a device", "unsealed", "small"],
+)
+def test_what_cannot_be_mapped_without_fear_is_refused(make: Callable[[], int], told: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with opened(lambda _: make()) as door, pytest.raises(RingRefused, match=told):
+        receive_ring(door.name, CHANNEL, NBYTES, 10)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_door_here(door: RingServer) -> None:
+    for name in ("absent", door.name + "x"):
+        with pytest.raises(RingRefused, match=f"no door '{name}' here .*: is the server on this host"):
+            receive_ring(name, CHANNEL, NBYTES, 10)
+    for name in ("", "x" * 200):
+        with pytest.raises(RingRefused, match="is no name of a door"):
+            receive_ring(name, CHANNEL, NBYTES, 10)
+    door.close()
+    with pytest.raises(RingRefused, match="no door"):
+        receive_ring(door.name, CHANNEL, NBYTES, 10)
+
+
+def test_a_door_that_does_not_answer() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
+        deaf.bind("\0gigl-test-deaf-door")
+        deaf.listen(1)
+        with pytest.raises(RingRefused, match=r"did not answer within 0\.1 s"):
+            receive_ring("gigl-test-deaf-door", CHANNEL, NBYTES, 0.1)
+
+
+def test_a_mistake_of_the_service_ends_no_door(caplog: pytest.LogCaptureFixture, rings: Rings) -> None:
+    def of(channel: bytes) -> int | None:
+        if channel == OTHER:
+            raise RuntimeError("a mistake")
+        return rings.of(channel)
+
+    with opened(of) as door, caplog.at_level(logging.ERROR):
+        with pytest.raises(RingRefused):
+            receive_ring(door.name, OTHER, NBYTES, 10)
+        assert works(door)
+    assert "a ring could not be handed out" in caplog.text
