@@ -14,9 +14,9 @@ from gigl_loader.group import RankGroup
 from gigl_loader.hosts.meeting import WHOLE, Meeting, excuse
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
-from gigl_loader.sampling.start import start_source
 from gigl_loader.sizes import byte_count
 from gigl_loader.topology import Topology, announce_host
+from gigl_loader.workers.startup_lock import start_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -295,7 +295,7 @@ class DistDataset:
                 "connections do not survive a fork; use 'spawn'"
             )
         # Loaded on demand: it needs Linux, sampling inline does not.
-        from gigl_loader.sampling.producer import WorkerSource
+        from gigl_loader.workers.source import WorkerSource
 
         if self._membership is None:
             return WorkerSource(self._graph, request.plan, request.schedule, options)

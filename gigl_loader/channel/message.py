@@ -43,9 +43,9 @@ class Outcome(IntEnum):
 
 
 class Ask(NamedTuple):
-    """Sample the ``num_seeds`` seeds that lie in box ``box`` of the ring."""
+    """Sample the ``num_seeds`` seeds that lie in box ``request_slot`` of the ring."""
 
-    box: int
+    request_slot: int
     num_seeds: int
     generation: int
     epoch: int
@@ -81,10 +81,10 @@ NOTHING = Spent()
 
 
 class Answer(NamedTuple):
-    """What became of the request in box ``box``."""
+    """What became of the request in box ``request_slot``."""
 
     outcome: int
-    box: int
+    request_slot: int
     slot: int
     nbytes: int
     sampling_ns: int
@@ -98,8 +98,8 @@ class Answer(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Answer:
-        outcome, box, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_ANSWER, data)
-        return cls(outcome, box, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
+        outcome, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_ANSWER, data)
+        return cls(outcome, request_slot, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
 
 
 def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:

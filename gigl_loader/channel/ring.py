@@ -4,7 +4,7 @@ One memory file without a name: nothing is left in ``/dev/shm`` after SIGKILL, a
 on ``/dev/shm`` does not bind. Pages are committed when touched. In order it holds
 
 - the control page: the generation that is wanted, what the worker is doing, and the slots' flags;
-- boxes, into which the trainer writes the seeds of a request;
+- request slots, into which the trainer writes the seeds of a request;
 - slots, into which the worker writes frames.
 
 The worker takes slots, the trainer gives them back. Everything that must survive the death of a
@@ -62,9 +62,9 @@ class Doing(NamedTuple):
 class RingLayout:
     """Sizes in a ring."""
 
-    boxes: int
+    request_slots: int
     """Requests that may wait at the worker."""
-    box_seeds: int
+    seeds_per_request: int
     """Seeds that a request may have."""
     slots: int
     """Frames that may lie in the ring."""
@@ -78,14 +78,19 @@ class RingLayout:
             )
 
     @classmethod
-    def fit(cls, nbytes: int, *, boxes: int, box_seeds: int, slots: int) -> RingLayout:
+    def fit(cls, nbytes: int, *, request_slots: int, seeds_per_request: int, slots: int) -> RingLayout:
         """Cut ``nbytes`` in slots of whole pages, at least one page each."""
         slot_bytes = max(nbytes // slots // _PAGE, 1) * _PAGE
-        return cls(boxes=boxes, box_seeds=box_seeds, slots=slots, slot_bytes=slot_bytes)
+        return cls(
+            request_slots=request_slots,
+            seeds_per_request=seeds_per_request,
+            slots=slots,
+            slot_bytes=slot_bytes,
+        )
 
     @property
     def slots_at(self) -> int:
-        return _PAGE + -(-self.boxes * self.box_seeds * 16 // _PAGE) * _PAGE
+        return _PAGE + -(-self.request_slots * self.seeds_per_request * 16 // _PAGE) * _PAGE
 
     @property
     def nbytes(self) -> int:
@@ -101,8 +106,12 @@ class Ring:
         flags = memory[_FLAGS_AT : _FLAGS_AT + layout.slots]
         self.slots = SlotPool(memory[layout.slots_at :], flags)
         self._words: npt.NDArray[np.int64] = memory[:_FLAGS_AT].view(np.int64)
-        boxes = memory[_PAGE : _PAGE + layout.boxes * layout.box_seeds * 16].view(np.int64)
-        self._boxes: npt.NDArray[np.int64] = boxes.reshape(layout.boxes, 2, layout.box_seeds)
+        request_slots = memory[_PAGE : _PAGE + layout.request_slots * layout.seeds_per_request * 16].view(
+            np.int64
+        )
+        self._request_slots: npt.NDArray[np.int64] = request_slots.reshape(
+            layout.request_slots, 2, layout.seeds_per_request
+        )
 
     @property
     def generation(self) -> int:
@@ -113,9 +122,9 @@ class Ring:
     def generation(self, value: int) -> None:
         self._words[0] = value
 
-    def box(self, box: int, count: int) -> npt.NDArray[np.int64]:
+    def request_slot(self, request_slot: int, count: int) -> npt.NDArray[np.int64]:
         """Return the request in a box: ``[2, count]``, seeds (positions) and input ids."""
-        return self._boxes[box, :, :count]
+        return self._request_slots[request_slot, :, :count]
 
     def note(
         self, state: State, *, epoch: int = 0, batch: int = 0, since_ns: int | None = None, others: int = 0

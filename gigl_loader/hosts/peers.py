@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_loader.options import NodeType
-    from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler
     from gigl_loader.sampling.store import NeighborStore
+    from gigl_loader.workers.config import WorkerConfig
 
     Int64Array = npt.NDArray[np.int64]
 
@@ -125,10 +125,10 @@ class Peers:
         return cls(**{**document, "endpoints": endpoints})
 
 
-def open_samplers(setting: WorkerSetting) -> Sequence[BatchSampler]:
+def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     """Return as many samplers as a sampling process works on batches at once. They share one store."""
-    graph = Graph.from_reference(setting.reference)
-    peers = Peers.from_json(setting.reference[PEERS])
-    store = peers.open_store(graph, timeout_s=setting.timeout_s, concurrency=setting.concurrency)
+    graph = Graph.from_reference(config.reference)
+    peers = Peers.from_json(config.reference[PEERS])
+    store = peers.open_store(graph, timeout_s=config.timeout_s, concurrency=config.concurrency)
     ledger = Ledger(store.wire)
-    return [SteppedSampler(graph, setting.plan, store, ledger) for _ in range(setting.concurrency)]
+    return [SteppedSampler(graph, config.plan, store, ledger) for _ in range(config.concurrency)]

@@ -29,7 +29,7 @@ class Tally:
     past: Spent = NOTHING
     """By those before it."""
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Count what was spent as that of a process that is gone, and one restart."""
         self.restarts += 1
         self.past = self.past.plus(self.spent)

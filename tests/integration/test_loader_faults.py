@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError, WorkerDied
-from gigl_loader.sampling.producer import WorkerSource
+from gigl_loader.workers.source import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
 from tests.support.pyg_graphs import homogeneous, same_batch
 

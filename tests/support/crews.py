@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.sampling.worker import open_samplers
+from gigl_loader.workers.main import open_samplers
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.ledger import Ledger
     from gigl_loader.sampling.schedule import Request
-    from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
+    from gigl_loader.workers.config import WorkerConfig
 
 __all__ = ["DYING_CREW", "FREE_CREW", "PAIRED_CREW", "UNAVAILABLE_CREW", "Before"]
 
@@ -47,35 +47,35 @@ class Before:
         return self.sampler.sample(request)
 
 
-def _crew(setting: WorkerSetting, happen: Callable[[Request], None]) -> Sequence[BatchSampler]:
-    return [Before(open_samplers(setting)[0], happen) for _ in range(setting.concurrency)]
+def _crew(config: WorkerConfig, happen: Callable[[Request], None]) -> Sequence[BatchSampler]:
+    return [Before(open_samplers(config)[0], happen) for _ in range(config.concurrency)]
 
 
-def paired_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
+def paired_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
     """No batch is sampled before another one has begun."""
     barrier = threading.Barrier(2, timeout=_SECONDS)
 
     def meet(_: Request) -> None:
         barrier.wait()
 
-    return _crew(setting, meet)
+    return _crew(config, meet)
 
 
-def free_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
+def free_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
     """Several samplers that wait for nobody."""
-    return _crew(setting, lambda _: None)
+    return _crew(config, lambda _: None)
 
 
-def dying_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
+def dying_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
     """In the first life of a worker, it is killed as soon as all its samplers are at work."""
-    barrier = threading.Barrier(setting.concurrency, timeout=_SECONDS)
+    barrier = threading.Barrier(config.concurrency, timeout=_SECONDS)
 
     def die(_: Request) -> None:
-        if setting.life == 0:
+        if config.life == 0:
             barrier.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return _crew(setting, die)
+    return _crew(config, die)
 
 
 @dataclass
@@ -95,5 +95,5 @@ class _Outage:
             )
 
 
-def unavailable_crew(setting: WorkerSetting) -> Sequence[BatchSampler]:
-    return _crew(setting, _Outage().happen)
+def unavailable_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
+    return _crew(config, _Outage().happen)

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader.sampling.worker import open_samplers
+from gigl_loader.workers.main import open_samplers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gigl_loader.graph.verifier import Verifier
     from gigl_loader.sampling.ledger import Ledger
     from gigl_loader.sampling.schedule import Request
-    from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
+    from gigl_loader.workers.config import WorkerConfig
 
 __all__ = ["FAULTY_SAMPLER", "FaultPlan", "GraphWithFaults", "Mishap", "faulty_sampler"]
 
@@ -51,8 +51,8 @@ class FaultPlan:
     lives: int = 1
     """In so many processes of a worker, one after the other."""
 
-    def happens(self, setting: WorkerSetting, batch: int | None) -> bool:
-        here = self.worker in (None, setting.worker) and setting.life < self.lives
+    def happens(self, config: WorkerConfig, batch: int | None) -> bool:
+        here = self.worker in (None, config.worker) and config.life < self.lives
         return here and batch == self.at_batch
 
     def commit(self) -> None:
@@ -102,23 +102,23 @@ class FaultySampler:
 
     sampler: BatchSampler
     faults: FaultPlan
-    setting: WorkerSetting | None = None
+    config: WorkerConfig | None = None
 
     @property
     def ledger(self) -> Ledger:
         return self.sampler.ledger
 
     def sample(self, request: Request) -> SampledBatch:
-        if self.setting is None:
+        if self.config is None:
             if request.batch == self.faults.at_batch:
                 self.faults.commit()
-        elif self.faults.happens(self.setting, request.batch):
+        elif self.faults.happens(self.config, request.batch):
             self.faults.commit()
         return self.sampler.sample(request)
 
 
-def faulty_sampler(setting: WorkerSetting) -> Sequence[BatchSampler]:
-    faults = FaultPlan(**setting.reference["faults"])
-    if faults.happens(setting, None):
+def faulty_sampler(config: WorkerConfig) -> Sequence[BatchSampler]:
+    faults = FaultPlan(**config.reference["faults"])
+    if faults.happens(config, None):
         faults.commit()
-    return [FaultySampler(sampler, faults, setting) for sampler in open_samplers(setting)]
+    return [FaultySampler(sampler, faults, config) for sampler in open_samplers(config)]

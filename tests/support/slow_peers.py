@@ -14,8 +14,8 @@ from gigl_loader.sampling.partitioned import PartitionedStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.workers.config import WorkerConfig
 
 __all__ = ["DYING_ROUND", "open_samplers"]
 
@@ -23,7 +23,7 @@ DYING_ROUND = "GIGL_TEST_DYING_ROUND"
 """Counted over all batches. The one before takes almost as long as a peer is asked."""
 
 
-def open_samplers(setting: WorkerSetting) -> Sequence[BatchSampler]:
+def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     """Return samplers of two hops: three rounds a batch, with that of the columns."""
     dying, rounds = int(os.environ[DYING_ROUND]), 0
 
@@ -32,9 +32,9 @@ def open_samplers(setting: WorkerSetting) -> Sequence[BatchSampler]:
             nonlocal rounds
             rounds += 1
             if rounds == dying - 1:
-                time.sleep(0.9 * setting.timeout_s)
+                time.sleep(0.9 * config.timeout_s)
             if rounds == dying:
-                time.sleep(setting.timeout_s)
+                time.sleep(config.timeout_s)
                 raise StorageUnavailable("host 0 did not answer")
             return ask(store, what)
 
@@ -42,4 +42,4 @@ def open_samplers(setting: WorkerSetting) -> Sequence[BatchSampler]:
 
     for name in ("sample", "gather"):
         mock.patch.object(PartitionedStore, name, slowed(getattr(PartitionedStore, name))).start()
-    return peers.open_samplers(setting)
+    return peers.open_samplers(config)

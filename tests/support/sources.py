@@ -12,10 +12,10 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import SamplingPlan, WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.sampling.producer import WorkerSource
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
+from gigl_loader.workers.source import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, GraphWithFaults
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.rpc import certificates
 from gigl_loader.rpc.credentials import Credentials
-from gigl_loader.sampling.producer import WorkerSource
 from gigl_loader.sampling.source import BatchSource, SourceRequest
-from gigl_loader.sampling.start import start_source
+from gigl_loader.workers.source import WorkerSource
+from gigl_loader.workers.startup_lock import start_source
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
 from tests.support.faulty_peer import plan_peer_faults
 from tests.support.leftovers import wait_until

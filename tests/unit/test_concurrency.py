@@ -9,9 +9,9 @@ import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.options import WorkerOptions
-from gigl_loader.sampling.producer import WorkerSource
 from gigl_loader.sampling.sampler import Sampler
 from gigl_loader.sampling.source import InlineSource
+from gigl_loader.workers.source import WorkerSource
 from tests.support.crews import DYING_CREW, FREE_CREW, PAIRED_CREW, UNAVAILABLE_CREW, Before
 from tests.support.sources import (
     NUM_BATCHES,
@@ -131,7 +131,7 @@ def test_inline_too(expected: list[bytes]) -> None:
 
 
 def test_costs_are_told_by_kind() -> None:
-    with closing(_open("gigl_loader.sampling.worker:open_samplers")) as source:
+    with closing(_open("gigl_loader.workers.main:open_samplers")) as source:
         source.start_epoch(0)
         drain(source)
         stats = source.stats()

@@ -43,8 +43,9 @@ MAY_IMPORT = {
     "channel": VALUES | {"native"},
     "sampling": VALUES | {"native", "graph", "channel"},
     "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
-    "hosts": VALUES | {"graph", "sampling", "rpc"},
-    "dataset": VALUES | {"graph", "sampling", "hosts.meeting"},
+    "workers": VALUES | {"native", "graph", "channel", "sampling"},
+    "hosts": VALUES | {"graph", "sampling", "workers.config", "rpc"},
+    "dataset": VALUES | {"graph", "sampling", "workers", "hosts.meeting"},
     "loaders": VALUES
     | {
         "native",
@@ -153,7 +154,7 @@ def test_servers_and_clients_know_neither_each_other_nor_loaders(package: str) -
 def test_the_table_catches_what_it_should() -> None:
     here = Path(__file__)
     assert not allowed("channel", Import(here, 1, "gigl_loader.sampling.source", lazy=True))
-    assert not allowed("loaders", Import(here, 1, "gigl_loader.sampling.producer.WorkerSource", lazy=False))
+    assert not allowed("loaders", Import(here, 1, "gigl_loader.workers.source.WorkerSource", lazy=False))
     assert not allowed("dataset", Import(here, 1, "gigl_loader.partition.build", lazy=False))
     assert allowed("dataset", Import(here, 1, "gigl_loader.partition.build", lazy=True))
 
@@ -165,7 +166,7 @@ HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "scipy", "type
     ("statement", "heavy"),
     [
         ("import gigl_loader", HEAVY),
-        ("import gigl_loader.sampling.worker", HEAVY),
+        ("import gigl_loader.workers.main", HEAVY),
         ("import gigl_loader.sampling.sampler, gigl_loader.graph.graph, gigl_loader.channel.frame", HEAVY),
         ("import gigl_loader.dataset", HEAVY),
         ("import gigl_loader.rpc.remote_store", ("torch", "torch_geometric", "grpc", "cryptography")),

@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_messages_keep_their_boundaries(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    asks = [Ask(box, 10, 1, 2, 2**40 + box) for box in range(5)]
+    asks = [Ask(request_slot, 10, 1, 2, 2**40 + request_slot) for request_slot in range(5)]
     for ask in asks:
         near.send(ask.pack())
     assert [Ask.unpack(receive(far)[0]) for _ in asks] == asks

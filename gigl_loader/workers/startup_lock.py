@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource
     from gigl_loader.topology import Topology
 
-__all__ = ["start_source", "start_turn"]
+__all__ = ["start_source", "startup_turn"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def start_source(
     if gap_s is not None:
         time.sleep(topology.local_rank * gap_s)
         return open_source()
-    with start_turn(group, topology, timeout) as others_wait:
+    with startup_turn(group, topology, timeout) as others_wait:
         source = open_source()
         try:
             if others_wait:
@@ -50,7 +50,7 @@ def start_source(
 
 
 @contextmanager
-def start_turn(group: RankGroup | None, topology: Topology, timeout: float) -> Iterator[bool]:
+def startup_turn(group: RankGroup | None, topology: Topology, timeout: float) -> Iterator[bool]:
     """Hold the one right of this host to start sampling processes. Yields whether others may want it.
 
     Ranks come in the order in which they ask: none waits for one that is not starting, so ranks may

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gigl_loader.processes import ONE_THREAD, FreshProcess, die_with_starter, in_main_thread
-from gigl_loader.sampling.worker import worker_main
+from gigl_loader.workers.main import worker_main
 
 if TYPE_CHECKING:
     import socket
@@ -48,7 +48,7 @@ def start_process(
     ``close`` lists descriptors of the trainer that a forked child must not keep.
     """
     if method == "spawn":
-        return FreshProcess("gigl_loader.sampling.worker:worker_main", link, stderr=trace_fd)
+        return FreshProcess("gigl_loader.workers.main:worker_main", link, stderr=trace_fd)
     return _Multiprocessed(method, link, name, close if method == "fork" else [])
 
 

@@ -12,8 +12,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.group import RankGroup
-from gigl_loader.sampling.start import start_source, start_turn
 from gigl_loader.topology import Topology
+from gigl_loader.workers.startup_lock import start_source, startup_turn
 from tests.support.thread_ranks import run_ranks
 
 
@@ -25,7 +25,7 @@ def test_one_rank_starts_at_a_time() -> None:
     starting = threading.Lock()
 
     def program(group: RankGroup) -> bool:
-        with start_turn(group, _place(group.rank, 4), 10) as others_wait:
+        with startup_turn(group, _place(group.rank, 4), 10) as others_wait:
             assert starting.acquire(blocking=False)
             time.sleep(0.01)
             starting.release()
@@ -36,19 +36,19 @@ def test_one_rank_starts_at_a_time() -> None:
 
 def test_a_failed_start_does_not_keep_others_from_theirs() -> None:
     group = RankGroup(HashStore(), 0, 2)
-    with pytest.raises(ZeroDivisionError), start_turn(group, _place(0), 1):
+    with pytest.raises(ZeroDivisionError), startup_turn(group, _place(0), 1):
         raise ZeroDivisionError
-    with start_turn(group, _place(0), 1) as others_wait:
+    with startup_turn(group, _place(0), 1) as others_wait:
         assert others_wait
 
 
 def test_alone_on_a_host_nobody_waits() -> None:
     group = RankGroup(HashStore(), 0, 2)
     alone = Topology(world_size=2, num_hosts=2)
-    with start_turn(group, alone, 0) as first, start_turn(group, alone, 0) as second:
+    with startup_turn(group, alone, 0) as first, startup_turn(group, alone, 0) as second:
         assert not first
         assert not second
-    with start_turn(None, Topology(), 0) as third:
+    with startup_turn(None, Topology(), 0) as third:
         assert not third
 
 
@@ -59,16 +59,16 @@ def test_hosts_do_not_wait_for_each_other() -> None:
         for rank in (0, 2)
     ]
     with (
-        start_turn(RankGroup(store, 0, 4), places[0], 0.1),
-        start_turn(RankGroup(store, 2, 4), places[1], 0.1),
+        startup_turn(RankGroup(store, 0, 4), places[0], 0.1),
+        startup_turn(RankGroup(store, 2, 4), places[1], 0.1),
     ):
         pass
 
 
 def test_a_rank_that_starts_for_too_long_is_named() -> None:
     store = HashStore()
-    with start_turn(RankGroup(store, 1, 2), _place(1), 1):
-        turn = start_turn(RankGroup(store, 0, 2), _place(0), 0.02)
+    with startup_turn(RankGroup(store, 1, 2), _place(1), 1):
+        turn = startup_turn(RankGroup(store, 0, 2), _place(0), 0.02)
         with (
             pytest.raises(TimeoutError, match=r"^rank 1 \(pid \d+\) has been starting .* than 0\.02 s"),
             turn,
@@ -86,7 +86,7 @@ def dead_pid() -> int:
 def test_the_turn_of_a_rank_that_died_passes_on(dead_pid: int) -> None:
     group = RankGroup(HashStore(), 0, 2)
     group.replace("start/host-0", "", f"1 {dead_pid} abc")
-    with start_turn(group, _place(0), 5):
+    with startup_turn(group, _place(0), 5):
         pass
 
 

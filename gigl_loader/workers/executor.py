@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from gigl_loader.channel.message import Ask
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
-__all__ = ["Desk"]
+__all__ = ["Executor"]
 
 
-class Desk:
+class Executor:
     """Takes requests from one thread, and has each answered by whichever sampler is free."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Desk:
         """Make the frame of a request, or of its failure, and tell the trainer where it lies."""
         began = time.perf_counter_ns()
         if ask.generation != self._ring.generation:
-            self._link.send(Answer(Outcome.SKIPPED, ask.box, 0, 0, 0, 0, self._spent()).pack())
+            self._link.send(Answer(Outcome.SKIPPED, ask.request_slot, 0, 0, 0, 0, self._spent()).pack())
             return
         unavailable = False
         with self._underway.entered(ask):
@@ -98,7 +98,9 @@ class Desk:
                 placed = self._place(failure)
         outcome = Outcome.FRAME if placed.fd is None else Outcome.OVERSIZE
         wall_ns = time.perf_counter_ns() - began
-        answer = Answer(outcome, ask.box, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent())
+        answer = Answer(
+            outcome, ask.request_slot, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent()
+        )
         if placed.fd is None:
             self._link.send(answer.pack())
             return
@@ -108,7 +110,7 @@ class Desk:
             os.close(placed.fd)
 
     def _request(self, ask: Ask) -> Request:
-        seeds, input_ids = self._ring.box(ask.box, ask.num_seeds).copy()
+        seeds, input_ids = self._ring.request_slot(ask.request_slot, ask.num_seeds).copy()
         return Request(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
 
     def _place(self, sampled: SampledBatch) -> _Placed:

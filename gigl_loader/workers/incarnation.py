@@ -10,15 +10,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gigl_loader.processes import describe_status, run_state
-from gigl_loader.sampling.process import start_process
-from gigl_loader.sampling.setting import Handover
+from gigl_loader.workers.config import Handover
+from gigl_loader.workers.process import start_process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.sampling.setting import WorkerSetting
+    from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["Companion", "collect_stacks"]
+__all__ = ["Incarnation", "collect_stacks"]
 
 _LONGEST_TRACE = 32_000
 _TERMINATE_SECONDS = 0.5
@@ -26,24 +26,24 @@ _KILL_SECONDS = 5.0
 _STACKS_SECONDS = 0.5
 
 
-class Companion:
+class Incarnation:
     """A process that was started, until it has ended."""
 
-    def __init__(self, setting: WorkerSetting, *, method: str, ring_fd: int) -> None:
+    def __init__(self, config: WorkerConfig, *, method: str, ring_fd: int) -> None:
         """Start it. Returns at once: requests may be queued in ``link`` before it is up."""
-        self.worker = setting.worker
+        self.worker = config.worker
         self.started = False
         """It said that it is up."""
         self._trace_read = 0
         self._verdict = ""
         self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._trace_fd = os.memfd_create(f"gigl-trace-{setting.worker}", os.MFD_CLOEXEC)
+        self._trace_fd = os.memfd_create(f"gigl-trace-{config.worker}", os.MFD_CLOEXEC)
         try:
             Handover(
-                setting=setting, ring_fd=ring_fd, trace_fd=self._trace_fd, stderr_fd=_stderr(self._trace_fd)
+                config=config, ring_fd=ring_fd, trace_fd=self._trace_fd, stderr_fd=_stderr(self._trace_fd)
             ).send(self.link)
             self.link.setblocking(False)
-            name = f"gigl-worker-{setting.worker}"
+            name = f"gigl-worker-{config.worker}"
             self._process = start_process(
                 method, far_end, name=name, trace_fd=self._trace_fd, close=[self.link.fileno()]
             )
@@ -72,7 +72,7 @@ class Companion:
     def new_trace_bytes(self) -> int:
         return os.fstat(self._trace_fd).st_size - self._trace_read
 
-    def bury(self) -> tuple[str, int | None]:
+    def reap(self) -> tuple[str, int | None]:
         """Reap a process that closed its end of the socket. Return how it ended, in words and as status."""
         status = self._process.wait(_KILL_SECONDS)
         how = self._verdict or describe_status(status)
@@ -108,13 +108,13 @@ class Companion:
         self._process.send_signal(signal.SIGUSR1)
 
 
-def collect_stacks(companions: Sequence[Companion]) -> dict[int, str]:
+def collect_stacks(incarnations: Sequence[Incarnation]) -> dict[int, str]:
     """Return the stacks of the workers that can tell them, by worker. Takes half a second at most.
 
     One that did not say that it is up may not handle the signal yet, which would kill it; one that is
     stopped cannot answer. Both are left out.
     """
-    asked = [each for each in companions if each.started and each.run_state in ("running", "waiting")]
+    asked = [each for each in incarnations if each.started and each.run_state in ("running", "waiting")]
     for each in asked:
         each.ask_for_stacks()
     deadline = time.monotonic() + _STACKS_SECONDS

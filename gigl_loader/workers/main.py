@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 from gigl_loader.channel.message import Ask, receive
 from gigl_loader.channel.ring import Ring, State
 from gigl_loader.processes import leave_with
-from gigl_loader.sampling.desk import Desk
-from gigl_loader.sampling.setting import Handover
 from gigl_loader.sampling.weighted import SeedDraw, WeightedSampler
+from gigl_loader.workers.config import Handover
+from gigl_loader.workers.executor import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gigl_loader.sampling.setting import WorkerSetting
     from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.workers.config import WorkerConfig
 
 __all__ = ["open_samplers", "worker_main"]
 
@@ -40,7 +40,7 @@ def worker_main(link: socket.socket) -> None:
     with suppress(EOFError), link:
         handover = Handover.receive(link)
         _leave_traces_in(handover)
-        leave_with(handover.setting.trainer_pid)
+        leave_with(handover.config.trainer_pid)
         try:
             _serve(link, handover)
         except Exception:
@@ -48,15 +48,15 @@ def worker_main(link: socket.socket) -> None:
             os._exit(1)
 
 
-def open_samplers(setting: WorkerSetting) -> Sequence[BatchSampler]:
-    """Return the sampler over the graph that ``setting`` names, which lies wholly on this host.
+def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
+    """Return the sampler over the graph that ``config`` names, which lies wholly on this host.
 
     One: it never waits, so a second one would only compete with it.
     """
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.sampler import Sampler
 
-    return [Sampler(Graph.from_reference(setting.reference), setting.plan)]
+    return [Sampler(Graph.from_reference(config.reference), config.plan)]
 
 
 def _leave_traces_in(handover: Handover) -> None:
@@ -69,24 +69,24 @@ def _leave_traces_in(handover: Handover) -> None:
     faulthandler.enable(handover.trace_fd)
     faulthandler.register(signal.SIGUSR1, handover.trace_fd, all_threads=True)
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(f"gigl-worker-{handover.setting.worker}")
+        comm.write(f"gigl-worker-{handover.config.worker}")
 
 
 def _serve(link: socket.socket, handover: Handover) -> None:
-    setting = handover.setting
-    ring = Ring(handover.ring_fd, setting.ring)
-    module, _, function = setting.sampler.partition(":")
-    samplers: Sequence[BatchSampler] = getattr(import_module(module), function)(setting)
-    if setting.draw is not None:
-        draw = SeedDraw.received(setting.draw, run_seed=setting.plan.run_seed)
+    config = handover.config
+    ring = Ring(handover.ring_fd, config.ring)
+    module, _, function = config.sampler.partition(":")
+    samplers: Sequence[BatchSampler] = getattr(import_module(module), function)(config)
+    if config.draw is not None:
+        draw = SeedDraw.received(config.draw, run_seed=config.plan.run_seed)
         samplers = [WeightedSampler(sampler, draw) for sampler in samplers]
-    desk = Desk(ring, samplers, link, worker=setting.worker, trace_fd=handover.trace_fd)
+    executor = Executor(ring, samplers, link, worker=config.worker, trace_fd=handover.trace_fd)
     ring.note(State.IDLE)
     with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left while we were starting.
-        desk.say_up()
+        executor.say_up()
         for ask in _requests(link):
-            desk.put(ask)
-    if not desk.leave(_LEAVE_SECONDS):
+            executor.put(ask)
+    if not executor.leave(_LEAVE_SECONDS):
         os._exit(0)  # The end of the interpreter would take the memory away under its threads.
 
 

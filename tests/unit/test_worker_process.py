@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gigl_loader.sampling.process import check_start_method
+from gigl_loader.workers.process import check_start_method
 
 
 def test_workers_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from gigl_loader.processes import is_stopped
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.sampling.lane import Lane
+    from gigl_loader.workers.handle import WorkerHandle
 
 __all__ = ["LOOK_S", "StallDetector"]
 
@@ -36,18 +36,20 @@ class StallDetector:
         """By process: when it was first seen stopped."""
         self._last_look = 0.0
 
-    def stalled(self, lanes: Sequence[Lane]) -> dict[Lane, float]:
-        """Return the lanes whose process has been stopped for too long, and for how many seconds each."""
+    def stalled(self, handles: Sequence[WorkerHandle]) -> dict[WorkerHandle, float]:
+        """Return the workers whose process has been stopped for too long, and for how many seconds each."""
         now = time.monotonic()
         if now - self._last_look > _LONGEST_GAP_S:
             self._since.clear()
         self._last_look = now
-        stopped = {lane.companion.pid: lane for lane in lanes if lane.is_awaited and _is_stopped(lane)}
+        stopped = {
+            handle.incarnation.pid: handle for handle in handles if handle.is_awaited and _is_stopped(handle)
+        }
         self._since = {pid: self._since.get(pid, now) for pid in stopped}
         return {
             stopped[pid]: now - since for pid, since in self._since.items() if now - since > self._grace_s
         }
 
 
-def _is_stopped(lane: Lane) -> bool:
-    return is_stopped(lane.companion.pid)
+def _is_stopped(handle: WorkerHandle) -> bool:
+    return is_stopped(handle.incarnation.pid)

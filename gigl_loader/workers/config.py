@@ -14,11 +14,11 @@ from gigl_loader.options import SamplingPlan
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["Handover", "WorkerSetting"]
+__all__ = ["Handover", "WorkerConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSetting:
+class WorkerConfig:
     """What a sampling process has to know."""
 
     worker: int
@@ -48,7 +48,7 @@ class WorkerSetting:
         return json.dumps(document)
 
     @classmethod
-    def from_json(cls, text: bytes) -> WorkerSetting:
+    def from_json(cls, text: bytes) -> WorkerConfig:
         document = json.loads(text)
         plan, ring = SamplingPlan.from_json(document.pop("plan")), RingLayout(**document.pop("ring"))
         return cls(**document, plan=plan, ring=ring)
@@ -58,7 +58,7 @@ class WorkerSetting:
 class Handover:
     """A setting and the open files that go with it. Whoever made or received it closes the files."""
 
-    setting: WorkerSetting
+    config: WorkerConfig
     ring_fd: int
     trace_fd: int
     """Takes the text of a crash. The trainer reads it."""
@@ -67,12 +67,12 @@ class Handover:
 
     def send(self, link: socket.socket) -> None:
         """Queue everything in the socket. Nobody needs to read yet."""
-        text = self.setting.to_json().encode()
+        text = self.config.to_json().encode()
         setting_fd = create_memory("gigl-setting", len(text))
         try:
             os.pwrite(setting_fd, text, 0)
-            graph_fds = self.setting.reference.get("fds", {}).values()
-            draw_fds = (self.setting.draw or {}).values()
+            graph_fds = self.config.reference.get("fds", {}).values()
+            draw_fds = (self.config.draw or {}).values()
             send_fds(link, [setting_fd, self.ring_fd, self.trace_fd, self.stderr_fd, *graph_fds, *draw_fds])
         finally:
             os.close(setting_fd)
@@ -83,12 +83,12 @@ class Handover:
         setting_fd, ring_fd, trace_fd, stderr_fd, *others = receive_fds(link)
         text = map_memory(setting_fd, os.fstat(setting_fd).st_size).tobytes()
         os.close(setting_fd)
-        setting = WorkerSetting.from_json(text)
-        if setting.draw is not None:
-            first = len(others) - len(setting.draw)
-            setting = replace(setting, draw=dict(zip(setting.draw, others[first:], strict=True)))
+        config = WorkerConfig.from_json(text)
+        if config.draw is not None:
+            first = len(others) - len(config.draw)
+            config = replace(config, draw=dict(zip(config.draw, others[first:], strict=True)))
             others = others[:first]
-        if "fds" in setting.reference:
-            fds = dict(zip(setting.reference["fds"], others, strict=True))
-            setting = replace(setting, reference=setting.reference | {"fds": fds})
-        return cls(setting=setting, ring_fd=ring_fd, trace_fd=trace_fd, stderr_fd=stderr_fd)
+        if "fds" in config.reference:
+            fds = dict(zip(config.reference["fds"], others, strict=True))
+            config = replace(config, reference=config.reference | {"fds": fds})
+        return cls(config=config, ring_fd=ring_fd, trace_fd=trace_fd, stderr_fd=stderr_fd)

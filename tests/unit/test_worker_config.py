@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from gigl_loader.channel.ring import RingLayout
-from gigl_loader.sampling.setting import Handover, WorkerSetting
+from gigl_loader.workers.config import Handover, WorkerConfig
 from tests.support.sources import PLAN
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-SETTING = WorkerSetting(
+SETTING = WorkerConfig(
     worker=1,
     life=2,
     trainer_pid=3,
     sampler="somewhere:something",
     plan=PLAN,
     reference={"path": "/graphs/ünïcode"},
-    ring=RingLayout(boxes=1, box_seeds=2, slots=3, slot_bytes=4096),
+    ring=RingLayout(request_slots=1, seeds_per_request=2, slots=3, slot_bytes=4096),
 )
 
 
 def test_a_setting_survives_json() -> None:
-    assert WorkerSetting.from_json(SETTING.to_json().encode()) == SETTING
+    assert WorkerConfig.from_json(SETTING.to_json().encode()) == SETTING
 
 
 def test_a_setting_does_not_show_the_token() -> None:
@@ -39,13 +39,13 @@ def test_a_handover_arrives_with_its_files(files: int) -> None:
     for number, fd in enumerate(fds.values()):
         os.pwrite(fd, str(number).encode(), 0)
     reference = {"fds": fds, "more": 1}
-    sent = Handover(setting=replace(SETTING, reference=reference), ring_fd=0, trace_fd=1, stderr_fd=2)
+    sent = Handover(config=replace(SETTING, reference=reference), ring_fd=0, trace_fd=1, stderr_fd=2)
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
         sent.send(near)
         received = Handover.receive(far)
-    found = received.setting.reference
-    assert received.setting == replace(SETTING, reference=found)
+    found = received.config.reference
+    assert received.config == replace(SETTING, reference=found)
     assert found["more"] == 1
     assert list(found["fds"]) == list(fds)
     for number, fd in enumerate(found["fds"].values()):
@@ -66,17 +66,17 @@ def test_files_of_a_seed_draw_come_under_their_names(reference: dict[str, Any]) 
     for name, fd in draw.items():
         os.pwrite(fd, name.encode(), 0)
     sent = Handover(
-        setting=replace(SETTING, reference=reference, draw=draw), ring_fd=0, trace_fd=1, stderr_fd=2
+        config=replace(SETTING, reference=reference, draw=draw), ring_fd=0, trace_fd=1, stderr_fd=2
     )
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
         sent.send(near)
         received = Handover.receive(far)
-    found = received.setting.draw
+    found = received.config.draw
     assert found is not None
     assert {name: os.pread(fd, 10, 0).decode() for name, fd in found.items()} == {n: n for n in draw}
     own = (received.ring_fd, received.trace_fd, received.stderr_fd)
-    for fd in (*draw.values(), *found.values(), *received.setting.reference.get("fds", {}).values(), *own):
+    for fd in (*draw.values(), *found.values(), *received.config.reference.get("fds", {}).values(), *own):
         os.close(fd)
 
 

@@ -1,4 +1,4 @@
-"""A desk in this process, whose samplers are held up by the test, batch by batch."""
+"""An executor in this process, whose samplers are held up by the test, batch by batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory, map_memory
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.sampling.desk import Desk
 from gigl_loader.sampling.ledger import Ledger
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import ArraySpec, Layout
+from gigl_loader.workers.executor import Executor
 from tests.support.leftovers import wait_until
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-LAYOUT = RingLayout(boxes=4, box_seeds=4, slots=4, slot_bytes=4096)
+LAYOUT = RingLayout(request_slots=4, seeds_per_request=4, slots=4, slot_bytes=4096)
 SECONDS = 20
 
 
@@ -76,7 +76,7 @@ class HeldUp:
 
 
 class Trainer:
-    """The far end of a desk of three samplers."""
+    """The far end of an executor with three samplers."""
 
     def __init__(self, stack: ExitStack, ledgers: list[Ledger]) -> None:
         ring_fd = create_memory("gigl-ring-test", LAYOUT.nbytes)
@@ -88,11 +88,13 @@ class Trainer:
         stack.enter_context(link)
         self.gates = Gates()
         self.ring.generation = 1
-        self.desk = Desk(ring, [HeldUp(self.gates, each) for each in ledgers], link, worker=0, trace_fd=2)
+        self.executor = Executor(
+            ring, [HeldUp(self.gates, each) for each in ledgers], link, worker=0, trace_fd=2
+        )
 
     def ask(self, batch: int, *, generation: int = 1) -> None:
-        self.ring.box(batch % LAYOUT.boxes, 1)[:] = 0
-        self.desk.put(Ask(batch % LAYOUT.boxes, 1, generation, 0, batch))
+        self.ring.request_slot(batch % LAYOUT.request_slots, 1)[:] = 0
+        self.executor.put(Ask(batch % LAYOUT.request_slots, 1, generation, 0, batch))
 
     def begun(self, *batches: int) -> None:
         for batch in batches:
@@ -121,7 +123,7 @@ def trainer() -> Iterator[Trainer]:
         far = Trainer(stack, [ledger] * 3)
         yield far
         far.release()
-        assert far.desk.leave(SECONDS)
+        assert far.executor.leave(SECONDS)
         vars(far).clear()  # Pytest keeps the object itself for longer than its memory may live.
 
 
@@ -133,7 +135,7 @@ def test_as_many_batches_as_samplers_are_under_way_and_answered_as_they_finish(t
     for batch in (2, 0, 1, 3):
         trainer.gates.open[batch].set()
         answer = trainer.answer()
-        assert (answer.outcome, answer.box) == (Outcome.FRAME, batch)
+        assert (answer.outcome, answer.request_slot) == (Outcome.FRAME, batch)
         frame = trainer.frame(answer)
         assert (frame.batch, set(frame.array("seeds").tolist())) == (batch, {batch})
 
@@ -166,7 +168,9 @@ def test_requests_of_an_epoch_that_was_left_are_skipped_and_those_under_way_fini
     trainer.gates.open[7].set()
     for batch in (0, 1, 2):
         trainer.gates.open[batch].set()
-    outcomes = sorted((answer.outcome, answer.box) for answer in (trainer.answer() for _ in range(5)))
+    outcomes = sorted(
+        (answer.outcome, answer.request_slot) for answer in (trainer.answer() for _ in range(5))
+    )
     frames = [(Outcome.FRAME, 0), (Outcome.FRAME, 1), (Outcome.FRAME, 2), (Outcome.FRAME, 3)]
     assert outcomes == [*frames, (Outcome.SKIPPED, 3)]
     assert not trainer.gates.begun[3].is_set()
@@ -177,8 +181,8 @@ def test_a_failure_is_its_own_batch_s_and_says_whether_asking_again_helps(traine
     trainer.release()
     for batch in range(3):
         trainer.ask(batch)
-    answers = {answer.box: answer for answer in (trainer.answer() for _ in range(3))}
-    assert [answers[box].unavailable for box in range(3)] == [0, 1, 0]
+    answers = {answer.request_slot: answer for answer in (trainer.answer() for _ in range(3))}
+    assert [answers[request_slot].unavailable for request_slot in range(3)] == [0, 1, 0]
     assert "as planned" in trainer.frame(answers[0]).layout.metadata["failure"]
     assert "host 1 is silent" in trainer.frame(answers[1]).layout.metadata["failure"]
     assert trainer.frame(answers[2]).batch == 2
@@ -211,9 +215,9 @@ def test_a_ledger_that_is_shared_is_counted_once(trainer: Trainer) -> None:
 def test_leaving_waits_for_what_is_under_way_but_not_for_ever(trainer: Trainer) -> None:
     trainer.ask(0)
     trainer.begun(0)
-    assert not trainer.desk.leave(0.01)
+    assert not trainer.executor.leave(0.01)
     trainer.gates.open[0].set()
-    assert trainer.desk.leave(SECONDS)
+    assert trainer.executor.leave(SECONDS)
 
 
 def test_a_trainer_that_is_gone_ends_the_threads_quietly(trainer: Trainer) -> None:

@@ -19,19 +19,19 @@ from gigl_loader.channel.notes import add_note
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.errors import FormatError, WorkerDied
 from gigl_loader.resources import naming_channel
-from gigl_loader.sampling.companion import collect_stacks
-from gigl_loader.sampling.lane import Lane
-from gigl_loader.sampling.process import check_start_method
-from gigl_loader.sampling.setting import WorkerSetting
 from gigl_loader.sampling.source import check_epoch
-from gigl_loader.sampling.stall import LOOK_S, StallDetector
 from gigl_loader.sampling.tally import statistics
+from gigl_loader.workers.config import WorkerConfig
+from gigl_loader.workers.handle import WorkerHandle
+from gigl_loader.workers.incarnation import collect_stacks
+from gigl_loader.workers.process import check_start_method
+from gigl_loader.workers.stall_detector import LOOK_S, StallDetector
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import SamplingPlan, WorkerOptions
-    from gigl_loader.sampling.lane import Death, Delivery
     from gigl_loader.sampling.schedule import Schedule
+    from gigl_loader.workers.handle import Death, Delivery
 
 __all__ = ["WorkerSource"]
 
@@ -62,13 +62,13 @@ class WorkerSource:
         schedule: Schedule,
         options: WorkerOptions,
         *,
-        sampler: str = "gigl_loader.sampling.worker:open_samplers",
+        sampler: str = "gigl_loader.workers.main:open_samplers",
         timeout_s: float = 300.0,
     ) -> None:
         """Start the workers. Returns before they are up; how that went shows in ``receive``.
 
         ``sampler`` names, as ``module:function``, what makes a worker's samplers from its
-        ``WorkerSetting``: one for each batch that it samples at the same time. ``timeout_s`` is how
+        ``WorkerConfig``: one for each batch that it samples at the same time. ``timeout_s`` is how
         long ``receive`` will be told to wait, for those who ask others to know when to give up.
         """
         check_start_method(options.start_method)
@@ -88,16 +88,16 @@ class WorkerSource:
         self._seconds_waiting = 0.0
         self._closed = False
         self._failure: tuple[str, str] | None = None
-        self._lanes: list[Lane] = []
+        self._handles: list[WorkerHandle] = []
         self._poll = select.poll()
-        self._by_fd: dict[int, Lane] = {}
-        self._close = weakref.finalize(self, _end_all, self._lanes, self._pid)
+        self._by_fd: dict[int, WorkerHandle] = {}
+        self._close = weakref.finalize(self, _end_all, self._handles, self._pid)
         try:
             self._start(plan, sampler)
         except BaseException:
             self._close()
             raise
-        self._tallies = [lane.tally for lane in self._lanes]
+        self._tallies = [handle.tally for handle in self._handles]
 
     @property
     def num_batches(self) -> int:
@@ -109,11 +109,11 @@ class WorkerSource:
         check_epoch(epoch, first_batch, num_batches=self.num_batches)
         self._generation += 1
         for delivery in self._ready.values():
-            delivery.lane.drop(delivery)
+            delivery.handle.drop(delivery)
         self._ready.clear()
         self._returned.clear()
-        for lane in self._lanes:
-            lane.leave_epoch(self._generation)
+        for handle in self._handles:
+            handle.leave_epoch(self._generation)
         self._epoch, self._position, self._unasked = epoch, first_batch, first_batch
         self._remaining = self.num_batches - first_batch
         self._hand_out()
@@ -121,7 +121,7 @@ class WorkerSource:
     def wait_until_up(self, timeout: float) -> None:
         self._check_usable()
         deadline = time.monotonic() + timeout
-        while not all(lane.companion.started for lane in self._lanes):
+        while not all(handle.incarnation.started for handle in self._handles):
             self._wait(deadline, timeout)
 
     def receive(self, timeout: float) -> Frame:
@@ -153,12 +153,12 @@ class WorkerSource:
         in_flight = min(options.worker_concurrency, _MOST_IN_FLIGHT)
         ring = RingLayout.fit(
             options.channel_bytes // options.num_workers,
-            boxes=in_flight,
-            box_seeds=max(min(self._schedule.batch_size, len(self._schedule.seeds)), 1),
+            request_slots=in_flight,
+            seeds_per_request=max(min(self._schedule.batch_size, len(self._schedule.seeds)), 1),
             slots=in_flight + spare_slots,
         )
         for worker in range(options.num_workers):
-            setting = WorkerSetting(
+            config = WorkerConfig(
                 worker=worker,
                 life=0,
                 trainer_pid=self._pid,
@@ -171,13 +171,13 @@ class WorkerSource:
                 draw=None if self._schedule.draw is None else self._schedule.draw.files,
             )
             with naming_channel(options.channel_bytes):
-                lane = Lane(setting, method=options.start_method, spare_slots=spare_slots)
-            self._lanes.append(lane)
-            self._watch(lane)
+                handle = WorkerHandle(config, method=options.start_method, spare_slots=spare_slots)
+            self._handles.append(handle)
+            self._watch(handle)
 
-    def _watch(self, lane: Lane) -> None:
-        fd = lane.companion.link.fileno()
-        self._by_fd[fd] = lane
+    def _watch(self, handle: WorkerHandle) -> None:
+        fd = handle.incarnation.link.fileno()
+        self._by_fd[fd] = handle
         self._poll.register(fd, select.POLLIN)
 
     def _check_usable(self) -> None:
@@ -198,17 +198,17 @@ class WorkerSource:
         while not (events := self._poll.poll(1000 * _until(deadline, at_most=LOOK_S))):
             if time.monotonic() >= deadline:
                 raise self._timeout_error(timeout)
-            for lane, seconds in self._detector.stalled(self._lanes).items():
-                lane.put_down(seconds)
+            for handle, seconds in self._detector.stalled(self._handles).items():
+                handle.put_down(seconds)
         for fd, _ in events:
             if not self._collect(self._by_fd[fd]):
                 self._replace(self._by_fd[fd], fd)
         self._hand_out()
 
-    def _collect(self, lane: Lane) -> bool:
+    def _collect(self, handle: WorkerHandle) -> bool:
         """Take what has come from a worker. Return whether it is still there."""
         try:
-            for delivery in lane.answers():
+            for delivery in handle.answers():
                 self._ready[delivery.batch] = delivery
         except EOFError:
             return False
@@ -217,14 +217,14 @@ class WorkerSource:
     def _hand_out(self) -> None:
         """Send requests, each to the worker with the shortest queue, until no worker has room."""
         while self._returned or self._unasked < self.num_batches:
-            lane = min((lane for lane in self._lanes if lane.has_room), key=_load, default=None)
-            if lane is None:
+            handle = min((handle for handle in self._handles if handle.has_room), key=_load, default=None)
+            if handle is None:
                 return
             if self._returned:
                 batch = heapq.heappop(self._returned)
             else:
                 batch, self._unasked = self._unasked, self._unasked + 1
-            lane.ask(self._schedule.request(self._epoch, batch))
+            handle.ask(self._schedule.request(self._epoch, batch))
 
     def _deliver(self, batch: int) -> Frame:
         self._graph.verifier.check()
@@ -233,7 +233,7 @@ class WorkerSource:
             self._raise_unavailable(delivery)
         self._remaining -= 1
         self._position = batch + 1
-        memory = delivery.lane.hand_out(delivery)
+        memory = delivery.handle.hand_out(delivery)
         self._hand_out()
         frame = Frame.parse(memory, edge_dir=self._graph.schema.edge_dir)
         if (frame.epoch, frame.batch) != (self._epoch, batch):
@@ -247,31 +247,31 @@ class WorkerSource:
         All batches that failed like it will be asked for again: by then, the owner may be back.
         """
         heapq.heappush(self._returned, delivery.batch)
-        record = delivery.lane.take_back(delivery)
+        record = delivery.handle.take_back(delivery)
         for other in [each for each in self._ready.values() if each.unavailable]:
-            other.lane.drop(self._ready.pop(other.batch))
+            other.handle.drop(self._ready.pop(other.batch))
             heapq.heappush(self._returned, other.batch)
         Frame.parse(record, edge_dir=self._graph.schema.edge_dir).raise_failure()
 
-    def _replace(self, lane: Lane, fd: int) -> None:
+    def _replace(self, handle: WorkerHandle, fd: int) -> None:
         """Start a worker in the place of one that is gone, as long as that makes sense."""
         self._poll.unregister(fd)
         del self._by_fd[fd]
-        death = lane.bury()
+        death = handle.reap()
         if death.hopeless:
             self._give_up(death, _CANNOT_START[self._options.start_method])
         if self._restarts == self._options.max_worker_restarts:
             self._give_up(death, f"{self._restarts} restarts are used up (max_worker_restarts)")
         self._restarts += 1
-        again = f"batches {death.orphans} again" if death.orphans else "nothing to sample again"
+        again = f"batches {death.pending} again" if death.pending else "nothing to sample again"
         _LOGGER.warning("%s: restart %d, %s", death.account, self._restarts, again)
-        for batch in death.orphans:
+        for batch in death.pending:
             heapq.heappush(self._returned, batch)
         try:
-            lane.restart()
+            handle.restart()
         except OSError as error:
             self._give_up(death, f"starting another failed: {error}")
-        self._watch(lane)
+        self._watch(handle)
 
     def _give_up(self, death: Death, reason: str) -> None:
         self._failure = (f"{death.account}; {reason}", death.trace)
@@ -279,13 +279,13 @@ class WorkerSource:
         raise _worker_died(*self._failure)
 
     def _timeout_error(self, timeout: float) -> TimeoutError:
-        workers = "; ".join(lane.describe() for lane in self._lanes)
+        workers = "; ".join(handle.describe() for handle in self._handles)
         wanted = f"batch {self._position}" if self._options.in_order else "any batch"
         missing = f"no batch within {timeout:g} s ({wanted} of epoch {self._epoch})"
         if self._epoch < 0:
             missing = f"the sampling processes were not up within {timeout:g} s"
         error = TimeoutError(f"{missing}; {workers}")
-        for worker, stacks in collect_stacks([lane.companion for lane in self._lanes]).items():
+        for worker, stacks in collect_stacks([handle.incarnation for handle in self._handles]).items():
             add_note(error, f"stacks of worker {worker}:\n{stacks}")
         return error
 
@@ -295,8 +295,8 @@ def _until(deadline: float, *, at_most: float) -> float:
     return min(max(deadline - time.monotonic(), 0), at_most)
 
 
-def _load(lane: Lane) -> tuple[int, int]:
-    return lane.load
+def _load(handle: WorkerHandle) -> tuple[int, int]:
+    return handle.load
 
 
 def _worker_died(message: str, trace: str) -> WorkerDied:
@@ -306,15 +306,15 @@ def _worker_died(message: str, trace: str) -> WorkerDied:
     return error
 
 
-def _end_all(lanes: list[Lane], pid: int) -> None:
+def _end_all(handles: list[WorkerHandle], pid: int) -> None:
     """End all workers together. In a forked child they are the parent's: only let go of their files."""
     if os.getpid() != pid:
-        for lane in lanes:
-            lane.abandon()
+        for handle in handles:
+            handle.abandon()
     else:
-        for lane in lanes:
-            lane.hang_up()
+        for handle in handles:
+            handle.hang_up()
         deadline = time.monotonic() + _LEAVE_SECONDS
-        for lane in lanes:
-            lane.end(deadline)
-    lanes.clear()
+        for handle in handles:
+            handle.end(deadline)
+    handles.clear()

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import FormatError
-from gigl_loader.sampling.companion import Companion
 from gigl_loader.sampling.tally import Tally
+from gigl_loader.workers.incarnation import Incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.channel.slots import Bytes
     from gigl_loader.sampling.schedule import Request
-    from gigl_loader.sampling.setting import WorkerSetting
+    from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["Death", "Delivery", "Lane"]
+__all__ = ["Death", "Delivery", "WorkerHandle"]
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_MAPS = 32
@@ -33,7 +33,7 @@ _NOBODY = -1
 class Delivery(NamedTuple):
     """A finished frame that was not handed out yet: in a slot, or in memory of its own."""
 
-    lane: Lane
+    handle: WorkerHandle
     batch: int
     slot: int
     apart: Bytes | None
@@ -49,29 +49,29 @@ class Death(NamedTuple):
     trace: str
     hopeless: bool
     """It ended by itself before it was up: another would end alike."""
-    orphans: list[int]
+    pending: list[int]
     """Batches that were asked of it, and neither answered nor given up."""
 
 
-class Lane:
+class WorkerHandle:
     """Sends requests to one process at a time and takes its answers. Waits only to bury and to close."""
 
-    def __init__(self, setting: WorkerSetting, *, method: str, spare_slots: int) -> None:
+    def __init__(self, config: WorkerConfig, *, method: str, spare_slots: int) -> None:
         """Start the first process. Arrays keep at most ``spare_slots`` slots at any time."""
-        self.worker = setting.worker
+        self.worker = config.worker
         self.tally = Tally()
-        self._setting = setting
+        self._config = config
         self._method = method
         self._spare_slots = spare_slots
         self._generation = 0
         self._open: dict[int, Ask] = {}
-        self._free_boxes = list(range(setting.ring.boxes))
+        self._free_request_slots = list(range(config.ring.request_slots))
         self._undelivered = 0
         self._finished_slots: set[int] = set()
         self._maps: set[int] = set()
-        self._ring_fd = create_memory(f"gigl-ring-{setting.worker}", setting.ring.nbytes)
+        self._ring_fd = create_memory(f"gigl-ring-{config.worker}", config.ring.nbytes)
         try:
-            self._ring = Ring(self._ring_fd, setting.ring)
+            self._ring = Ring(self._ring_fd, config.ring)
             self._start()
         except BaseException:
             os.close(self._ring_fd)
@@ -80,7 +80,7 @@ class Lane:
     @property
     def has_room(self) -> bool:
         """Whether one more request stays within the batches in flight."""
-        return len(self._free_boxes) > self._undelivered
+        return len(self._free_request_slots) > self._undelivered
 
     @property
     def load(self) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class Lane:
     @property
     def is_awaited(self) -> bool:
         """Whether the process owes an answer."""
-        return bool(self._open) or not self.companion.started
+        return bool(self._open) or not self.incarnation.started
 
     def leave_epoch(self, generation: int) -> None:
         """Only requests of ``generation`` are wanted from now on."""
@@ -99,11 +99,13 @@ class Lane:
     def ask(self, request: Request) -> None:
         """Send a request. If the process is gone, its end of file will tell."""
         count = len(request.seeds)
-        box = self._free_boxes.pop()
-        self._ring.box(box, count)[:] = request.seeds, request.input_ids
-        ask = self._open[box] = Ask(box, count, self._generation, request.epoch, request.batch)
+        request_slot = self._free_request_slots.pop()
+        self._ring.request_slot(request_slot, count)[:] = request.seeds, request.input_ids
+        ask = self._open[request_slot] = Ask(
+            request_slot, count, self._generation, request.epoch, request.batch
+        )
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.companion.link.send(ask.pack())
+            self.incarnation.link.send(ask.pack())
 
     def answers(self) -> Iterator[Delivery]:
         """Yield the frames that have come. Those of an epoch that was left are dropped here.
@@ -112,7 +114,7 @@ class Lane:
         """
         while True:
             try:
-                data, fds = receive(self.companion.link)
+                data, fds = receive(self.incarnation.link)
             except BlockingIOError:
                 return
             if not data:
@@ -161,63 +163,63 @@ class Lane:
 
     def describe(self) -> str:
         """Say who the worker is and what it does."""
-        return f"worker {self.worker} (pid {self.companion.pid}): {self._activity()}"
+        return f"worker {self.worker} (pid {self.incarnation.pid}): {self._activity()}"
 
     def put_down(self, stopped_s: float) -> None:
         """Kill a process that a signal stopped: it is then gone like any other."""
-        self.companion.put_down(f"was stopped by a signal for {stopped_s:.1f} s, and killed for it")
+        self.incarnation.put_down(f"was stopped by a signal for {stopped_s:.1f} s, and killed for it")
 
-    def bury(self) -> Death:
+    def reap(self) -> Death:
         """Settle the affairs of a process that is gone. Its finished frames are still good."""
-        account, status = self.companion.bury()
+        account, status = self.incarnation.reap()
         death = Death(
             account=f"{account} {self._last_seen()}",
-            trace=self.companion.take_trace(),
-            hopeless=not self.companion.started and status is not None and status >= 0,
-            orphans=[ask.batch for ask in self._open.values() if ask.generation == self._generation],
+            trace=self.incarnation.take_trace(),
+            hopeless=not self.incarnation.started and status is not None and status >= 0,
+            pending=[ask.batch for ask in self._open.values() if ask.generation == self._generation],
         )
-        self.companion.hang_up()
-        self.companion.end(time.monotonic())
-        self._free_boxes += self._open
+        self.incarnation.hang_up()
+        self.incarnation.end(time.monotonic())
+        self._free_request_slots += self._open
         self._open.clear()
         self._ring.slots.give_all(but=self._finished_slots)
         return death
 
     def restart(self) -> None:
         """Start another process in the place of one that was buried."""
-        self.tally.bury()
-        self._setting = replace(self._setting, life=self._setting.life + 1)
+        self.tally.reap()
+        self._config = replace(self._config, life=self._config.life + 1)
         self._start()
 
     def hang_up(self) -> None:
         """Tell the process to leave, and not to begin another batch. Does not wait."""
         self._ring.generation = _NOBODY
-        self.companion.hang_up()
+        self.incarnation.hang_up()
 
     def end(self, deadline: float) -> None:
         """Wait until ``deadline`` (monotonic) for the process to leave, then make it. Close everything."""
-        self.companion.end(deadline)
+        self.incarnation.end(deadline)
         os.close(self._ring_fd)
 
     def abandon(self) -> None:
         """Close files only: in a forked child, the process is the parent's."""
-        self.companion.abandon()
+        self.incarnation.abandon()
         os.close(self._ring_fd)
 
     def _start(self) -> None:
         self._ring.note(State.STARTING)
-        self.companion = Companion(self._setting, method=self._method, ring_fd=self._ring_fd)
-        self.tally.pid = self.companion.pid
+        self.incarnation = Incarnation(self._config, method=self._method, ring_fd=self._ring_fd)
+        self.tally.pid = self.incarnation.pid
 
     def _take(self, answer: Answer, fds: list[int]) -> Delivery | None:
         self.tally.spent = answer.spent
         if answer.outcome == Outcome.STARTED:
-            self.companion.started = True
+            self.incarnation.started = True
             return None
-        ask = self._open.pop(answer.box, None)
+        ask = self._open.pop(answer.request_slot, None)
         if ask is None:
             raise FormatError(f"worker {self.worker} answered what it was not asked")
-        self._free_boxes.append(ask.box)
+        self._free_request_slots.append(ask.request_slot)
         self.tally.sampling_ns += answer.sampling_ns
         delivery = self._delivery(ask, answer, fds)
         if ask.generation == self._generation:
@@ -263,7 +265,7 @@ class Lane:
             )
 
     def _activity(self) -> str:
-        run_state = self.companion.run_state
+        run_state = self.incarnation.run_state
         if run_state.startswith(("stopped", "dead")):
             return f"{run_state}, {self._last_seen()}"
         doing = self._ring.doing()

@@ -1,0 +1,284 @@
+"""A lane whose worker is played by the test, message by message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gigl_loader.channel.message import Answer, Ask, Outcome, receive
+from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory
+from gigl_loader.errors import FormatError
+from gigl_loader.sampling.schedule import Request
+from gigl_loader.workers import handle as handle_module
+from gigl_loader.workers.config import WorkerConfig
+from gigl_loader.workers.handle import WorkerHandle
+from tests.support.sources import PLAN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+LAYOUT = RingLayout(request_slots=2, seeds_per_request=8, slots=4, slot_bytes=4096)
+SETTING = WorkerConfig(
+    worker=5, life=0, trainer_pid=os.getpid(), sampler="", plan=PLAN, reference={}, ring=LAYOUT
+)
+
+
+class PlayedWorker:
+    """Stands in for a ``Companion`` and is its far end."""
+
+    pid = 4711
+    started = False
+    run_state = "running"
+    status: int | None = -signal.SIGKILL
+
+    def __init__(self, config: WorkerConfig, *, method: str, ring_fd: int) -> None:
+        self.life = config.life
+        self.link, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link.setblocking(False)
+        self.ring = Ring(ring_fd, config.ring)
+
+    def answer(self, outcome: int, request_slot: int, slot: int = 0, nbytes: int = 10) -> None:
+        self.far.send(Answer(outcome, request_slot, slot, nbytes, 0, 0).pack())
+
+    def work(self) -> Ask:
+        """Take a request and write its seeds as its frame."""
+        ask = Ask.unpack(receive(self.far)[0])
+        slot = self.ring.slots.take()
+        assert slot is not None
+        self.ring.slots.buffer(slot)[: ask.num_seeds] = self.ring.request_slot(
+            ask.request_slot, ask.num_seeds
+        )[0]
+        self.answer(Outcome.FRAME, ask.request_slot, slot, ask.num_seeds)
+        return ask
+
+    def reap(self) -> tuple[str, int | None]:
+        return "worker 5 (pid 4711) was killed by SIGKILL", self.status
+
+    def take_trace(self) -> str:
+        return "last words"
+
+    def hang_up(self) -> None: ...
+
+    def end(self, deadline: float) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        self.link.close()
+        self.far.close()
+        del self.ring
+
+
+@pytest.fixture
+def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerHandle]:
+    monkeypatch.setattr(handle_module, "Incarnation", PlayedWorker)
+    handle = WorkerHandle(SETTING, method="spawn", spare_slots=2)
+    handle.leave_epoch(1)
+    yield handle
+    handle.end(0)
+    vars(handle).clear()  # Pytest keeps the lane itself for longer than its memory may live.
+
+
+def played(handle: WorkerHandle) -> PlayedWorker:
+    worker: Any = handle.incarnation
+    played: PlayedWorker = worker
+    return played
+
+
+def room(handle: WorkerHandle) -> bool:
+    return handle.has_room
+
+
+def request(batch: int, epoch: int = 0) -> Request:
+    return Request(epoch, batch, np.array([batch, batch]), np.array([0, 1]))
+
+
+def test_requests_and_frames_pass_through_the_ring(handle: WorkerHandle) -> None:
+    handle.ask(request(7))
+    assert played(handle).work()[2:] == (1, 0, 7)
+    (delivery,) = handle.answers()
+    assert (delivery.batch, delivery.nbytes) == (7, 2)
+    assert handle.hand_out(delivery).tolist() == [7, 7]
+
+
+def test_room_is_for_requests_and_finished_frames_together(handle: WorkerHandle) -> None:
+    handle.ask(request(0))
+    assert room(handle)
+    handle.ask(request(1))
+    assert not room(handle)
+    played(handle).work()
+    (delivery,) = handle.answers()
+    assert not room(handle)
+    handle.hand_out(delivery)
+    assert room(handle)
+
+
+def test_few_frames_are_lent_and_the_others_copied(handle: WorkerHandle) -> None:
+    kept = []
+    for batch in range(6):
+        handle.ask(request(batch))
+        played(handle).work()
+        (delivery,) = handle.answers()
+        kept.append(handle.hand_out(delivery))
+    assert [array.tolist() for array in kept] == [[batch, batch] for batch in range(6)]
+    assert handle.tally.copied_out == 4
+    del kept[:2]
+    handle.ask(request(9))
+    played(handle).work()
+    (delivery,) = handle.answers()
+    handle.hand_out(delivery)
+    assert handle.tally.copied_out == 4
+
+
+def test_a_copy_that_fails_leaves_its_slot_free(handle: WorkerHandle) -> None:
+    class NoMemory:
+        def __getitem__(self, key: slice) -> NoMemory:
+            return self
+
+        def copy(self) -> None:
+            raise MemoryError
+
+    slots: Any = handle._ring.slots
+    kept = []
+    for batch in range(3):
+        handle.ask(request(batch))
+        played(handle).work()
+        (delivery,) = handle.answers()
+        if batch < 2:
+            kept.append(handle.hand_out(delivery))
+    slots.buffer = lambda slot: NoMemory()
+    with pytest.raises(MemoryError):
+        handle.hand_out(delivery)
+    assert slots.take() == 2
+
+
+def test_answers_of_an_epoch_that_was_left_only_free_what_they_held(handle: WorkerHandle) -> None:
+    handle.ask(request(0))
+    handle.ask(request(1))
+    played(handle).work()
+    handle.leave_epoch(2)
+    assert not room(handle)
+    assert played(handle).ring.generation == 2
+    assert list(handle.answers()) == []
+    assert room(handle)
+    handle.ask(request(0, epoch=1))
+    request_slot = Ask.unpack(receive(played(handle).far)[0]).request_slot
+    played(handle).answer(Outcome.SKIPPED, request_slot)
+    played(handle).work()
+    (delivery,) = handle.answers()
+    assert delivery.batch == 0
+    assert played(handle).ring.slots.take() == 1
+    handle.drop(delivery)
+    assert handle.load == (0, 0)
+
+
+def test_a_burial_names_the_batches_to_sample_again(handle: WorkerHandle) -> None:
+    handle.ask(request(0))
+    played(handle).work()
+    (finished,) = handle.answers()
+    handle.ask(request(1))
+    worker = played(handle)
+    worker.started = True
+    worker.ring.slots.take()
+    worker.ring.note(State.SAMPLING, epoch=0, batch=1)
+    worker.far.close()
+    with pytest.raises(EOFError):
+        list(handle.answers())
+    death = handle.reap()
+    assert death.account.endswith("was killed by SIGKILL while it sampled batch 1 of epoch 0")
+    assert (death.trace, death.hopeless, death.pending) == ("last words", False, [1])
+    handle.restart()
+    assert (played(handle).life, handle.tally.restarts) == (1, 1)
+    handle.ask(request(1))
+    played(handle).work()
+    (again,) = handle.answers()
+    assert (finished.slot, again.slot) == (0, 1)
+    assert handle.hand_out(finished).tolist() == [0, 0]
+    assert handle.hand_out(again).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("status", "hopeless"), [(1, True), (0, True), (-9, False), (None, False)])
+def test_ending_by_itself_before_being_up_is_hopeless(
+    handle: WorkerHandle, status: int | None, hopeless: bool
+) -> None:
+    played(handle).status = status
+    assert handle.reap().hopeless is hopeless
+    handle.restart()
+
+
+def test_requests_to_a_process_that_is_gone_wait_for_its_burial(handle: WorkerHandle) -> None:
+    played(handle).far.close()
+    handle.ask(request(3))
+    assert handle.reap().pending == [3]
+    handle.restart()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "request_slot", "slot", "nbytes"),
+    [
+        (Outcome.FRAME, 0, 0, 10),
+        (Outcome.FRAME, 99, 0, 10),
+        (Outcome.FRAME, 1, 4, 10),
+        (Outcome.FRAME, 1, 2**40, 10),
+        (Outcome.FRAME, 1, 0, 4097),
+        (Outcome.OVERSIZE, 1, 0, 10),
+        (Outcome.SKIPPED, 1, 0, 0),
+        (17, 1, 0, 10),
+    ],
+)
+def test_a_worker_that_breaks_the_protocol_is_refused(
+    handle: WorkerHandle, outcome: int, request_slot: int, slot: int, nbytes: int
+) -> None:
+    handle.ask(request(0))
+    assert Ask.unpack(receive(played(handle).far)[0]).request_slot == 1
+    played(handle).answer(outcome, request_slot, slot, nbytes)
+    with pytest.raises(FormatError, match="worker 5"):
+        list(handle.answers())
+
+
+def test_a_slot_that_is_in_use_cannot_come_again(handle: WorkerHandle) -> None:
+    handle.ask(request(0))
+    played(handle).work()
+    (delivery,) = handle.answers()
+    for kept in (delivery, handle.hand_out(delivery)):
+        handle.ask(request(1))
+        ask = Ask.unpack(receive(played(handle).far)[0])
+        played(handle).answer(Outcome.FRAME, ask.request_slot, delivery.slot)
+        with pytest.raises(FormatError, match="worker 5 sent"):
+            list(handle.answers())
+        del kept
+
+
+def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle) -> None:
+    """Every mapping holds a descriptor."""
+    kept = []
+    for batch in range(40):
+        handle.ask(request(batch))
+        request_slot = Ask.unpack(receive(played(handle).far)[0]).request_slot
+        fd = create_memory("gigl-test", 4096)
+        os.pwrite(fd, bytes([batch]), 0)
+        socket.send_fds(
+            played(handle).far, [Answer(Outcome.OVERSIZE, request_slot, 0, 4096, 0, 0).pack()], [fd]
+        )
+        os.close(fd)
+        (delivery,) = handle.answers()
+        kept.append(handle.hand_out(delivery))
+    del delivery
+    assert [array[0] for array in kept] == list(range(40))
+    assert (handle.tally.oversize, handle.tally.copied_out) == (40, 8)
+
+
+def test_a_memory_file_shorter_than_it_says_is_refused(handle: WorkerHandle) -> None:
+    handle.ask(request(0))
+    fd = create_memory("gigl-test", 100)
+    answer = Answer(Outcome.OVERSIZE, 1, 0, 4096, 0, 0).pack()
+    socket.send_fds(played(handle).far, [answer], [fd])
+    os.close(fd)
+    with pytest.raises(FormatError, match="100 bytes for 4096"):
+        list(handle.answers())
