@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
 from gigl_loader.hosts.meeting import WHOLE, Meeting, excuse
-from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
 from gigl_loader.topology import Topology, announce_host
@@ -311,15 +311,15 @@ class DistDataset:
     def _inline_source(self, request: SourceRequest) -> InlineSource:
         channel_bytes = request.workers.channel_bytes
         if self._membership is None:
-            sampler = Sampler(self._graph, request.plan)
+            sampler = LocalSampler(self._graph, request.plan)
             check = self._graph.verifier.check
             return InlineSource(sampler, request.schedule, channel_bytes=channel_bytes, check=check)
-        from gigl_loader.sampling.stepped import SteppedSampler
+        from gigl_loader.sampling.distributed import DistributedSampler
 
         timeout_s = _SHARE_OF_PEERS * request.timeout_s
         store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
         self._stores.add(store)
-        stepped = SteppedSampler(self._graph, request.plan, store)
+        stepped = DistributedSampler(self._graph, request.plan, store)
         return InlineSource(
             stepped,
             request.schedule,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.channel.notes import add_note
+from gigl_loader.compat import add_note
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.rpc.replies import MAX_REPLY_BYTES
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gigl_client.landing import PrivateLanding, RingLanding
     from gigl_loader.channel.slots import Bytes
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
-    from gigl_loader.sampling.skeleton import Completion
+    from gigl_loader.sampling.deferred_features import Completion
 
 __all__ = ["Arrivals", "Scratch", "Unfetched"]
 

@@ -10,7 +10,7 @@ from gigl_loader.retry import Backoff
 if TYPE_CHECKING:
     from gigl_client.line import Line, Opened
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
 
 __all__ = ["Ask", "Book", "Ready", "Trouble"]
 
@@ -19,7 +19,7 @@ __all__ = ["Ask", "Book", "Ready", "Trouble"]
 class Ask:
     """One batch that a server was asked for. It stays the same batch, whoever is asked next."""
 
-    request: Request
+    request: BatchRequest
     fence: int
     line: Line
     opened: Opened
@@ -64,7 +64,7 @@ class Book:
         self.taken = 0
         """Batches received, in all epochs."""
         self._returned: list[int] = []
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, BatchRequest] = {}
         self._ready: dict[int, Ready] = {}
         self.asked: dict[int, Ask] = {}
         self.troubles: dict[int, Trouble] = {}
@@ -97,7 +97,7 @@ class Book:
         """Return whether no other batch can be received before this one."""
         return self._in_order and batch == self.position
 
-    def known_request(self, batch: int) -> Request | None:
+    def known_request(self, batch: int) -> BatchRequest | None:
         """Return what was asked for before, where a batch is asked for again."""
         return self._requests.get(batch)
 

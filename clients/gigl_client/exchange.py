@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gigl_client.line import Line
     from gigl_client.lines import Lines
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
 
     Answers = queue.SimpleQueue["Answer | None"]
 
@@ -71,7 +71,7 @@ class Exchange:
         changed: threading.Condition,
         *,
         name: str,
-        request: Callable[[int, int], Request],
+        request: Callable[[int, int], BatchRequest],
         timeout_s: float,
     ) -> None:
         """The lock of ``changed`` guards lines and book. ``request`` gives a batch of an epoch."""
@@ -149,7 +149,7 @@ class Exchange:
             if request is not None:
                 self._ask(line, request, now)
 
-    def _request_of(self, batch: int) -> Request | None:
+    def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one, however often it is asked for."""
         request = self._book.known_request(batch)
         if request is not None:
@@ -163,7 +163,7 @@ class Exchange:
             self._changed.notify_all()
             return None
 
-    def _ask(self, line: Line, request: Request, now: float) -> None:
+    def _ask(self, line: Line, request: BatchRequest, now: float) -> None:
         opened = line.opened
         assert opened is not None, "only open lines are asked"
         slot = None if opened.ring is None else opened.ring.take()

@@ -17,7 +17,7 @@ from gigl_client.landing import SPARE_SLOTS, PrivateLanding, slot_bytes_of
 from gigl_client.lines import Lines
 from gigl_client.patience import Patience
 from gigl_client.terms import Terms
-from gigl_loader.sampling.skeleton import Completion
+from gigl_loader.sampling.deferred_features import Completion
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.sampling.store import WireCounts
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.options import SamplingPlan
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.schedule import Request, Schedule
+    from gigl_loader.sampling.schedule import BatchRequest, Schedule
 
 __all__ = ["RemoteSource"]
 
@@ -202,7 +202,7 @@ class RemoteSource:
         return ready.frame
 
 
-def _requests(schedule: Schedule) -> Callable[[int, int], Request]:
+def _requests(schedule: Schedule) -> Callable[[int, int], BatchRequest]:
     """Return what gives the batches of a schedule. Where seeds are drawn by weights, they are drawn here."""
     draw = schedule.draw
     if draw is None:

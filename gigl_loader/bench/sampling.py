@@ -19,7 +19,7 @@ from gigl_loader.bench.workload import Workload
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, type_name
 from gigl_loader.options import SamplingPlan
-from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.schedule import Schedule
 
 __all__ = ["gather_case", "sampler_case"]
@@ -66,7 +66,7 @@ _NODE_IDS = f"node/{type_name(HOMOGENEOUS_NODE)}/n_id"
 _EDGE_ROWS = f"edge/{type_name(HOMOGENEOUS_EDGE)}/rows"
 
 
-def _sampler(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> tuple[Sampler, Schedule]:
+def _sampler(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> tuple[LocalSampler, Schedule]:
     plan = SamplingPlan(
         seed_type=HOMOGENEOUS_NODE,
         num_neighbors={HOMOGENEOUS_EDGE: workload.fanout},
@@ -77,7 +77,7 @@ def _sampler(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> 
     )
     positions = graph.positions(HOMOGENEOUS_NODE, seeds)
     schedule = Schedule(positions, batch_size=workload.batch_size, shuffle=False, drop_last=True, run_seed=1)
-    return Sampler(graph, plan), schedule
+    return LocalSampler(graph, plan), schedule
 
 
 def gather_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> Case:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.channel.notes import add_note
 from gigl_loader.channel.rules import MAX_HEADER_BYTES, check
+from gigl_loader.compat import add_note
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.tensors import Layout
 

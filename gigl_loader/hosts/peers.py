@@ -13,10 +13,10 @@ from gigl_loader.hosts.shared_cache import open_cache
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.remote_store import RemoteStore, fetch_split
-from gigl_loader.sampling.ledger import Ledger
+from gigl_loader.sampling.costs import CostCounter
+from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_loader.sampling.stepped import SteppedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,5 +130,5 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     graph = Graph.from_reference(config.reference)
     peers = Peers.from_json(config.reference[PEERS])
     store = peers.open_store(graph, timeout_s=config.timeout_s, concurrency=config.concurrency)
-    ledger = Ledger(store.wire)
-    return [SteppedSampler(graph, config.plan, store, ledger) for _ in range(config.concurrency)]
+    costs = CostCounter(store.wire)
+    return [DistributedSampler(graph, config.plan, store, costs) for _ in range(config.concurrency)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gigl_loader.sampling.weighted import WEIGHT, SeedDraw
+from gigl_loader.sampling.seed_weights import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.sampling.store import Bytes, Int64Array, NeighborAsk, RowAsk, WireCounts
+    from gigl_loader.sampling.store import Bytes, FeatureRequest, Int64Array, NeighborRequest, WireCounts
 
 __all__ = ["RemoteStore", "fetch_split"]
 
@@ -61,7 +61,7 @@ class RemoteStore:
         self._envelope = Envelope(graph=digest, partition=partition)
         self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
         pieces = [ask.targets[at : at + _MOST_ROWS] for at in range(0, len(ask.targets), _MOST_ROWS)]
         answers: list[Neighbors] = []
@@ -69,7 +69,7 @@ class RemoteStore:
             answers += self._sample_in_parts(replace(ask, targets=piece))
         return answers[0] if len(answers) == 1 else _one_after_the_other(answers)
 
-    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``, straight from what arrives."""
         width = sum(matrix.shape[1] for matrix in out)
         step = min(_MOST_ROWS, max(_MOST_BYTES // max(width, 1), 1))
@@ -99,7 +99,7 @@ class RemoteStore:
         layout, buffer = self._connection.ask(self._encoded(ask), assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
-    def _sample_in_parts(self, ask: NeighborAsk) -> list[Neighbors]:
+    def _sample_in_parts(self, ask: NeighborRequest) -> list[Neighbors]:
         """Ask, and for halves where the service finds it too large: it knows how many edges there are."""
         try:
             return [self._sample(ask)]
@@ -110,11 +110,11 @@ class RemoteStore:
         parts = (ask.targets[:half], ask.targets[half:])
         return [answer for part in parts for answer in self._sample_in_parts(replace(ask, targets=part))]
 
-    def _sample(self, ask: NeighborAsk) -> Neighbors:
+    def _sample(self, ask: NeighborRequest) -> Neighbors:
         layout, buffer = self._connection.ask(self._encoded(ask), assembled)
         return read_neighbors(layout, buffer, ask, self._schema)
 
-    def _gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def _gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         def scatter(chunks: ReplyChunks) -> None:
             rows = RowScatter(ask, places, out, chunks.checksum)
             try:
@@ -126,7 +126,7 @@ class RemoteStore:
 
         self._connection.ask(self._encoded(ask), scatter)
 
-    def _encoded(self, request: NeighborAsk | RowAsk | SplitAsk) -> bytes:
+    def _encoded(self, request: NeighborRequest | FeatureRequest | SplitAsk) -> bytes:
         return encode(self._envelope, request, self._schema)
 
 

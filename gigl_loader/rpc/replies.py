@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.checksums import Unread
 from gigl_loader.rpc.fields import MAX_HEADER_BYTES
-from gigl_loader.sampling.store import SLOT_BITS, NeighborAsk, Neighbors, RowAsk
+from gigl_loader.sampling.store import SLOT_BITS, FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
-    """Return the reply to a ``NeighborAsk`` as the pieces of a document.
+    """Return the reply to a ``NeighborRequest`` as the pieces of a document.
 
     Slots travel as int32 where they fit.
     """
@@ -80,12 +80,12 @@ def split_document(positions: npt.NDArray[Any]) -> list[Bytes]:
 
 
 def row_layout(columns: Mapping[str, int], count: int) -> Layout:
-    """Return the layout of the reply to a ``RowAsk``. ``columns`` gives the bytes of a row of each."""
+    """Return the layout of the reply to a ``FeatureRequest``: ``columns`` has the bytes per row of each."""
     return Layout.plan({name: ArraySpec("U8", (count, size)) for name, size in columns.items()})
 
 
 def row_chunks(layout: Layout) -> list[range]:
-    """Return which bytes each chunk of a reply to a ``RowAsk`` has: whole rows, the header in the first."""
+    """Return the bytes of each chunk of a ``FeatureRequest``'s reply: whole rows, the header first."""
     chunks, begin = [], 0
     for name, spec in layout.specs.items():
         offset, width = layout.offsets[name], spec.shape[1]
@@ -143,7 +143,7 @@ def assembled(chunks: ReplyChunks) -> tuple[Layout, Bytes]:
     return whole.finish()
 
 
-def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborAsk, schema: GraphSchema) -> Neighbors:
+def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborRequest, schema: GraphSchema) -> Neighbors:
     """Return what was drawn, if it can be an answer to ``ask``."""
     wanted = {"counts": True, "positions": True, "edge_ids": ask.with_edge_ids, "slots": ask.with_slots}
     _check_names(layout, [name for name, flag in wanted.items() if flag])
@@ -207,7 +207,7 @@ class RowScatter:
     """Sends the rows of a reply to their places, chunk by chunk."""
 
     def __init__(
-        self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes], checksum: Checksum | None = None
+        self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes], checksum: Checksum | None = None
     ) -> None:
         """``out`` has one uint8 matrix [anything, row bytes] per column; rows go to ``places``."""
         widths = {name: rows.shape[1] for name, rows in zip(ask.columns, out, strict=True)}

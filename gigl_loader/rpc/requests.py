@@ -19,7 +19,7 @@ from gigl_loader.rpc import inquiries
 from gigl_loader.rpc.fields import MAX_HEADER_BYTES, WIRE_VERSION, Fields, are_names, known_name
 from gigl_loader.rpc.inquiries import Inquiry
 from gigl_loader.rpc.refusals import Kind, Refused
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Ping:
     """Nothing but an answer."""
 
 
-Request: TypeAlias = NeighborAsk | RowAsk | SplitAsk | Ping
+Request: TypeAlias = NeighborRequest | FeatureRequest | SplitAsk | Ping
 """About one partition. An ``Inquiry`` is about the whole graph."""
 
 
@@ -73,10 +73,12 @@ class Envelope:
     partition: int
 
 
-def encode(envelope: Envelope, request: NeighborAsk | RowAsk | SplitAsk, schema: GraphSchema) -> bytes:
+def encode(
+    envelope: Envelope, request: NeighborRequest | FeatureRequest | SplitAsk, schema: GraphSchema
+) -> bytes:
     """Return a request as bytes. The service checks what it asks for; ``ValueError`` for an unknown type."""
     part = envelope.partition
-    if isinstance(request, NeighborAsk):
+    if isinstance(request, NeighborRequest):
         known_name(request.edge_type, schema.edges, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         arguments = {
@@ -87,7 +89,7 @@ def encode(envelope: Envelope, request: NeighborAsk | RowAsk | SplitAsk, schema:
             "flags": json.dumps([name for name in _FLAGS if getattr(request, name)]),
         }
         return _document(envelope, "neighbors", arguments, _relative(request.targets, first))
-    if isinstance(request, RowAsk):
+    if isinstance(request, FeatureRequest):
         if isinstance(request.kind, str):
             known_name(request.kind, schema.nodes, "node type")
         first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
@@ -148,13 +150,13 @@ def parse(
 _FLAGS = ("replace", "with_edge_ids", "with_slots")
 
 
-def _neighbors(fields: Fields, schema: GraphSchema, partition: int, _: object) -> NeighborAsk:
+def _neighbors(fields: Fields, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
     edge_type = _edge_type(fields.json("edge_type"), schema)
     bounds = schema.nodes[schema.target_type(edge_type)].bounds
     flags = fields.names("flags")
     if not set(flags) <= set(_FLAGS):
         raise FormatError(f"request: flags {list(flags)!r:.200} are not among {list(_FLAGS)}")
-    return NeighborAsk(
+    return NeighborRequest(
         edge_type=edge_type,
         targets=fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition]),
         key=fields.number("key", 0, _UINT64),
@@ -169,7 +171,7 @@ def _rows(
     schema: GraphSchema,
     partition: int,
     partitions: Mapping[int, Callable[[EdgeType], int]],
-) -> RowAsk:
+) -> FeatureRequest:
     kind = fields.json("kind")
     if isinstance(kind, str):
         known_name(kind, schema.nodes, "node type")
@@ -181,7 +183,7 @@ def _rows(
     columns = fields.names("columns")
     for column in columns:
         known_name(column, known, "column")
-    return RowAsk(kind=kind, columns=columns, rows=fields.rows(first, count))
+    return FeatureRequest(kind=kind, columns=columns, rows=fields.rows(first, count))
 
 
 def _split(fields: Fields, schema: GraphSchema, partition: int, _: object) -> SplitAsk:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.store import NeighborAsk, RowAsk
+    from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 
 __all__ = ["LocalStore"]
 
@@ -36,7 +36,7 @@ class LocalStore:
         self._lists = {edge_type: self._open_lists(edge_type) for edge_type in graph.schema.edges}
         self._columns: dict[tuple[NodeType | EdgeType, str], _Column] = {}
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         lists = self._lists.get(ask.edge_type)
         if lists is None:
             raise ValueError(f"unknown edge type {ask.edge_type!r}")
@@ -61,7 +61,7 @@ class LocalStore:
 
     def gather(
         self,
-        ask: RowAsk,
+        ask: FeatureRequest,
         places: Int64Array | None,
         out: Sequence[Bytes],
         *,

@@ -12,17 +12,24 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from gigl_loader.native import copy_rows, split_by_owner
-from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, NeighborAsk, Neighbors, RowAsk, WireCounts
+from gigl_loader.sampling.store import (
+    NO_BOUND,
+    SLOT_BITS,
+    FeatureRequest,
+    NeighborRequest,
+    Neighbors,
+    WireCounts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.columns import RowWant
+    from gigl_loader.sampling.features import GatherRequest
     from gigl_loader.sampling.store import NeighborStore
 
-__all__ = ["FrontierAsk", "PartitionedStore"]
+__all__ = ["FrontierRequest", "PartitionedStore"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -32,7 +39,7 @@ _MOST_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the sam
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FrontierAsk:
+class FrontierRequest:
     """One hop of one edge type for targets of all partitions."""
 
     edge_type: EdgeType
@@ -47,9 +54,9 @@ class FrontierAsk:
     max_edges: int = NO_BOUND
     """That the batch may still take."""
 
-    def share(self, part: int) -> NeighborAsk:
+    def share(self, part: int) -> NeighborRequest:
         """Return what one partition is asked."""
-        return NeighborAsk(
+        return NeighborRequest(
             edge_type=self.edge_type,
             targets=self.targets[part],
             key=self.key,
@@ -105,7 +112,7 @@ class PartitionedStore:
         """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
         return self._bounds[node_type]
 
-    def sample(self, asks: Sequence[FrontierAsk]) -> list[list[Neighbors]]:
+    def sample(self, asks: Sequence[FrontierRequest]) -> list[list[Neighbors]]:
         """Return, for every ask, the answers by partition. Errors are those of the stores."""
         answers: list[list[Neighbors]] = []
         with _Round(self._pool) as work:
@@ -117,7 +124,7 @@ class PartitionedStore:
                         work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
         return answers
 
-    def gather(self, wants: Sequence[RowWant]) -> None:
+    def gather(self, wants: Sequence[GatherRequest]) -> None:
         """Write all rows that are wanted. When this returns or raises, nothing more is written."""
         with _Round(self._pool) as work:
             for want in wants:
@@ -127,7 +134,9 @@ class PartitionedStore:
                         if len(rows):
                             self._gather(work, part, want, rows, places)
 
-    def _gather(self, work: _Round, part: int, want: RowWant, rows: Int64Array, places: Int64Array) -> None:
+    def _gather(
+        self, work: _Round, part: int, want: GatherRequest, rows: Int64Array, places: Int64Array
+    ) -> None:
         here = part in self._local
         if not isinstance(want.kind, str):
             rows -= part << SLOT_BITS
@@ -187,21 +196,21 @@ class _Round:
                 future.result()
 
 
-def _sample(store: NeighborStore, ask: NeighborAsk, answers: list[Neighbors], part: int) -> None:
+def _sample(store: NeighborStore, ask: NeighborRequest, answers: list[Neighbors], part: int) -> None:
     answers[part] = store.sample(ask)
 
 
-def _gather(store: NeighborStore, want: RowWant, rows: Int64Array, places: Int64Array) -> None:
-    store.gather(RowAsk(kind=want.kind, columns=want.columns, rows=rows), places, want.out)
+def _gather(store: NeighborStore, want: GatherRequest, rows: Int64Array, places: Int64Array) -> None:
+    store.gather(FeatureRequest(kind=want.kind, columns=want.columns, rows=rows), places, want.out)
 
 
-def _gather_once(store: NeighborStore, want: RowWant, rows: Int64Array, places: Int64Array) -> None:
+def _gather_once(store: NeighborStore, want: GatherRequest, rows: Int64Array, places: Int64Array) -> None:
     """Fetch each row once, though several places want it."""
     unique, which = np.unique(rows, return_inverse=True)
     if len(unique) == len(rows):
         return _gather(store, want, rows, places)
     fetched: list[Bytes] = [np.empty((len(unique), out.shape[1]), np.uint8) for out in want.out]
-    ask = RowAsk(kind=want.kind, columns=want.columns, rows=unique)
+    ask = FeatureRequest(kind=want.kind, columns=want.columns, rows=unique)
     store.gather(ask, np.arange(len(unique), dtype=np.int64), fetched)
     for source, out in zip(fetched, want.out, strict=True):
         copy_rows(source, which.astype(np.int64, copy=False), places, out)

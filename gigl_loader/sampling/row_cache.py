@@ -19,7 +19,7 @@ from gigl_loader.graph.schema import type_name
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.native import copy_rows, count_rows, split_by_cache
 from gigl_loader.sampling.hot_nodes import hot_nodes
-from gigl_loader.sampling.store import NeighborAsk, Neighbors, NeighborStore, RowAsk, WireCounts
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors, NeighborStore, WireCounts
 from gigl_loader.tensors import ArraySpec, Layout
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class RowCache:
             assert rows is not None
             _set_bits(rows.bits, positions - nodes.bounds[part])
             count_rows(rows.bits, rows.ranks)
-            ask = RowAsk(kind=node_type, columns=tuple(rows.columns), rows=positions)
+            ask = FeatureRequest(kind=node_type, columns=tuple(rows.columns), rows=positions)
             places = np.arange(len(positions), dtype=np.int64)
             stores[part].gather(ask, places, list(rows.columns.values()))
 
@@ -139,10 +139,10 @@ class CachingStore:
         self._inner = inner
         self._cached = cached
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         return self._inner.sample(ask)
 
-    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         cached = self._cached.get(ask.kind) if isinstance(ask.kind, str) else None
         if cached is None:
             self._inner.gather(ask, places, out)
@@ -151,7 +151,7 @@ class CachingStore:
             cached.bits, cached.ranks, cached.num_rows, ask.rows - cached.first, places
         )
         if len(misses):
-            rest = RowAsk(kind=ask.kind, columns=ask.columns, rows=misses + cached.first)
+            rest = FeatureRequest(kind=ask.kind, columns=ask.columns, rows=misses + cached.first)
             self._inner.gather(rest, miss_places, out)
         for name, target in zip(ask.columns, out, strict=True):
             if target.shape[1]:

@@ -11,15 +11,15 @@ import numpy.typing as npt
 from gigl_loader.native import permutation
 
 if TYPE_CHECKING:
-    from gigl_loader.sampling.weighted import SeedDraw
+    from gigl_loader.sampling.seed_weights import SeedDraw
 
-__all__ = ["Request", "Schedule", "Shard"]
+__all__ = ["BatchRequest", "Schedule", "Shard"]
 
 Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class BatchRequest:
     """What is asked of a sampler: one batch, named by epoch and number, and its seeds."""
 
     epoch: int
@@ -112,7 +112,7 @@ class Schedule:
         """Batches of every epoch on the rank that has the most."""
         return self._whole_steps + (self._remaining > 0 and not self.drop_last)
 
-    def request(self, epoch: int, batch: int) -> Request:
+    def request(self, epoch: int, batch: int) -> BatchRequest:
         """Return a batch of ``epoch`` on this rank. ``ValueError`` unless ``0 <= batch < num_batches``."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of an epoch of {self.num_batches}")
@@ -122,7 +122,7 @@ class Schedule:
             if self.shuffle
             else np.arange(places.start, places.stop, dtype=np.int64)
         )
-        return Request(epoch, batch, self.seeds[input_ids], input_ids)
+        return BatchRequest(epoch, batch, self.seeds[input_ids], input_ids)
 
     @property
     def _remaining(self) -> int:

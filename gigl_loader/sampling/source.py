@@ -17,7 +17,7 @@ from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.slots import SlotPool
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.resources import naming_channel
-from gigl_loader.sampling.weighted import WeightedSampler
+from gigl_loader.sampling.seed_weights import SeedWeightedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
     from gigl_loader.group import RankGroup
     from gigl_loader.options import SamplingPlan, StoreOptions, WorkerOptions
-    from gigl_loader.sampling.ledger import Ledger
+    from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.schedule import Request, Schedule
+    from gigl_loader.sampling.schedule import BatchRequest, Schedule
     from gigl_loader.tensors import Layout
     from gigl_loader.topology import Topology
 
@@ -76,10 +76,10 @@ class BatchSampler(Protocol):
     """Makes the batch of a request. The same request gives the same bytes, always and everywhere."""
 
     @property
-    def ledger(self) -> Ledger:
+    def costs(self) -> CostCounter:
         """What it has cost so far. Samplers of a process may share one."""
 
-    def sample(self, request: Request) -> SampledBatch:
+    def sample(self, request: BatchRequest) -> SampledBatch:
         """Sample, and size the frame."""
 
 
@@ -139,7 +139,7 @@ class InlineSource:
 
         ``store`` is what the sampler asks, where it is nobody else's: it is closed with the source.
         """
-        self._sampler = sampler if schedule.draw is None else WeightedSampler(sampler, schedule.draw)
+        self._sampler = sampler if schedule.draw is None else SeedWeightedSampler(sampler, schedule.draw)
         self._schedule = schedule
         self._store = store
         self._check = check
@@ -190,7 +190,7 @@ class InlineSource:
             self._store.close()
 
     def stats(self) -> dict[str, Any]:
-        costs = self._sampler.ledger.read()
+        costs = self._sampler.costs.read()
         return {
             "batches": self._batches,
             "bytes": self._bytes,

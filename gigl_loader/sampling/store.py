@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["NO_BOUND", "SLOT_BITS", "NeighborAsk", "NeighborStore", "Neighbors", "RowAsk", "WireCounts"]
+__all__ = [
+    "NO_BOUND",
+    "SLOT_BITS",
+    "FeatureRequest",
+    "NeighborRequest",
+    "NeighborStore",
+    "Neighbors",
+    "WireCounts",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -28,7 +36,7 @@ by ``p << SLOT_BITS``: nobody needs to know how many edges others have. ``csrc/s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NeighborAsk:
+class NeighborRequest:
     """One hop of one edge type, for targets of one partition."""
 
     edge_type: EdgeType
@@ -61,7 +69,7 @@ class Neighbors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowAsk:
+class FeatureRequest:
     """Rows of columns of one partition."""
 
     kind: NodeType | EdgeType
@@ -100,14 +108,14 @@ class NeighborStore(Protocol):
     One that uses a network also has ``wire() -> WireCounts``.
     """
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         """Draw neighbours: the same for the same ask, always and everywhere.
 
         ``ValueError`` for a type or target that the partition does not have, ``FormatError`` for a
         damaged graph or answer, ``StorageUnavailable`` where the partition's holder does not answer.
         """
 
-    def gather(self, ask: RowAsk, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``. Errors are those of ``sample``.
 
         ``out`` has one uint8 matrix of shape [anything, row bytes] per column; ``places`` differ. When

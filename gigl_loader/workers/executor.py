@@ -15,7 +15,7 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.message import Answer, Outcome, Spent
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.sampling.schedule import Request
+from gigl_loader.sampling.schedule import BatchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class Executor:
         self._link = link
         self._worker = worker
         self._trace_fd = trace_fd
-        self._ledgers = list({id(sampler.ledger): sampler.ledger for sampler in samplers}.values())
+        self._counters = list({id(sampler.costs): sampler.costs for sampler in samplers}.values())
         self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._slots_lock = threading.Lock()
         self._cpu_ns: dict[int, int] = {}  # Of each of our threads, when it last told what was spent.
@@ -109,9 +109,9 @@ class Executor:
         finally:
             os.close(placed.fd)
 
-    def _request(self, ask: Ask) -> Request:
+    def _request(self, ask: Ask) -> BatchRequest:
         seeds, input_ids = self._ring.request_slot(ask.request_slot, ask.num_seeds).copy()
-        return Request(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
+        return BatchRequest(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
 
     def _place(self, sampled: SampledBatch) -> _Placed:
         """Write a frame into a slot, or into a memory file where no slot is large enough."""
@@ -129,7 +129,7 @@ class Executor:
         return _Placed(slot, nbytes, None)
 
     def _spent(self) -> Spent:
-        costs = [ledger.read() for ledger in self._ledgers]
+        costs = [counter.read() for counter in self._counters]
         self._cpu_ns[threading.get_ident()] = time.thread_time_ns()
         own_ns = sum(self._cpu_ns.copy().values())
         process_ns = time.process_time_ns()  # Last, so that the difference is not negative.

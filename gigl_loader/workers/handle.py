@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import FormatError
-from gigl_loader.sampling.tally import Tally
 from gigl_loader.workers.incarnation import Incarnation
+from gigl_loader.workers.stats import WorkerStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.channel.slots import Bytes
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.workers.config import WorkerConfig
 
 __all__ = ["Death", "Delivery", "WorkerHandle"]
@@ -59,7 +59,7 @@ class WorkerHandle:
     def __init__(self, config: WorkerConfig, *, method: str, spare_slots: int) -> None:
         """Start the first process. Arrays keep at most ``spare_slots`` slots at any time."""
         self.worker = config.worker
-        self.tally = Tally()
+        self.tally = WorkerStats()
         self._config = config
         self._method = method
         self._spare_slots = spare_slots
@@ -96,7 +96,7 @@ class WorkerHandle:
         """Only requests of ``generation`` are wanted from now on."""
         self._generation = self._ring.generation = generation
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: BatchRequest) -> None:
         """Send a request. If the process is gone, its end of file will tell."""
         count = len(request.seeds)
         request_slot = self._free_request_slots.pop()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.channel.message import Ask, receive
 from gigl_loader.channel.ring import Ring, State
 from gigl_loader.processes import leave_with
-from gigl_loader.sampling.weighted import SeedDraw, WeightedSampler
+from gigl_loader.sampling.seed_weights import SeedDraw, SeedWeightedSampler
 from gigl_loader.workers.config import Handover
 from gigl_loader.workers.executor import Executor
 
@@ -54,9 +54,9 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     One: it never waits, so a second one would only compete with it.
     """
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.sampling.sampler import Sampler
+    from gigl_loader.sampling.local import LocalSampler
 
-    return [Sampler(Graph.from_reference(config.reference), config.plan)]
+    return [LocalSampler(Graph.from_reference(config.reference), config.plan)]
 
 
 def _leave_traces_in(handover: Handover) -> None:
@@ -79,7 +79,7 @@ def _serve(link: socket.socket, handover: Handover) -> None:
     samplers: Sequence[BatchSampler] = getattr(import_module(module), function)(config)
     if config.draw is not None:
         draw = SeedDraw.received(config.draw, run_seed=config.plan.run_seed)
-        samplers = [WeightedSampler(sampler, draw) for sampler in samplers]
+        samplers = [SeedWeightedSampler(sampler, draw) for sampler in samplers]
     executor = Executor(ring, samplers, link, worker=config.worker, trace_fd=handover.trace_fd)
     ring.note(State.IDLE)
     with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left while we were starting.

@@ -15,17 +15,17 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.channel.frame import Frame
-from gigl_loader.channel.notes import add_note
 from gigl_loader.channel.ring import RingLayout
+from gigl_loader.compat import add_note
 from gigl_loader.errors import FormatError, WorkerDied
 from gigl_loader.resources import naming_channel
 from gigl_loader.sampling.source import check_epoch
-from gigl_loader.sampling.tally import statistics
 from gigl_loader.workers.config import WorkerConfig
 from gigl_loader.workers.handle import WorkerHandle
 from gigl_loader.workers.incarnation import collect_stacks
 from gigl_loader.workers.process import check_start_method
 from gigl_loader.workers.stall_detector import LOOK_S, StallDetector
+from gigl_loader.workers.stats import statistics
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph

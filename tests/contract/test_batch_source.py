@@ -15,7 +15,7 @@ import pytest
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import SamplingError
-from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.local import LocalSampler
 from tests.support.faults import FaultPlan
 from tests.support.remote_sources import REMOTE_KINDS, RemoteKind, served
 from tests.support.sources import (
@@ -42,7 +42,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def expected() -> dict[int, list[bytes]]:
     """The batches of two epochs, straight from the sampler."""
-    sampler, schedule = Sampler(small_graph(), PLAN), small_schedule()
+    sampler, schedule = LocalSampler(small_graph(), PLAN), small_schedule()
     epochs: dict[int, list[bytes]] = {}
     for epoch in (0, 1):
         epochs[epoch] = []

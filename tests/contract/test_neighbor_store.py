@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from gigl_loader.sampling.rows import as_rows
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from tests.support import oracle
 from tests.support.stores import STORE_KINDS, StoreGraph, StoreKind, store_graphs
 
@@ -42,7 +42,7 @@ def stores(kind: StoreKind, graph: StoreGraph) -> Iterator[list[NeighborStore]]:
         yield opened
 
 
-def _ask(edge_type: EdgeType, targets: npt.NDArray[Any], **changes: Any) -> NeighborAsk:
+def _ask(edge_type: EdgeType, targets: npt.NDArray[Any], **changes: Any) -> NeighborRequest:
     given: dict[str, Any] = {
         "fanout": 3,
         "hop": 1,
@@ -50,7 +50,9 @@ def _ask(edge_type: EdgeType, targets: npt.NDArray[Any], **changes: Any) -> Neig
         "with_edge_ids": True,
         "with_slots": True,
     }
-    return NeighborAsk(edge_type=edge_type, targets=targets.astype(np.int64), key=KEY, **{**given, **changes})
+    return NeighborRequest(
+        edge_type=edge_type, targets=targets.astype(np.int64), key=KEY, **{**given, **changes}
+    )
 
 
 def _own(graph: StoreGraph, node_type: NodeType, part: int) -> npt.NDArray[np.int64]:
@@ -119,7 +121,7 @@ def test_rows_are_written_to_their_places_and_nowhere_else(
             arrays = [graph.stored(kind, name, part) for name in columns]
             widths = [graph.row_bytes(kind, name) for name in columns]
             out = [np.full((3 * len(rows) + 2, width), 0xAB, np.uint8) for width in widths]
-            store.gather(RowAsk(kind=kind, columns=columns, rows=rows), places, out)
+            store.gather(FeatureRequest(kind=kind, columns=columns, rows=rows), places, out)
             for matrix, array, width in zip(out, arrays, widths, strict=True):
                 expected = np.full_like(matrix, 0xAB)
                 expected[places] = as_rows(array, width)[rows - graph.rows(kind, part)[:1]]
@@ -133,7 +135,7 @@ def test_many_rows_of_many_bytes_are_exact(stores: list[NeighborStore], graph: S
     places = np.random.default_rng(0).permutation(len(rows))
     width = graph.row_bytes(node_type, "x")
     out = np.zeros((len(rows), width), np.uint8)
-    stores[0].gather(RowAsk(kind=node_type, columns=("x",), rows=rows), places, [out])
+    stores[0].gather(FeatureRequest(kind=node_type, columns=("x",), rows=rows), places, [out])
     source = as_rows(graph.stored(node_type, "x", 0), width)
     assert np.array_equal(out[places], source[rows - rows[0]])
 
@@ -160,11 +162,11 @@ def test_what_the_partition_lacks_is_refused(stores: list[NeighborStore], graph:
             stores[0].sample(_ask(edge_type, targets))
     for rows in (graph.graph.bounds(node_type)[1:2], np.array([-1])):
         with pytest.raises(ValueError, match=r"row|outside"):
-            stores[0].gather(RowAsk(kind=node_type, columns=("x",), rows=rows), here, out)
+            stores[0].gather(FeatureRequest(kind=node_type, columns=("x",), rows=rows), here, out)
     with pytest.raises(ValueError, match="no column"):
-        stores[0].gather(RowAsk(kind=node_type, columns=("absent",), rows=here), here, out)
+        stores[0].gather(FeatureRequest(kind=node_type, columns=("absent",), rows=here), here, out)
     with pytest.raises(ValueError, match="node type"):
-        stores[0].gather(RowAsk(kind="absent", columns=("x",), rows=here), here, out)
+        stores[0].gather(FeatureRequest(kind="absent", columns=("x",), rows=here), here, out)
 
 
 def test_a_refusal_harms_no_later_ask(stores: list[NeighborStore], graph: StoreGraph) -> None:

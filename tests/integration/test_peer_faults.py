@@ -22,7 +22,7 @@ from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN, remote_store, served
 from tests.support.proxy import Proxy
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.remote_store import RemoteStore
 
 # 115 MB: more than all buffers between a service and its caller hold.
-ROWS = RowAsk(kind="node", columns=("x", "y"), rows=np.random.default_rng(0).integers(0, 600, 1_600_000))
+ROWS = FeatureRequest(
+    kind="node", columns=("x", "y"), rows=np.random.default_rng(0).integers(0, 600, 1_600_000)
+)
 """29 MB in 28 chunks."""
 
 
@@ -44,8 +46,8 @@ def gathered(store: Any) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
     return out
 
 
-def ask() -> NeighborAsk:
-    return NeighborAsk(
+def ask() -> NeighborRequest:
+    return NeighborRequest(
         edge_type=("node", "to", "node"),
         targets=np.arange(600),
         key=5,

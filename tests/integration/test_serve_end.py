@@ -17,7 +17,7 @@ import pytest
 from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.inquiries import ListAsk, encode_inquiry
 from gigl_loader.rpc.requests import Envelope, encode
-from gigl_loader.sampling.store import RowAsk
+from gigl_loader.sampling.store import FeatureRequest
 from gigl_server.ports.flight import _FREELY_S
 from tests.support.stalled import StalledCaller
 
@@ -97,7 +97,7 @@ def large_tickets(graph: Path) -> list[bytes]:
     first, end = schema.nodes[node_type].bounds[:2]
     rows = np.random.default_rng(0).integers(first, end, 1_000_000)
     columns = tuple(schema.nodes[node_type].columns)
-    ask = RowAsk(kind=node_type, columns=columns, rows=rows)
+    ask = FeatureRequest(kind=node_type, columns=columns, rows=rows)
     small = ListAsk(node_type=node_type, first=0, count=end)
     return [encode(Envelope(graph=digest, partition=0), ask, schema), encode_inquiry(small, digest)]
 

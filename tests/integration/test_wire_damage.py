@@ -25,7 +25,7 @@ from gigl_loader import DistNeighborLoader
 from gigl_loader.errors import FormatError, GiglError
 from gigl_loader.rpc.checksums import Unread
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.peers import remote_store, served
 from tests.support.proxy import Proxy
@@ -64,7 +64,7 @@ def check_in_child(check: str, *arguments: object) -> None:
 
 def neighbors(store: NeighborStore, key: int) -> list[npt.NDArray[Any]]:
     drawn = store.sample(
-        NeighborAsk(
+        NeighborRequest(
             edge_type=EDGE,
             targets=np.arange(40),
             key=key,
@@ -83,7 +83,7 @@ def rows(store: NeighborStore, key: int) -> list[npt.NDArray[Any]]:
     width = small_graph().schema.nodes["node"].columns["x"].row_bytes
     asked = np.random.default_rng(key).integers(0, 40, 60)
     out = np.zeros((60, width), np.uint8)
-    store.gather(RowAsk(kind="node", columns=("x",), rows=asked), np.arange(60), [out])
+    store.gather(FeatureRequest(kind="node", columns=("x",), rows=asked), np.arange(60), [out])
     return [out]
 
 

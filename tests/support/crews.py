@@ -16,8 +16,8 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.workers.main import open_samplers
 
 if TYPE_CHECKING:
-    from gigl_loader.sampling.ledger import Ledger
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.costs import CostCounter
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
     from gigl_loader.workers.config import WorkerConfig
 
@@ -36,18 +36,18 @@ class Before:
     """Samples as another does, after something else has happened."""
 
     sampler: BatchSampler
-    happen: Callable[[Request], None]
+    happen: Callable[[BatchRequest], None]
 
     @property
-    def ledger(self) -> Ledger:
-        return self.sampler.ledger
+    def costs(self) -> CostCounter:
+        return self.sampler.costs
 
-    def sample(self, request: Request) -> SampledBatch:
+    def sample(self, request: BatchRequest) -> SampledBatch:
         self.happen(request)
         return self.sampler.sample(request)
 
 
-def _crew(config: WorkerConfig, happen: Callable[[Request], None]) -> Sequence[BatchSampler]:
+def _crew(config: WorkerConfig, happen: Callable[[BatchRequest], None]) -> Sequence[BatchSampler]:
     return [Before(open_samplers(config)[0], happen) for _ in range(config.concurrency)]
 
 
@@ -55,7 +55,7 @@ def paired_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
     """No batch is sampled before another one has begun."""
     barrier = threading.Barrier(2, timeout=_SECONDS)
 
-    def meet(_: Request) -> None:
+    def meet(_: BatchRequest) -> None:
         barrier.wait()
 
     return _crew(config, meet)
@@ -70,7 +70,7 @@ def dying_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
     """In the first life of a worker, it is killed as soon as all its samplers are at work."""
     barrier = threading.Barrier(config.concurrency, timeout=_SECONDS)
 
-    def die(_: Request) -> None:
+    def die(_: BatchRequest) -> None:
         if config.life == 0:
             barrier.wait()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -85,7 +85,7 @@ class _Outage:
     lock: threading.Lock = field(default_factory=threading.Lock)
     seen: set[tuple[int, int]] = field(default_factory=set)
 
-    def happen(self, request: Request) -> None:
+    def happen(self, request: BatchRequest) -> None:
         with self.lock:
             first = (request.epoch, request.batch) not in self.seen
             self.seen.add((request.epoch, request.batch))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.graph.verifier import Verifier
-    from gigl_loader.sampling.ledger import Ledger
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.costs import CostCounter
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
     from gigl_loader.workers.config import WorkerConfig
 
@@ -105,10 +105,10 @@ class FaultySampler:
     config: WorkerConfig | None = None
 
     @property
-    def ledger(self) -> Ledger:
-        return self.sampler.ledger
+    def costs(self) -> CostCounter:
+        return self.sampler.costs
 
-    def sample(self, request: Request) -> SampledBatch:
+    def sample(self, request: BatchRequest) -> SampledBatch:
         if self.config is None:
             if request.batch == self.faults.at_batch:
                 self.faults.commit()

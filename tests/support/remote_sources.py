@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.sampling.source import BatchSource
     from gigl_server.sampling.service import SamplingService
     from gigl_server.server import StorageServer
@@ -45,7 +45,7 @@ class SmallCluster:
     faults: FaultPlan | None = None
     gate: threading.Event = field(default_factory=threading.Event)
     """Closed, no server samples."""
-    sampled: list[Request] = field(default_factory=list)
+    sampled: list[BatchRequest] = field(default_factory=list)
     """What servers were asked for, in the order in which they began."""
 
     def __post_init__(self) -> None:
@@ -140,14 +140,14 @@ class _Sabotaged:
     bounds: Any = None
 
     @property
-    def ledger(self) -> Any:
-        return self.sampler.ledger
+    def costs(self) -> Any:
+        return self.sampler.costs
 
     @property
     def scratch_bytes(self) -> int:
         return int(self.sampler.scratch_bytes)
 
-    def sample(self, request: Request) -> Any:
+    def sample(self, request: BatchRequest) -> Any:
         self.small.sampled.append(request)
         assert self.small.gate.wait(_READY_S)
         faults = self.small.faults

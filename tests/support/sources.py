@@ -12,7 +12,7 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import SamplingPlan, WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.workers.source import WorkerSource
@@ -78,7 +78,7 @@ class SourceKind:
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
         if not self.workers:
-            sampler = Sampler(small_graph(), PLAN)
+            sampler = LocalSampler(small_graph(), PLAN)
             channel = {name: options[name] for name in ("channel_bytes",) if name in options}
             faulty = sampler if faults is None else FaultySampler(sampler, faults)
             return InlineSource(faulty, small_schedule(), **channel)

@@ -112,7 +112,7 @@ class StoreGraph:
         return by_kind | {edge_type: tuple(edges.columns) for edge_type, edges in schema.edges.items()}
 
     def rows(self, kind: NodeType | EdgeType, part: int) -> npt.NDArray[np.int64]:
-        """All that a ``RowAsk`` of a partition may name."""
+        """All that a ``FeatureRequest`` of a partition may name."""
         if isinstance(kind, str):
             low, high = self.graph.bounds(kind)[part : part + 2]
             return np.arange(low, high, dtype=np.int64)

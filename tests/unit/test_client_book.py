@@ -9,7 +9,7 @@ import numpy as np
 
 from gigl_client.book import Ask, Book
 from gigl_loader.channel.frame import Frame
-from gigl_loader.sampling.schedule import Request
+from gigl_loader.sampling.schedule import BatchRequest
 
 
 def _line() -> Any:
@@ -19,7 +19,7 @@ def _line() -> Any:
 def _ask(book: Book, line: Any, opened: object = None, now: float = 0.0) -> Ask:
     batch = book.next(now)
     assert batch is not None
-    request = Request(book.epoch, batch, np.empty(0, np.int64), np.empty(0, np.int64))
+    request = BatchRequest(book.epoch, batch, np.empty(0, np.int64), np.empty(0, np.int64))
     ask = Ask(request=request, fence=book.fence, line=line, opened=cast("Any", opened), slot=None, since=now)
     book.ask(ask)
     return ask

@@ -9,7 +9,7 @@ import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.options import WorkerOptions
-from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.workers.source import WorkerSource
 from tests.support.crews import DYING_CREW, FREE_CREW, PAIRED_CREW, UNAVAILABLE_CREW, Before
@@ -24,7 +24,7 @@ from tests.support.sources import (
 )
 
 if TYPE_CHECKING:
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.sampling.source import BatchSource
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -118,12 +118,12 @@ def test_an_epoch_may_be_left_while_batches_are_not_available(expected: list[byt
 def test_inline_too(expected: list[bytes]) -> None:
     failing = {3}
 
-    def happen(request: Request) -> None:
+    def happen(request: BatchRequest) -> None:
         if request.batch in failing:
             failing.clear()
             raise StorageUnavailable("host 1 (10.0.0.2:7000), partition 1: no answer")
 
-    with closing(InlineSource(Before(Sampler(small_graph(), PLAN), happen), small_schedule())) as source:
+    with closing(InlineSource(Before(LocalSampler(small_graph(), PLAN), happen), small_schedule())) as source:
         source.start_epoch(0)
         frames, outages = _drained_with_outages(source)
     assert frames == expected
@@ -143,11 +143,11 @@ def test_costs_are_told_by_kind() -> None:
 
 
 def test_a_failure_of_another_kind_is_not_retried(expected: list[bytes]) -> None:
-    def happen(request: Request) -> None:
+    def happen(request: BatchRequest) -> None:
         if request.batch == 3:
             raise OSError("not that")
 
-    with closing(InlineSource(Before(Sampler(small_graph(), PLAN), happen), small_schedule())) as source:
+    with closing(InlineSource(Before(LocalSampler(small_graph(), PLAN), happen), small_schedule())) as source:
         source.start_epoch(0)
         assert drain(source, 3) == expected[:3]
         with pytest.raises(SamplingError, match="not that"):

@@ -70,10 +70,10 @@ def shelf() -> Shelf:
 
 @contextmanager
 def serving(shelf: Shelf | None) -> Iterator[DataService]:
-    ledger = Counters()
-    answers = Queries(small_graph(), [0], ledger)
+    counters = Counters()
+    answers = Queries(small_graph(), [0], counters)
     service = open_data_service(
-        Address("127.0.0.1", 0), answers, ledger, Credentials(token=""), audit=AuditLog(), frames=shelf
+        Address("127.0.0.1", 0), answers, counters, Credentials(token=""), audit=AuditLog(), frames=shelf
     )
     yield service
     shut_down(service)

@@ -19,7 +19,7 @@ from pyarrow import flight
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.rpc.tokens import Token, authorization
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import connections as connections_module
 from gigl_server.ports.connections import Connections, place_of
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 HOSTILE = "the-token-of-another-team-in-this-cluster"
 CREDENTIALS = Credentials(token=TOKEN, other_tokens=(Token(name="hostile", secret=HOSTILE),))
 EDGE = ("node", "to", "node")
-ROWS = RowAsk(kind="node", columns=("x",), rows=np.zeros(1_000_000, np.int64))
+ROWS = FeatureRequest(kind="node", columns=("x",), rows=np.zeros(1_000_000, np.int64))
 """64 MB: more than a connection takes before anybody reads."""
-LISTS = NeighborAsk(
+LISTS = NeighborRequest(
     edge_type=EDGE,
     targets=np.arange(600).repeat(200),
     key=5,
@@ -53,7 +53,7 @@ LISTS = NeighborAsk(
 SENT_BYTES = 512 << 20
 
 
-def ticket(request: RowAsk | NeighborAsk) -> bytes:
+def ticket(request: FeatureRequest | NeighborRequest) -> bytes:
     graph = small_graph()
     return encode(Envelope(graph=graph.manifest.digest, partition=0), request, graph.schema)
 
@@ -337,7 +337,7 @@ def test_texts_of_strangers_are_escaped(served_once: PeerServer, caplog: pytest.
     text = "\x1b[31mred\nlines\u202e"
     request = encode(
         Envelope(graph=graph.manifest.digest, partition=0),
-        RowAsk(kind="node", columns=(text,), rows=np.zeros(1, np.int64)),
+        FeatureRequest(kind="node", columns=(text,), rows=np.zeros(1, np.int64)),
         graph.schema,
     )
     client = flight.FlightClient(f"grpc+tcp://{served_once.endpoint.data_address}")

@@ -19,6 +19,7 @@ PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client":
 
 VALUES = frozenset(
     {
+        "compat",
         "errors",
         "group",
         "memfile",
@@ -167,7 +168,7 @@ HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "scipy", "type
     [
         ("import gigl_loader", HEAVY),
         ("import gigl_loader.workers.main", HEAVY),
-        ("import gigl_loader.sampling.sampler, gigl_loader.graph.graph, gigl_loader.channel.frame", HEAVY),
+        ("import gigl_loader.sampling.local, gigl_loader.graph.graph, gigl_loader.channel.frame", HEAVY),
         ("import gigl_loader.dataset", HEAVY),
         ("import gigl_loader.rpc.remote_store", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_loader.hosts.peers", ("torch", "torch_geometric", "grpc", "cryptography")),

@@ -8,7 +8,7 @@ import pytest
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.graph import Graph
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import NeighborAsk
+from gigl_loader.sampling.store import NeighborRequest
 from tests.support.stores import store_graphs
 
 EDGE = ("item", "similar", "item")
@@ -19,8 +19,8 @@ def graph() -> Graph:
     return store_graphs()[0].graph
 
 
-def _ask(graph: Graph) -> NeighborAsk:
-    return NeighborAsk(
+def _ask(graph: Graph) -> NeighborRequest:
+    return NeighborRequest(
         edge_type=EDGE,
         targets=np.arange(*graph.bounds("item")[1:3]),
         key=1,

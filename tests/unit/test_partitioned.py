@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.sampling.columns import RowWant
+from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.partitioned import FrontierAsk, PartitionedStore
+from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.rows import as_rows
-from gigl_loader.sampling.store import NeighborAsk, Neighbors, RowAsk, WireCounts
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors, WireCounts
 from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class Told:
     closed: int = 0
     counts: WireCounts = field(default_factory=WireCounts)
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         self.first()
         self.finished.append(threading.current_thread().name)
         return self.store.sample(ask)
 
-    def gather(self, ask: RowAsk, places: Any, out: Sequence[Any]) -> None:
+    def gather(self, ask: FeatureRequest, places: Any, out: Sequence[Any]) -> None:
         self.first()
         self.store.gather(ask, places, out)
         self.finished.append(threading.current_thread().name)
@@ -68,9 +68,9 @@ class Told:
         return self.counts
 
 
-def _ask(graph: Graph) -> FrontierAsk:
+def _ask(graph: Graph) -> FrontierRequest:
     bounds = graph.bounds("item")
-    return FrontierAsk(
+    return FrontierRequest(
         edge_type=EDGE,
         targets=[np.arange(bounds[p], bounds[p + 1]) for p in range(3)],
         key=7,
@@ -82,11 +82,11 @@ def _ask(graph: Graph) -> FrontierAsk:
     )
 
 
-def _want(graph: Graph) -> RowWant:
+def _want(graph: Graph) -> GatherRequest:
     count = int(graph.bounds("item")[-1])
     out = [np.zeros((count, 64), np.uint8)]
     rows = np.arange(count)[::-1].astype(np.int64)
-    return RowWant(kind="item", columns=("x",), rows=rows, distinct=True, out=out)
+    return GatherRequest(kind="item", columns=("x",), rows=rows, distinct=True, out=out)
 
 
 def _store(graph: Graph, first: Callable[[int], Callable[[], None]]) -> tuple[PartitionedStore, list[Told]]:
@@ -156,7 +156,7 @@ def test_a_refusal_while_asks_go_out_is_raised_when_nobody_is_at_work_any_more(g
         begun.set()
         assert go_on.wait(SECONDS)
 
-    class Unsplittable(RowWant):
+    class Unsplittable(GatherRequest):
         """Wanted rows that lie nowhere. By then, others are being fetched."""
 
         @property
@@ -181,7 +181,7 @@ def test_owners_of_nothing_that_is_wanted_are_not_asked(graph: Graph) -> None:
     ask = _ask(graph)
     nobody = np.empty(0, np.int64)
     with closing(store):
-        alone = FrontierAsk(
+        alone = FrontierRequest(
             edge_type=EDGE,
             targets=[nobody, ask.targets[1], nobody],
             key=7,

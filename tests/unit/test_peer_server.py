@@ -27,7 +27,7 @@ from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.remote_store import fetch_split
 from gigl_loader.rpc.requests import Envelope, encode_ping
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import flight as data_port
 from tests.support.certificates import Authority
@@ -77,9 +77,9 @@ def has_ipv6() -> bool:
     return True
 
 
-def ask(**changes: Any) -> NeighborAsk:
+def ask(**changes: Any) -> NeighborRequest:
     given: dict[str, Any] = {"targets": np.arange(50), "fanout": 3, **changes}
-    return NeighborAsk(
+    return NeighborRequest(
         edge_type=EDGE, key=5, hop=0, replace=False, with_edge_ids=True, with_slots=True, **given
     )
 
@@ -238,7 +238,7 @@ def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
     monkeypatch.setattr(data_port, "_MOST_CALLS", 2)
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)
-        rows = RowAsk(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB
+        rows = FeatureRequest(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB
         ticket = store._encoded(rows)
         for _ in range(3):
             with StalledCaller(endpoint.data_address, TOKEN) as leaving:
@@ -302,7 +302,7 @@ def test_rows_are_asked_for_by_bytes(
 ) -> None:
     monkeypatch.setattr("gigl_loader.rpc.remote_store._MOST_BYTES", 720)
     store = remote_store(graph, endpoint)
-    rows = RowAsk(kind="node", columns=("x", "y"), rows=np.arange(25))
+    rows = FeatureRequest(kind="node", columns=("x", "y"), rows=np.arange(25))
     out = [np.zeros((25, 64), np.uint8), np.zeros((25, 8), np.uint8)]
     store.gather(rows, np.arange(25), out)
     assert store.wire().calls == 3  # 10 rows of 72 bytes at a time.

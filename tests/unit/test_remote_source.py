@@ -23,7 +23,7 @@ from gigl_loader.channel.slots import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_loader.sampling.sampler import Sampler
+from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.schedule import Schedule
 from tests.support.leftovers import wait_until
 from tests.support.remote_sources import SmallCluster, served
@@ -54,7 +54,7 @@ def _fresh(small: SmallCluster) -> Iterator[SmallCluster]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[bytes]:
-    sampler, schedule = Sampler(small_graph(), PLAN), small_schedule()
+    sampler, schedule = LocalSampler(small_graph(), PLAN), small_schedule()
     frames = []
     for batch in range(NUM_BATCHES):
         sampled = sampler.sample(schedule.request(0, batch))

@@ -12,12 +12,12 @@ import pytest
 from gigl_loader.errors import FormatError
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.row_cache import RowCache
-from gigl_loader.sampling.store import RowAsk
+from gigl_loader.sampling.store import FeatureRequest
 from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.sampling.store import NeighborAsk, Neighbors
+    from gigl_loader.sampling.store import NeighborRequest, Neighbors
 
 ITEM_BYTES = 16 * 4 + 8 + 1  # x, y and flag
 
@@ -30,10 +30,10 @@ class CountingStore:
         self.rows: list[int] = []
         self.closed = False
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         return self._inner.sample(ask)
 
-    def gather(self, ask: RowAsk, places: Any, out: Any) -> None:
+    def gather(self, ask: FeatureRequest, places: Any, out: Any) -> None:
         if ask.kind == "item":
             self.rows += ask.rows.tolist()
         self._inner.gather(ask, places, out)
@@ -54,7 +54,7 @@ def cached_store(graph: Graph, nbytes: int) -> tuple[Any, CountingStore, list[in
 
 def fetch(store: Any, positions: list[int]) -> list[np.ndarray]:
     out = [np.full((len(positions), width), 7, np.uint8) for width in (64, 0)]
-    ask = RowAsk(kind="item", columns=("x", "none"), rows=np.array(positions, np.int64))
+    ask = FeatureRequest(kind="item", columns=("x", "none"), rows=np.array(positions, np.int64))
     store.gather(ask, np.arange(len(positions)), out)
     return out
 

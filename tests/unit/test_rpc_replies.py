@@ -23,7 +23,7 @@ from gigl_loader.rpc.replies import (
     row_layout,
     split_document,
 )
-from gigl_loader.sampling.store import NeighborAsk, Neighbors, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ SCHEMA = GraphSchema(
 I32, I64 = np.int32, np.int64
 
 
-def ask(**changes: Any) -> NeighborAsk:
+def ask(**changes: Any) -> NeighborRequest:
     given: dict[str, Any] = {"with_edge_ids": True, "with_slots": True, "fanout": 2, **changes}
-    return NeighborAsk(edge_type=EDGE, targets=np.arange(3), key=1, hop=0, replace=False, **given)
+    return NeighborRequest(edge_type=EDGE, targets=np.arange(3), key=1, hop=0, replace=False, **given)
 
 
 DRAWN = Neighbors(
@@ -161,7 +161,7 @@ def test_documents_that_are_not_as_large_as_they_say_are_refused() -> None:
 
 # --- rows
 
-ROWS = RowAsk(kind="node", columns=("y", "x"), rows=np.arange(4))
+ROWS = FeatureRequest(kind="node", columns=("y", "x"), rows=np.arange(4))
 PLACES = np.array([5, 0, 3, 1])
 
 
@@ -216,8 +216,8 @@ def test_places_outside_are_refused() -> None:
 
 
 def test_no_rows_and_empty_rows() -> None:
-    nothing = RowAsk(kind="node", columns=("x",), rows=np.empty(0, np.int64))
-    for asked, width in ((nothing, 3), (RowAsk(kind="node", columns=("x",), rows=np.arange(4)), 0)):
+    nothing = FeatureRequest(kind="node", columns=("x",), rows=np.empty(0, np.int64))
+    for asked, width in ((nothing, 3), (FeatureRequest(kind="node", columns=("x",), rows=np.arange(4)), 0)):
         layout = row_layout({"x": width}, len(asked.rows))
         rows = RowScatter(asked, PLACES[: len(asked.rows)], [np.zeros((6, width), np.uint8)])
         rows.add(np.frombuffer(layout.header, np.uint8))

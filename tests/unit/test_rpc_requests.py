@@ -13,7 +13,7 @@ from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.rpc import requests
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.requests import Envelope, Ping, SplitAsk, encode, encode_ping, parse
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ SCHEMA = GraphSchema(
     edges={LIKES: EdgeSchema(count=50, wide_indices=False, columns={"w": Column("F32")})},
 )
 ENVELOPE = Envelope(graph="abc", partition=1)
-ASK = NeighborAsk(
+ASK = NeighborRequest(
     edge_type=LIKES,
     targets=np.array([6, 9, 6]),
     key=2**64 - 1,
@@ -48,8 +48,8 @@ ASK = NeighborAsk(
     with_edge_ids=False,
     with_slots=True,
 )
-ROWS = RowAsk(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
-EDGE_ROWS = RowAsk(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
+ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
+EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
 
 
 def read(request: bytes) -> tuple[int | None, Any]:
@@ -97,17 +97,17 @@ def test_positions_travel_as_four_bytes_from_the_start_of_the_partition() -> Non
 
 
 def test_positions_that_need_eight_bytes_get_them() -> None:
-    ask = RowAsk(kind=LIKES, columns=("w",), rows=np.array([2**33]))
+    ask = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([2**33]))
     _, found = parse(encode(ENVELOPE, ask, SCHEMA), SCHEMA, "abc", {1: lambda _: 2**34})
-    assert isinstance(found, RowAsk)
+    assert isinstance(found, FeatureRequest)
     assert found.rows.tolist() == [2**33]
 
 
 def test_unknown_types_are_refused_before_anything_is_sent() -> None:
     with pytest.raises(ValueError, match="no edge type"):
-        encode(ENVELOPE, NeighborAsk(**{**_as_dict(ASK), "edge_type": ("a", "b", "c")}), SCHEMA)
+        encode(ENVELOPE, NeighborRequest(**{**_as_dict(ASK), "edge_type": ("a", "b", "c")}), SCHEMA)
     with pytest.raises(ValueError, match="no node type 'absent'"):
-        encode(ENVELOPE, RowAsk(kind="absent", columns=(), rows=np.array([0])), SCHEMA)
+        encode(ENVELOPE, FeatureRequest(kind="absent", columns=(), rows=np.array([0])), SCHEMA)
 
 
 def _as_dict(value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory, map_memory
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.sampling.ledger import Ledger
+from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import ArraySpec, Layout
 from gigl_loader.workers.executor import Executor
@@ -26,7 +26,7 @@ from tests.support.leftovers import wait_until
 
 if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.sampling.source import SampledBatch
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -62,9 +62,9 @@ class HeldUp:
     """Makes the frame of a batch when its gate opens."""
 
     gates: Gates
-    ledger: Ledger
+    costs: CostCounter
 
-    def sample(self, request: Request) -> SampledBatch:
+    def sample(self, request: BatchRequest) -> SampledBatch:
         self.gates.begun[request.batch].set()
         assert self.gates.open[request.batch].wait(SECONDS)
         if request.batch in self.gates.errors:
@@ -78,7 +78,7 @@ class HeldUp:
 class Trainer:
     """The far end of an executor with three samplers."""
 
-    def __init__(self, stack: ExitStack, ledgers: list[Ledger]) -> None:
+    def __init__(self, stack: ExitStack, counters: list[CostCounter]) -> None:
         ring_fd = create_memory("gigl-ring-test", LAYOUT.nbytes)
         stack.callback(os.close, ring_fd)
         self.ring, ring = Ring(ring_fd, LAYOUT), Ring(ring_fd, LAYOUT)
@@ -89,7 +89,7 @@ class Trainer:
         self.gates = Gates()
         self.ring.generation = 1
         self.executor = Executor(
-            ring, [HeldUp(self.gates, each) for each in ledgers], link, worker=0, trace_fd=2
+            ring, [HeldUp(self.gates, each) for each in counters], link, worker=0, trace_fd=2
         )
 
     def ask(self, batch: int, *, generation: int = 1) -> None:
@@ -119,8 +119,8 @@ class Trainer:
 @pytest.fixture
 def trainer() -> Iterator[Trainer]:
     with ExitStack() as stack:
-        ledger = Ledger(lambda: WireCounts(bytes_in=10, bytes_out=3, calls=2))
-        far = Trainer(stack, [ledger] * 3)
+        costs = CostCounter(lambda: WireCounts(bytes_in=10, bytes_out=3, calls=2))
+        far = Trainer(stack, [costs] * 3)
         yield far
         far.release()
         assert far.executor.leave(SECONDS)
@@ -204,7 +204,7 @@ def test_two_frames_never_share_a_slot(trainer: Trainer) -> None:
     assert len({trainer.answer().slot for _ in range(3)}) == 3
 
 
-def test_a_ledger_that_is_shared_is_counted_once(trainer: Trainer) -> None:
+def test_a_counter_that_is_shared_is_counted_once(trainer: Trainer) -> None:
     trainer.release()
     trainer.ask(0)
     spent = trainer.answer().spent

@@ -13,7 +13,7 @@ import pytest
 from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory
 from gigl_loader.errors import FormatError
-from gigl_loader.sampling.schedule import Request
+from gigl_loader.sampling.schedule import BatchRequest
 from gigl_loader.workers import handle as handle_module
 from gigl_loader.workers.config import WorkerConfig
 from gigl_loader.workers.handle import WorkerHandle
@@ -31,7 +31,7 @@ SETTING = WorkerConfig(
 
 
 class PlayedWorker:
-    """Stands in for a ``Companion`` and is its far end."""
+    """Stands in for a ``Incarnation`` and is its far end."""
 
     pid = 4711
     started = False
@@ -95,8 +95,8 @@ def room(handle: WorkerHandle) -> bool:
     return handle.has_room
 
 
-def request(batch: int, epoch: int = 0) -> Request:
-    return Request(epoch, batch, np.array([batch, batch]), np.array([0, 1]))
+def request(batch: int, epoch: int = 0) -> BatchRequest:
+    return BatchRequest(epoch, batch, np.array([batch, batch]), np.array([0, 1]))
 
 
 def test_requests_and_frames_pass_through_the_ring(handle: WorkerHandle) -> None:

@@ -21,7 +21,7 @@ from gigl_loader.rpc.replies import (
 )
 from gigl_loader.rpc.requests import SplitAsk, parse
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import NeighborAsk, RowAsk
+from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.ports.byte_semaphore import ByteSemaphore
 from gigl_server.ports.node_queries import about_graph
@@ -99,11 +99,13 @@ class Queries:
         with self._reading.lend(_COPIES * len(ticket), caller):
             partition, asked = self.parse(ticket)
         kept = _TICKET_COPIES * len(ticket)
-        if partition is not None and isinstance(asked, RowAsk):
+        if partition is not None and isinstance(asked, FeatureRequest):
             return self._rows(partition, asked, kept, caller, checksum)
         return self._document(partition, asked, kept, caller, checksum)
 
-    def _rows(self, partition: int, ask: RowAsk, kept: int, caller: Identity, checksum: Checksum) -> Reply:
+    def _rows(
+        self, partition: int, ask: FeatureRequest, kept: int, caller: Identity, checksum: Checksum
+    ) -> Reply:
         layout = row_layout(self._widths(ask), len(ask.rows))
         if layout.nbytes > MAX_ROW_BYTES and len(ask.rows) > 1:
             raise Refused(
@@ -156,7 +158,7 @@ class Queries:
     def _pieces(self, partition: int | None, request: Any) -> list[Bytes]:
         if partition is None:
             return about_graph(self._graph, request)
-        if isinstance(request, NeighborAsk):
+        if isinstance(request, NeighborRequest):
             with self._counters.timed("sampling_s"):
                 return neighbors_document(self._stores[partition].sample(request))
         if isinstance(request, SplitAsk):
@@ -168,11 +170,11 @@ class Queries:
         """Return what a reply takes at most, edges of neighbours included."""
         if partition is None:
             return _LISTED_BYTES
-        if isinstance(asked, NeighborAsk):
+        if isinstance(asked, NeighborRequest):
             return _EDGE_BYTES * self._most_edges(partition, asked)
         return 0
 
-    def _most_edges(self, partition: int, ask: NeighborAsk) -> int:
+    def _most_edges(self, partition: int, ask: NeighborRequest) -> int:
         """Return how many edges may be drawn. Refuse more than a reply may have, before they are drawn."""
         if 0 <= ask.fanout * len(ask.targets) <= MAX_DRAWN_EDGES:
             return ask.fanout * len(ask.targets)
@@ -198,7 +200,7 @@ class Queries:
             return [memory]
         return [piece[at : at + CHUNK_BYTES] for piece in pieces for at in range(0, len(piece), CHUNK_BYTES)]
 
-    def _widths(self, ask: RowAsk) -> dict[str, int]:
+    def _widths(self, ask: FeatureRequest) -> dict[str, int]:
         schema = self._graph.schema
         columns = (
             schema.nodes[ask.kind].columns if isinstance(ask.kind, str) else schema.edges[ask.kind].columns

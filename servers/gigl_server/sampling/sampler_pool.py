@@ -7,9 +7,9 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from gigl_loader.sampling.ledger import Ledger
-from gigl_loader.sampling.sampler import Sampler
-from gigl_loader.sampling.stepped import SteppedSampler
+from gigl_loader.sampling.costs import CostCounter
+from gigl_loader.sampling.distributed import DistributedSampler
+from gigl_loader.sampling.local import LocalSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_server.sessions.channel import Channel
 
-    AnySampler = Sampler | SteppedSampler
+    AnySampler = LocalSampler | DistributedSampler
 
 __all__ = ["SamplerPool"]
 
@@ -76,9 +76,9 @@ class SamplerPool:
     def _make(self, channel: Channel) -> AnySampler:
         plan, store = channel.producer.plan, self._store
         if store is None:
-            return Sampler(self._graph, plan, Ledger(), without_rows=channel.without_rows)
-        counters = Ledger(store.wire)
-        return SteppedSampler(self._graph, plan, store, counters, without_rows=channel.without_rows)
+            return LocalSampler(self._graph, plan, CostCounter(), without_rows=channel.without_rows)
+        counters = CostCounter(store.wire)
+        return DistributedSampler(self._graph, plan, store, counters, without_rows=channel.without_rows)
 
     def _take(self, key: _Key) -> AnySampler | None:
         """Take the one that was used last: its memory is the warmest."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.options import SamplingPlan
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_server.errors import Refusal
     from gigl_server.frames.ring import FrameRing
 
@@ -79,7 +79,7 @@ class SampleTask:
     """An ask on its way."""
 
     channel: Channel
-    request: Request
+    request: BatchRequest
     fence: int
     slot: int
     done: Callable[[Result], None]

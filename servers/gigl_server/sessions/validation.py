@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigl_loader.sampling.schedule import Request
+from gigl_loader.sampling.schedule import BatchRequest
 from gigl_server.errors import Refusal, Status
 from gigl_server.frames.ring import FrameRing
 from gigl_server.sessions.plans import read_plan
@@ -94,7 +94,7 @@ def check_slot(channel: Channel, slot: int) -> None:
         raise Refusal(Status.INVALID, f"slot {slot} of a ring of {slots}")
 
 
-def read_request(ask: ReceivedRequest, *, num_nodes: int, limits: Limits) -> Request:
+def read_request(ask: ReceivedRequest, *, num_nodes: int, limits: Limits) -> BatchRequest:
     """Return the batch that is asked for. ``Refusal`` unless its seeds are positions of nodes."""
     seeds, input_ids = _numbers(ask.seeds, "seeds"), _numbers(ask.input_ids, "input_ids")
     if len(seeds) != len(input_ids):
@@ -106,7 +106,7 @@ def read_request(ask: ReceivedRequest, *, num_nodes: int, limits: Limits) -> Req
     low, high = int(seeds.min()), int(seeds.max())
     if low < 0 or high >= num_nodes:
         raise Refusal(Status.INVALID, f"seeds {low} to {high} lie outside of {num_nodes} nodes")
-    return Request(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
+    return BatchRequest(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
 
 
 def _check_printable(text: str, what: str) -> None:

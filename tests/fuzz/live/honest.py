@@ -15,7 +15,7 @@ from typing_extensions import Self
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.graph.graph import Graph
-from gigl_loader.sampling.store import NeighborAsk
+from gigl_loader.sampling.store import NeighborRequest
 from tests.fuzz.live.services import Service
 from tests.support.peers import remote_store
 from tests.support.training import FANOUT, OPTIONS, digest
@@ -118,7 +118,7 @@ class Neighbor(Honest):
         (edge_type,) = self._graph.schema.edges
         first = None
         while not self.ended():
-            ask = NeighborAsk(
+            ask = NeighborRequest(
                 edge_type=edge_type,
                 targets=np.arange(100, dtype=np.int64),
                 key=7,

@@ -10,11 +10,11 @@ from gigl_loader.channel.message import NOTHING, Spent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Tally", "statistics"]
+__all__ = ["WorkerStats", "statistics"]
 
 
 @dataclass(slots=True)
-class Tally:
+class WorkerStats:
     """Counters of a lane. They outlive it."""
 
     pid: int = 0
@@ -55,7 +55,7 @@ class Tally:
         }
 
 
-def statistics(tallies: Sequence[Tally]) -> dict[str, Any]:
+def statistics(tallies: Sequence[WorkerStats]) -> dict[str, Any]:
     """Return the counts of all workers together, and, under ``workers``, those of each."""
     each = [tally.counts() for tally in tallies]
     workers = [{"worker": i, "pid": tallies[i].pid, **counts} for i, counts in enumerate(each)]

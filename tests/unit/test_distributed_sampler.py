@@ -21,18 +21,18 @@ from gigl_loader.graph.schema import type_name
 from gigl_loader.options import SamplingPlan
 from gigl_loader.partition import build_graph
 from gigl_loader.partition.assigners import ASSIGNERS, Assigner
+from gigl_loader.sampling.distributed import DistributedSampler
+from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_loader.sampling.sampler import Sampler
-from gigl_loader.sampling.schedule import Request
-from gigl_loader.sampling.stepped import SteppedSampler
+from gigl_loader.sampling.schedule import BatchRequest
 from gigl_loader.tensors import Layout
 from tests.support import oracle
 from tests.support.stores import random_tables
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSampler
-    from gigl_loader.sampling.store import NeighborAsk, Neighbors, RowAsk
+    from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors
 
 
 class Lopsided:
@@ -71,10 +71,10 @@ class Elsewhere:
     store: LocalStore
     rows: list[tuple[Any, list[int]]]
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         return self.store.sample(ask)
 
-    def gather(self, ask: RowAsk, places: Any, out: Any) -> None:
+    def gather(self, ask: FeatureRequest, places: Any, out: Any) -> None:
         self.rows.append((ask.kind, ask.rows.tolist()))
         self.store.gather(ask, places, out)
 
@@ -91,16 +91,16 @@ def _opened(graph: Graph, *, home: int = 0) -> PartitionedStore:
     return PartitionedStore(graph.schema, local={here: stores[here]}, remote=remote)
 
 
-def _frame(sampler: BatchSampler, request: Request) -> tuple[Layout, npt.NDArray[np.uint8]]:
+def _frame(sampler: BatchSampler, request: BatchRequest) -> tuple[Layout, npt.NDArray[np.uint8]]:
     sampled = sampler.sample(request)
     buffer = np.zeros(sampled.layout.nbytes, np.uint8)
     sampled.write(buffer)
     return Layout.parse(buffer), buffer
 
 
-def _request(graph: Graph, node_type: str, seed_ids: list[int]) -> Request:
+def _request(graph: Graph, node_type: str, seed_ids: list[int]) -> BatchRequest:
     seeds = graph.positions(node_type, np.array(seed_ids, np.int64))
-    return Request(epoch=3, batch=1, seeds=seeds, input_ids=np.arange(len(seeds), dtype=np.int64))
+    return BatchRequest(epoch=3, batch=1, seeds=seeds, input_ids=np.arange(len(seeds), dtype=np.int64))
 
 
 def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -> SamplingPlan:
@@ -151,8 +151,8 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
     ids = whole.node_ids(case["seed_type"])
     seeds = (seed_ids if ids is None else ids[seed_ids]).tolist()
     with closing(_opened(graph, home=case["home"])) as store:
-        _, stepped = _frame(SteppedSampler(graph, plan, store), _request(graph, case["seed_type"], seeds))
-    layout, fused = _frame(Sampler(whole, plan), _request(whole, case["seed_type"], seeds))
+        _, stepped = _frame(DistributedSampler(graph, plan, store), _request(graph, case["seed_type"], seeds))
+    layout, fused = _frame(LocalSampler(whole, plan), _request(whole, case["seed_type"], seeds))
     assert stepped.tobytes() == fused.tobytes()
     _check_oracle(case, plan, layout, fused, seeds)
 
@@ -187,9 +187,9 @@ def test_batches_follow_each_other_in_the_same_memory(partitions: int, assigner:
     assert ids is not None
     with closing(_opened(graph)) as store:
         samplers: list[BatchSampler] = [
-            SteppedSampler(graph, plan, store),
-            Sampler(whole, plan),
-            Sampler(graph, plan),
+            DistributedSampler(graph, plan, store),
+            LocalSampler(whole, plan),
+            LocalSampler(graph, plan),
         ]
         for seeds in (ids[:50], ids[60:61], ids[:0], ids[10:40]):
             frames = [
@@ -204,7 +204,7 @@ def test_no_row_is_asked_for_twice() -> None:
     graph = _graph(4, "hash", "in", sparse=False)
     plan = _plan("item", dict.fromkeys(EDGE_TYPES, (20, 20)), replace=True)
     with closing(_opened(graph)) as store:
-        _frame(SteppedSampler(graph, plan, store), _request(graph, "item", list(range(30))))
+        _frame(DistributedSampler(graph, plan, store), _request(graph, "item", list(range(30))))
         asked = [
             (part, kind, rows)
             for part, each in store._stores.items()
@@ -223,7 +223,7 @@ def test_edge_ids_wide_in_one_partition_alone_change_no_frame() -> None:
     narrow = LocalStore(graph, 1)
 
     class Wide(Elsewhere):
-        def sample(self, ask: NeighborAsk) -> Neighbors:
+        def sample(self, ask: NeighborRequest) -> Neighbors:
             found = super().sample(ask)
             assert found.edge_ids is not None
             return replace(
@@ -233,8 +233,8 @@ def test_edge_ids_wide_in_one_partition_alone_change_no_frame() -> None:
     store = PartitionedStore(graph.schema, local={0: LocalStore(graph, 0)}, remote={1: Wide(narrow, [])})
     seeds = list(range(30))
     with closing(store):
-        _, stepped = _frame(SteppedSampler(graph, plan, store), _request(graph, "item", seeds))
-    _, fused = _frame(Sampler(whole, plan), _request(whole, "item", seeds))
+        _, stepped = _frame(DistributedSampler(graph, plan, store), _request(graph, "item", seeds))
+    _, fused = _frame(LocalSampler(whole, plan), _request(whole, "item", seeds))
     assert stepped.tobytes() == fused.tobytes()
 
 
@@ -244,7 +244,7 @@ class Liar(Elsewhere):
 
     change: Any = None
 
-    def sample(self, ask: NeighborAsk) -> Neighbors:
+    def sample(self, ask: NeighborRequest) -> Neighbors:
         return self.change(super().sample(ask))  # type: ignore[no-any-return]
 
 
@@ -271,8 +271,10 @@ def test_an_answer_that_cannot_be_is_refused_and_the_next_batch_is_right(change:
     liar = Liar(LocalStore(graph, 1), [], lambda found: change(found) if truth["active"] else found)
     request = _request(graph, "item", list(range(50)))
     with closing(PartitionedStore(graph.schema, local={0: LocalStore(graph, 0)}, remote={1: liar})) as store:
-        sampler = SteppedSampler(graph, plan, store)
+        sampler = DistributedSampler(graph, plan, store)
         with pytest.raises(FormatError, match=rule):
             sampler.sample(request)
         truth["active"] = False
-        assert _frame(sampler, request)[1].tobytes() == _frame(Sampler(graph, plan), request)[1].tobytes()
+        assert (
+            _frame(sampler, request)[1].tobytes() == _frame(LocalSampler(graph, plan), request)[1].tobytes()
+        )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import Column
     from gigl_loader.options import EdgeType, NodeType, SamplingPlan
 
-__all__ = ["ColumnSource", "LocalColumns", "RowWant"]
+__all__ = ["FeatureSource", "GatherRequest", "LocalFeatures"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -27,7 +27,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowWant:
+class GatherRequest:
     """Rows of some columns of one type, and where they go."""
 
     kind: NodeType | EdgeType
@@ -40,14 +40,14 @@ class RowWant:
     """Per column, uint8 [N, row bytes]: row i of it receives ``rows[i]``."""
 
 
-class ColumnSource(Protocol):
+class FeatureSource(Protocol):
     """Fills columns of frames."""
 
-    def gather(self, wants: Sequence[RowWant]) -> None:
+    def gather(self, wants: Sequence[GatherRequest]) -> None:
         """Write all that is wanted. When this returns or raises, nothing more is written."""
 
 
-class LocalColumns:
+class LocalFeatures:
     """The columns of a graph that lies wholly on this host. Slots of edges count through all partitions."""
 
     def __init__(self, graph: Graph, plan: SamplingPlan) -> None:
@@ -62,7 +62,7 @@ class LocalColumns:
             columns = graph.schema.edges[edge_type].columns
             self._open(edge_type, names, columns, bounds, partial(graph.edge_column, edge_type))
 
-    def gather(self, wants: Sequence[RowWant]) -> None:
+    def gather(self, wants: Sequence[GatherRequest]) -> None:
         for want in wants:
             for name, out in zip(want.columns, want.out, strict=True):
                 stored = self._stored[want.kind, name]

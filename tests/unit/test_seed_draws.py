@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gigl_loader import SharedTensors, native
-from gigl_loader.sampling.schedule import Request
-from gigl_loader.sampling.weighted import SeedDraw, WeightedSampler
+from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.seed_weights import SeedDraw, SeedWeightedSampler
 from tests.support import oracle
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def draw_of(weights: SharedTensors, **options: Any) -> SeedDraw:
     return SeedDraw.of(weights, POSITIONS, **{**defaults, **options})
 
 
-def drawn(draw: SeedDraw, count: int = 1000, *, epoch: int = 0, batch: int = 0) -> Request:
-    asked = Request(epoch, batch, np.zeros(count, np.int64), np.zeros(count, np.int64))
+def drawn(draw: SeedDraw, count: int = 1000, *, epoch: int = 0, batch: int = 0) -> BatchRequest:
+    asked = BatchRequest(epoch, batch, np.zeros(count, np.int64), np.zeros(count, np.int64))
     return draw.request(asked, np.empty(len(draw)), np.empty(len(draw)))
 
 
@@ -140,12 +140,12 @@ def test_a_draw_that_was_handed_over_draws_the_same() -> None:
 
 def test_a_sampler_gets_the_drawn_seeds() -> None:
     class Echo:
-        ledger: Any = object()
+        costs: Any = object()
 
-        def sample(self, request: Request) -> Any:
+        def sample(self, request: BatchRequest) -> Any:
             return request
 
-    sampler = WeightedSampler(Echo(), draw_of(weights_of(0, 0, 1, 0, 0)))
-    found: Any = sampler.sample(Request(0, 3, np.zeros(4, np.int64), np.zeros(4, np.int64)))
+    sampler = SeedWeightedSampler(Echo(), draw_of(weights_of(0, 0, 1, 0, 0)))
+    found: Any = sampler.sample(BatchRequest(0, 3, np.zeros(4, np.int64), np.zeros(4, np.int64)))
     assert (found.seeds.tolist(), found.input_ids.tolist()) == ([40] * 4, [2] * 4)
-    assert sampler.ledger is Echo.ledger
+    assert sampler.costs is Echo.costs

@@ -12,25 +12,25 @@ from gigl_loader.errors import FormatError
 from gigl_loader.native import BatchBuilder
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.sampling.bounds import BatchBounds
-from gigl_loader.sampling.frame_form import FrameForm, Sampled
-from gigl_loader.sampling.ledger import Ledger
-from gigl_loader.sampling.partitioned import FrontierAsk
-from gigl_loader.sampling.skeleton import StoredPlaces
+from gigl_loader.sampling.costs import CostCounter
+from gigl_loader.sampling.deferred_features import StoredPlaces
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
+from gigl_loader.sampling.partitioned import FrontierRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import SamplingPlan
-    from gigl_loader.sampling.columns import ColumnSource
+    from gigl_loader.sampling.features import FeatureSource
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.sampling.store import Neighbors
 
-__all__ = ["SteppedSampler"]
+__all__ = ["DistributedSampler"]
 
 
-class SteppedSampler:
+class DistributedSampler:
     """Samples one batch after the other. Not thread-safe, but several may share a ``PartitionedStore``."""
 
     def __init__(
@@ -38,20 +38,20 @@ class SteppedSampler:
         graph: Graph,
         plan: SamplingPlan,
         store: PartitionedStore,
-        ledger: Ledger | None = None,
+        costs: CostCounter | None = None,
         *,
         without_rows: bool = False,
         bounds: BatchBounds | None = None,
     ) -> None:
-        """Of ``graph``, only schema and node ids are used. What sampling costs is added to ``ledger``.
+        """Of ``graph``, only schema and node ids are used. What sampling costs is added to ``costs``.
 
         With ``without_rows``, frames are skeletons, and no row is asked for. ``bounds`` of a batch are by
         default those of the machine.
         """
         self.bounds = bounds or BatchBounds.of_machine()
-        self.ledger = Ledger(store.wire) if ledger is None else ledger
-        self._form = FrameForm(graph, plan, without_rows=without_rows)
-        self._columns: ColumnSource = StoredPlaces() if without_rows else store
+        self.costs = CostCounter(store.wire) if costs is None else costs
+        self._form = FrameWriter(graph, plan, without_rows=without_rows)
+        self._columns: FeatureSource = StoredPlaces() if without_rows else store
         self._plan = plan
         self._store = store
         self._builder = BatchBuilder(
@@ -69,14 +69,14 @@ class SteppedSampler:
         """Memory that is kept for the next batch."""
         return self._builder.scratch_bytes + self._form.scratch_bytes
 
-    def sample(self, request: Request) -> Sampled:
+    def sample(self, request: BatchRequest) -> Sampled:
         """Sample the batch; its nodes and edges are then known, its columns not yet gathered.
 
         The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
         ``StorageUnavailable`` if the owner of nodes does not answer, ``BatchTooLarge`` for a batch beyond
         the bounds.
         """
-        with self.ledger.sampling():
+        with self.costs.sampling():
             key = self._form.key(request)
             self._builder.begin(self._form.seed_type, request.seeds, max_edges=self.bounds.edges)
             try:
@@ -89,7 +89,7 @@ class SteppedSampler:
                 batch=self._builder,
                 request=request,
                 columns=self._columns,
-                ledger=self.ledger,
+                costs=self.costs,
             )
         self.bounds.check_frame(sampled.layout.nbytes, len(request.seeds))
         return sampled
@@ -100,7 +100,7 @@ class SteppedSampler:
         wanted = [index for index, fanout in enumerate(fanouts) if fanout != 0]
         shares = {each: self._builder.split(each) for each in {self._form.target_types[i] for i in wanted}}
         asks = [
-            FrontierAsk(
+            FrontierRequest(
                 edge_type=self._form.edge_types[index],
                 targets=shares[self._form.target_types[index]],
                 key=key,

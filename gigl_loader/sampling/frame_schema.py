@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.graph.schema import Column, type_name
-from gigl_loader.sampling.columns import RowWant
+from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.rows import as_rows
 from gigl_loader.tensors import ArraySpec, Layout
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType, SamplingPlan
 
-__all__ = ["FrameCounts", "FramePart", "FrameShape"]
+__all__ = ["FrameCounts", "FramePart", "FrameSchema"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -70,15 +70,15 @@ class FramePart(NamedTuple):
     def column_specs(self, count: int) -> Iterator[tuple[str, ArraySpec]]:
         return ((frame_name, column.spec(count)) for frame_name, column in self.columns.values())
 
-    def want(self, rows: Int64Array, layout: Layout, buffer: Bytes, *, distinct: bool) -> RowWant:
+    def want(self, rows: Int64Array, layout: Layout, buffer: Bytes, *, distinct: bool) -> GatherRequest:
         """Return what the columns need. Those of rows without bytes are complete already."""
         filled = {name: each for name, each in self.columns.items() if each[1].row_bytes}
         out = [as_rows(layout.view(buffer, name), column.row_bytes) for name, column in filled.values()]
-        return RowWant(kind=self.kind, columns=tuple(filled), rows=rows, distinct=distinct, out=out)
+        return GatherRequest(kind=self.kind, columns=tuple(filled), rows=rows, distinct=distinct, out=out)
 
 
 @dataclass(frozen=True, slots=True)
-class FrameShape:
+class FrameSchema:
     """The arrays of the frames of a plan, whole or without rows."""
 
     plan: SamplingPlan
@@ -86,7 +86,7 @@ class FrameShape:
     edges: tuple[FramePart, ...]
 
     @classmethod
-    def whole(cls, schema: GraphSchema, plan: SamplingPlan) -> FrameShape:
+    def whole(cls, schema: GraphSchema, plan: SamplingPlan) -> FrameSchema:
         """Return the shape of complete frames."""
         nodes = (
             FramePart.of("node", each, plan.node_columns.get(each, ()), found.columns)
@@ -99,7 +99,7 @@ class FrameShape:
         )
         return cls(plan, tuple(nodes), tuple(edges))
 
-    def without_rows(self) -> FrameShape:
+    def without_rows(self) -> FrameSchema:
         """Return the shape of skeletons: ``position`` or ``slot`` (I64) stand for all columns of a type."""
         return replace(
             self,

@@ -13,7 +13,7 @@ from gigl_loader.sampling.store import WireCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Costs", "Ledger"]
+__all__ = ["CostCounter", "Costs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Costs:
     peer_calls: int = 0
 
 
-class Ledger:
+class CostCounter:
     """Adds up what samplers that share it spend. Thread-safe.
 
     CPU time is that of the calling thread (``time.thread_time_ns``): waiting costs nothing, and what

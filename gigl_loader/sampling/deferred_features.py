@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import type_name
-from gigl_loader.sampling.frame_shape import FrameCounts, FrameShape
+from gigl_loader.sampling.frame_schema import FrameCounts, FrameSchema
 from gigl_loader.sampling.store import SLOT_BITS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
     from gigl_loader.options import SamplingPlan
-    from gigl_loader.sampling.columns import ColumnSource, RowWant
+    from gigl_loader.sampling.features import FeatureSource, GatherRequest
     from gigl_loader.tensors import Layout
 
 __all__ = ["Completion", "OwnPlaces", "StoredPlaces"]
@@ -35,9 +35,9 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class StoredPlaces:
-    """A ``ColumnSource`` of skeletons: writes the rows' places instead of the rows."""
+    """A ``FeatureSource`` of skeletons: writes the rows' places instead of the rows."""
 
-    def gather(self, wants: Sequence[RowWant]) -> None:
+    def gather(self, wants: Sequence[GatherRequest]) -> None:
         for want in wants:
             [out] = want.out
             out.reshape(-1).view(np.int64)[:] = want.rows
@@ -53,7 +53,7 @@ class OwnPlaces(StoredPlaces):
             counts = [len(graph.topology(edge_type, part)["indices"]) for part in parts]
             self._bounds[edge_type] = np.cumsum([0, *counts], dtype=np.int64)
 
-    def gather(self, wants: Sequence[RowWant]) -> None:
+    def gather(self, wants: Sequence[GatherRequest]) -> None:
         super().gather(wants)
         for want in wants:
             bounds = self._bounds.get(want.kind)
@@ -66,11 +66,11 @@ class OwnPlaces(StoredPlaces):
 class Completion:
     """Makes complete frames of the skeletons of a plan. Thread-safe where the source of rows is."""
 
-    def __init__(self, schema: GraphSchema, plan: SamplingPlan, rows: ColumnSource) -> None:
+    def __init__(self, schema: GraphSchema, plan: SamplingPlan, rows: FeatureSource) -> None:
         """``rows`` answers in the terms of a partitioned store."""
         self._schema = schema
         self._plan = plan
-        self._whole = FrameShape.whole(schema, plan)
+        self._whole = FrameSchema.whole(schema, plan)
         self._bare = self._whole.without_rows()
         self._rows = rows
 
@@ -109,7 +109,7 @@ class Completion:
         parts = (*self._whole.nodes, *self._whole.edges)
         return {name for part in parts for name, _ in part.columns.values()}
 
-    def _wants(self, skeleton: Frame, layout: Layout, buffer: Bytes) -> Iterator[RowWant]:
+    def _wants(self, skeleton: Frame, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
         for bare, whole in zip(self._bare.nodes, self._whole.nodes, strict=True):
             for name, _ in bare.columns.values():
                 positions = skeleton.array(name)

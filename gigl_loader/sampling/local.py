@@ -11,21 +11,21 @@ from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import Adjacency, NeighborSampler
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.sampling.bounds import BatchBounds
-from gigl_loader.sampling.columns import LocalColumns
-from gigl_loader.sampling.frame_form import FrameForm, Sampled
-from gigl_loader.sampling.ledger import Ledger
-from gigl_loader.sampling.skeleton import OwnPlaces
+from gigl_loader.sampling.costs import CostCounter
+from gigl_loader.sampling.deferred_features import OwnPlaces
+from gigl_loader.sampling.features import LocalFeatures
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, SamplingPlan
-    from gigl_loader.sampling.columns import ColumnSource
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.features import FeatureSource
+    from gigl_loader.sampling.schedule import BatchRequest
 
-__all__ = ["Sampler"]
+__all__ = ["LocalSampler"]
 
 
-class Sampler:
+class LocalSampler:
     """Samples one batch after the other, in scratch memory that it keeps.
 
     A batch depends only on the graph, the plan, the epoch and the seeds: not on earlier batches, nor
@@ -36,20 +36,20 @@ class Sampler:
         self,
         graph: Graph,
         plan: SamplingPlan,
-        ledger: Ledger | None = None,
+        costs: CostCounter | None = None,
         *,
         without_rows: bool = False,
         bounds: BatchBounds | None = None,
     ) -> None:
-        """All partitions of ``graph`` are opened. What sampling costs is added to ``ledger``.
+        """All partitions of ``graph`` are opened. What sampling costs is added to ``costs``.
 
         With ``without_rows``, frames are skeletons, and no column is read. ``bounds`` of a batch are by
         default those of the machine.
         """
         self.bounds = bounds or BatchBounds.of_machine()
-        self.ledger = Ledger() if ledger is None else ledger
-        self._form = FrameForm(graph, plan, without_rows=without_rows)
-        self._columns: ColumnSource = (OwnPlaces if without_rows else LocalColumns)(graph, plan)
+        self.costs = CostCounter() if costs is None else costs
+        self._form = FrameWriter(graph, plan, without_rows=without_rows)
+        self._columns: FeatureSource = (OwnPlaces if without_rows else LocalFeatures)(graph, plan)
         self._native = NeighborSampler(
             adjacencies=[_adjacency(graph, edge_type) for edge_type in self._form.edge_types],
             target_types=self._form.target_types,
@@ -68,13 +68,13 @@ class Sampler:
         """Memory that is kept for the next batch."""
         return self._native.scratch_bytes + self._form.scratch_bytes
 
-    def sample(self, request: Request) -> Sampled:
+    def sample(self, request: BatchRequest) -> Sampled:
         """Sample the batch; its nodes and edges are then known, its columns not yet gathered.
 
         The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
         ``BatchTooLarge`` for a batch beyond the bounds.
         """
-        with self.ledger.sampling():
+        with self.costs.sampling():
             key = self._form.key(request)
             try:
                 self._native.sample(self._form.seed_type, request.seeds, key, max_edges=self.bounds.edges)
@@ -87,7 +87,7 @@ class Sampler:
                 batch=self._native,
                 request=request,
                 columns=self._columns,
-                ledger=self.ledger,
+                costs=self.costs,
             )
         self.bounds.check_frame(sampled.layout.nbytes, len(request.seeds))
         return sampled

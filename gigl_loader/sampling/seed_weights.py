@@ -12,19 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader import native
-from gigl_loader.sampling.schedule import Request
+from gigl_loader.sampling.schedule import BatchRequest
 from gigl_loader.shared import SharedTensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gigl_loader.sampling.ledger import Ledger
+    from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
     Float64Array = npt.NDArray[np.float64]
     Int64Array = npt.NDArray[np.int64]
 
-__all__ = ["WEIGHT", "SeedDraw", "WeightedSampler"]
+__all__ = ["WEIGHT", "SeedDraw", "SeedWeightedSampler"]
 
 WEIGHT = "weight"
 """Name of the shared tensor that holds the weights."""
@@ -97,7 +97,7 @@ class SeedDraw:
             raise ValueError(self._complaint(weights))
         return total
 
-    def request(self, asked: Request, weights: Float64Array, sums: Float64Array) -> Request:
+    def request(self, asked: BatchRequest, weights: Float64Array, sums: Float64Array) -> BatchRequest:
         """Return ``asked`` with as many seeds, drawn with replacement, and their input ids.
 
         The numbers drawn by depend on run seed, epoch, rank and batch; the weights are those of now.
@@ -110,7 +110,7 @@ class SeedDraw:
         chosen = np.searchsorted(sums, drawn * total, side="right")
         # A product of tiny numbers may round up to the total, beyond the last seed that has a weight.
         np.minimum(chosen, np.searchsorted(sums, total), out=chosen)
-        return Request(asked.epoch, asked.batch, self._positions[chosen], chosen)
+        return BatchRequest(asked.epoch, asked.batch, self._positions[chosen], chosen)
 
     def _complaint(self, weights: Float64Array) -> str:
         wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
@@ -123,7 +123,7 @@ class SeedDraw:
         return "seed weights are too large: their sum is not finite"
 
 
-class WeightedSampler:
+class SeedWeightedSampler:
     """Draws the seeds of each request, then lets another sampler make the batch."""
 
     def __init__(self, sampler: BatchSampler, draw: SeedDraw) -> None:
@@ -132,8 +132,8 @@ class WeightedSampler:
         self._weights, self._sums = np.empty(len(draw)), np.empty(len(draw))
 
     @property
-    def ledger(self) -> Ledger:
-        return self._sampler.ledger
+    def costs(self) -> CostCounter:
+        return self._sampler.costs
 
-    def sample(self, request: Request) -> SampledBatch:
+    def sample(self, request: BatchRequest) -> SampledBatch:
         return self._sampler.sample(self._draw.request(request, self._weights, self._sums))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.native import batch_key
-from gigl_loader.sampling.frame_shape import FrameCounts, FrameShape
+from gigl_loader.sampling.frame_schema import FrameCounts, FrameSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.native import Batch
     from gigl_loader.options import EdgeType, NodeType, SamplingPlan
-    from gigl_loader.sampling.columns import ColumnSource, RowWant
-    from gigl_loader.sampling.ledger import Ledger
-    from gigl_loader.sampling.schedule import Request
+    from gigl_loader.sampling.costs import CostCounter
+    from gigl_loader.sampling.features import FeatureSource, GatherRequest
+    from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.tensors import Layout
 
-__all__ = ["FrameForm", "Sampled"]
+__all__ = ["FrameWriter", "Sampled"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
 
-class FrameForm:
+class FrameWriter:
     """Lays out and writes the frames of a plan over a graph. Used by one sampler: not thread-safe."""
 
     def __init__(self, graph: Graph, plan: SamplingPlan, *, without_rows: bool = False) -> None:
         """Of ``graph``, the schema and the node ids are used."""
         schema = graph.schema
-        whole = FrameShape.whole(schema, plan)
+        whole = FrameSchema.whole(schema, plan)
         self._shape = whole.without_rows() if without_rows else whole
         self.plan = plan
         self.node_types: list[NodeType] = list(schema.nodes)
@@ -55,16 +55,16 @@ class FrameForm:
     def scratch_bytes(self) -> int:
         return sum(each.nbytes for each in self._scratch)
 
-    def seed_ids(self, request: Request) -> Int64Array:
+    def seed_ids(self, request: BatchRequest) -> Int64Array:
         """Return the node ids of the request's seeds."""
         ids = self.node_ids[self.seed_type]
         return request.seeds if ids is None else ids[request.seeds]
 
-    def key(self, request: Request) -> int:
+    def key(self, request: BatchRequest) -> int:
         """Return the key of every draw of the request's batch."""
         return batch_key(self.plan.run_seed, request.epoch, self.seed_ids(request))
 
-    def layout(self, batch: Batch, request: Request) -> Layout:
+    def layout(self, batch: Batch, request: BatchRequest) -> Layout:
         """Return the layout of the frame of ``batch``."""
         nodes, edges = self._shape.nodes, self._shape.edges
         counts = FrameCounts(
@@ -77,7 +77,7 @@ class FrameForm:
         )
         return self._shape.layout(counts)
 
-    def write(self, batch: Batch, columns: ColumnSource, layout: Layout, buffer: Bytes) -> None:
+    def write(self, batch: Batch, columns: FeatureSource, layout: Layout, buffer: Bytes) -> None:
         """Write nodes and edges of ``batch``, and have the columns filled."""
         for index, part in enumerate(self._shape.nodes):
             batch.write_node_ids(index, layout.view(buffer, f"{part.prefix}/n_id"))
@@ -88,7 +88,7 @@ class FrameForm:
                 batch.write_edge_ids(index, layout.view(buffer, f"{part.prefix}/e_id"))
         columns.gather(list(self._wants(batch, layout, buffer)))
 
-    def _wants(self, batch: Batch, layout: Layout, buffer: Bytes) -> Iterator[RowWant]:
+    def _wants(self, batch: Batch, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
         for index, part in enumerate(self._shape.nodes):
             if part.columns:
                 positions = self._borrow(index, sum(batch.nodes_per_hop(index)))
@@ -113,13 +113,19 @@ class Sampled:
     """
 
     def __init__(
-        self, *, form: FrameForm, batch: Batch, request: Request, columns: ColumnSource, ledger: Ledger
+        self,
+        *,
+        form: FrameWriter,
+        batch: Batch,
+        request: BatchRequest,
+        columns: FeatureSource,
+        costs: CostCounter,
     ) -> None:
         self._form = form
         self._batch = batch
         self._request = request
         self._columns = columns
-        self._ledger = ledger
+        self._costs = costs
         self.layout = form.layout(batch, request)
 
     def write(self, buffer: Bytes) -> None:
@@ -128,7 +134,7 @@ class Sampled:
         The gather into ``buffer`` is the only copy of the columns.
         """
         layout = self.layout
-        with self._ledger.gathering():
+        with self._costs.gathering():
             buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
             layout.view(buffer, "seeds")[:] = self._form.seed_ids(self._request)
             layout.view(buffer, "input_id")[:] = self._request.input_ids

@@ -12,12 +12,12 @@ import pytest
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import FormatError
 from gigl_loader.options import SamplingPlan
+from gigl_loader.sampling.deferred_features import Completion
+from gigl_loader.sampling.distributed import DistributedSampler
+from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_loader.sampling.sampler import Sampler
-from gigl_loader.sampling.schedule import Request
-from gigl_loader.sampling.skeleton import Completion
-from gigl_loader.sampling.stepped import SteppedSampler
+from gigl_loader.sampling.schedule import BatchRequest
 from gigl_loader.tensors import Layout
 from tests.support.stores import StoreGraph, store_graphs
 
@@ -56,15 +56,15 @@ def _open(graph: StoreGraph) -> PartitionedStore:
     )
 
 
-def _frame(sampler: BatchSampler, request: Request, edge_dir: str = "in") -> Frame:
+def _frame(sampler: BatchSampler, request: BatchRequest, edge_dir: str = "in") -> Frame:
     sampled = sampler.sample(request)
     buffer = np.zeros(sampled.layout.nbytes, np.uint8)
     sampled.write(buffer)
     return Frame.parse(buffer, edge_dir=edge_dir)
 
 
-def _request(count: int = 20) -> Request:
-    return Request(epoch=3, batch=1, seeds=np.arange(count) * 3, input_ids=np.arange(count))
+def _request(count: int = 20) -> BatchRequest:
+    return BatchRequest(epoch=3, batch=1, seeds=np.arange(count) * 3, input_ids=np.arange(count))
 
 
 @pytest.mark.parametrize("graph", store_graphs(), ids=str)
@@ -74,12 +74,12 @@ def test_a_completed_frame_has_the_bytes_of_a_whole_one(
     graph: StoreGraph, plan: SamplingPlan, count: int
 ) -> None:
     edge_dir = graph.graph.schema.edge_dir
-    whole = _frame(Sampler(graph.graph, plan), _request(count), edge_dir)
+    whole = _frame(LocalSampler(graph.graph, plan), _request(count), edge_dir)
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, plan, store)
         samplers: list[BatchSampler] = [
-            Sampler(graph.graph, plan, without_rows=True),
-            SteppedSampler(graph.graph, plan, store, without_rows=True),
+            LocalSampler(graph.graph, plan, without_rows=True),
+            DistributedSampler(graph.graph, plan, store, without_rows=True),
         ]
         skeletons = [_frame(each, _request(count), edge_dir) for each in samplers]
         assert skeletons[0].buffer.tobytes() == skeletons[1].buffer.tobytes()
@@ -91,7 +91,7 @@ def test_a_completed_frame_has_the_bytes_of_a_whole_one(
 
 def test_a_skeleton_names_rows_and_has_no_columns() -> None:
     graph = store_graphs()[0]
-    skeleton = _frame(Sampler(graph.graph, _plan(), without_rows=True), _request())
+    skeleton = _frame(LocalSampler(graph.graph, _plan(), without_rows=True), _request())
     names = {name for name in skeleton.names if name.count("/") == 2}
     assert {name.rpartition("/")[2] for name in names if name.startswith("node")} == {"n_id", "position"}
     without_columns = "edge/user+trusts+user"
@@ -104,7 +104,7 @@ def test_a_skeleton_names_rows_and_has_no_columns() -> None:
 @pytest.mark.parametrize("value", [-1, 70, 2**62])
 def test_places_that_do_not_exist_are_refused(value: int) -> None:
     graph = store_graphs()[0]
-    skeleton = _frame(Sampler(graph.graph, _plan(), without_rows=True), _request())
+    skeleton = _frame(LocalSampler(graph.graph, _plan(), without_rows=True), _request())
     skeleton.array("node/item/position")[4] = value
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, _plan(), store)
@@ -118,7 +118,7 @@ def test_a_skeleton_of_another_plan_is_refused(other: SamplingPlan) -> None:
     graph = store_graphs()[0]
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, _plan(), store)
-        skeleton = _frame(Sampler(graph.graph, other, without_rows=True), _request())
+        skeleton = _frame(LocalSampler(graph.graph, other, without_rows=True), _request())
         with pytest.raises(FormatError, match="not one of the plan"):
             completion.layout(skeleton)
 
@@ -128,7 +128,7 @@ def test_a_frame_of_other_types_is_refused() -> None:
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, _plan(), store)
         few = dataclasses.replace(_plan(), num_neighbors={EDGE_TYPES[0]: (3,)}, edge_columns={})
-        skeleton = _frame(Sampler(graph.graph, few, without_rows=True), _request())
+        skeleton = _frame(LocalSampler(graph.graph, few, without_rows=True), _request())
         with pytest.raises(FormatError, match="is missing"):
             completion.layout(skeleton)
         empty = Frame(np.empty(0, np.uint8), Layout.plan({}, {"epoch": "0", "batch": "0"}))
