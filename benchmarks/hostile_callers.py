@@ -24,8 +24,8 @@ from pyarrow import flight
 
 from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.fields import WIRE_VERSION
 from gigl_loader.rpc.job import JOB_HEADER, new_job
+from gigl_loader.rpc.request_reader import WIRE_VERSION
 
 __all__ = ["BEHAVIOURS", "Scene", "connected", "ended"]
 
@@ -103,7 +103,7 @@ def _asking(
     scene: Scene, fanout: tuple[int, ...], seeds: int, *, replace: bool, share: int, read: bool
 ) -> None:
     """Keep every credit of some channels in use, and read what comes, or not."""
-    from gigl_loader.rpc.inquiries import encode_frame_ask
+    from gigl_loader.rpc.graph_requests import encode_frame_request
 
     caller = _Caller(scene)
     channels = [caller.open(fanout, replace=replace, share=share) for _ in range(4)]
@@ -116,7 +116,7 @@ def _asking(
             with suppress(grpc.RpcError, pa.ArrowException):
                 reply = messages.SampleReply.FromString(call.result())
                 if read:
-                    caller.fetch(encode_frame_ask(reply.handle)).read_all()
+                    caller.fetch(encode_frame_request(reply.handle)).read_all()
         time.sleep(_PAUSE_S)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
-from gigl_loader.hosts.meeting import WHOLE, Meeting, excuse
+from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
 from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.hosts.membership import Membership
+    from gigl_loader.hosts.host_group import HostGroup
     from gigl_loader.options import EdgeType, NodeType, StoreOptions, Verify
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -54,7 +54,7 @@ class DistDataset:
     It is a context manager; leaving it early matters to other hosts, which may still ask this one.
     """
 
-    def __init__(self, graph: Graph, membership: Membership | None = None) -> None:
+    def __init__(self, graph: Graph, membership: HostGroup | None = None) -> None:
         """Use :meth:`open` or :meth:`from_pyg`."""
         self._graph = graph
         self._membership = membership
@@ -125,10 +125,10 @@ class DistDataset:
             if group is not None:
                 _excuse(group, error)
             raise
-        from gigl_loader.hosts.membership import Membership  # gRPC and Arrow, which only peers need.
+        from gigl_loader.hosts.host_group import HostGroup  # gRPC and Arrow, which only peers need.
 
-        membership = Membership.join(
-            Meeting(group, timeout=timeout),
+        membership = HostGroup.join(
+            Rendezvous(group, timeout=timeout),
             graph,
             listen=listen,
             advertise=advertise,
@@ -346,7 +346,7 @@ class DistDataset:
         )
 
 
-def _farewell(membership: Membership, owner: int) -> None:
+def _farewell(membership: HostGroup, owner: int) -> None:
     """Leave in the place of a user who did not close the dataset: at the latest when the script ends."""
     if os.getpid() == owner:
         # Python sets this when an exception ends the script. Then nobody is waited for.

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import torch
 
+from gigl_client.channel_config import check_ways
 from gigl_client.cluster import connect_cluster
-from gigl_client.leaders import Leaders
-from gigl_client.loads import loads_of
 from gigl_client.nodes import RemoteNodes
-from gigl_client.slices import read_share
+from gigl_client.producers import ProducerCreator
+from gigl_client.server_load import loads_of
+from gigl_client.sharding import read_share
 from gigl_client.source import RemoteSource
-from gigl_client.terms import check_ways
 from gigl_loader.group import RankGroup
 from gigl_loader.options import LONGEST_KEY
 from gigl_loader.rpc.credentials import Caller
@@ -52,7 +52,7 @@ class RemoteDistDataset:
         """Use :meth:`connect`."""
         self._cluster = cluster
         self._transport, self._rows = transport, rows
-        self._leaders = Leaders(cluster)
+        self._leaders = ProducerCreator(cluster)
         group = RankGroup.current()
         self._nodes = RemoteNodes(cluster, first=0 if group is None else group.rank)
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()

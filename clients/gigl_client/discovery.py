@@ -131,7 +131,7 @@ class _Search:
         known = {server.control_address for server in view.servers}
         for asked in self._asked:
             if asked.control_address not in known:
-                other = self._view_or_reason(asked, min(self._patience, _OTHER_S))
+                other = self._view_or_reason(asked, min(self._batch_wait, _OTHER_S))
                 if not isinstance(other, Exception):
                     _check_graph(asked, other.graph, view.graph)
                     _check_cluster(asked, other, known)
@@ -145,7 +145,7 @@ class _Search:
 
     def _view(self, server: Endpoint, timeout_s: float | None = None) -> ClusterView:
         with closing(StoreClient(server, self._caller)) as client:
-            view = client.cluster(timeout_s or self._patience)
+            view = client.cluster(timeout_s or self._batch_wait)
         if view.wire_version != WIRE_VERSION:
             raise ValueError(
                 f"{server} runs gigl-loader {view.version}, whose wire version is {view.wire_version}; here "
@@ -158,10 +158,10 @@ class _Search:
     def _check(self, server: Endpoint, graph: str) -> None:
         """Check that a server that another told of is the one, is ready, and can be reached on both ports."""
         _check_graph(server, self._view(server).graph, graph)
-        check_peer(server, self._caller, digest=graph, timeout_s=self._patience)
+        check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait)
 
     @property
-    def _patience(self) -> float:
+    def _batch_wait(self) -> float:
         return max(min(self.left, _ATTEMPT_S), 0.1)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_client.cluster import Cluster, Server
-    from gigl_client.slices import Share
+    from gigl_client.sharding import Share
     from gigl_loader.graph.schema import NodeSchema
     from gigl_loader.options import NodeType
 

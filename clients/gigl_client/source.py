@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_client.arrivals import Arrivals
-from gigl_client.book import Book
-from gigl_client.exchange import FETCHERS, Exchange
-from gigl_client.landing import SPARE_SLOTS, PrivateLanding, slot_bytes_of
-from gigl_client.lines import Lines
-from gigl_client.patience import Patience
-from gigl_client.terms import Terms
+from gigl_client.batch_wait import BatchWait
+from gigl_client.buffers import SPARE_SLOTS, PrivateBuffers, slot_bytes_of
+from gigl_client.channel_config import ChannelConfig
+from gigl_client.channel_pool import ChannelPool
+from gigl_client.dispatcher import FETCHERS, Dispatcher
+from gigl_client.in_flight import InFlight
+from gigl_client.receiver import Receiver
 from gigl_loader.sampling.deferred_features import Completion
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.sampling.store import WireCounts
@@ -67,7 +67,7 @@ class RemoteSource:
         """
         num_servers = len(cluster.servers)
         slots = prefetch + SPARE_SLOTS
-        terms = Terms(
+        config = ChannelConfig(
             key=key,
             name=name,
             plan=plan.to_json(),
@@ -87,35 +87,35 @@ class RemoteSource:
         self._bytes = 0
         self._batches = 0
         self._seconds_waiting = 0.0
-        self._landing = PrivateLanding(channel_bytes, num_servers * prefetch + SPARE_SLOTS)
+        self._buffers = PrivateBuffers(channel_bytes, num_servers * prefetch + SPARE_SLOTS)
         self._store: PartitionedStore | None = None
         completion = None
         if has_columns and (rows == "direct" or (rows == "auto" and num_servers > 1)):
             self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
             completion = Completion(cluster.schema, plan, self._store)
-        self._arrivals = Arrivals(cluster.schema.edge_dir, self._landing, completion, timeout_s=timeout_s)
+        self._receiver = Receiver(cluster.schema.edge_dir, self._buffers, completion, timeout_s=timeout_s)
         self._changed = threading.Condition(threading.RLock())
-        self._book = Book(schedule.num_batches, in_order=in_order)
-        self._lines = Lines(
+        self._in_flight = InFlight(schedule.num_batches, in_order=in_order)
+        self._channels = ChannelPool(
             cluster.servers,
-            terms,
+            config,
             self._changed,
             has_columns=has_columns,
             heartbeats=cluster.heartbeats,
         )
-        self._exchange = Exchange(
-            self._lines,
-            self._book,
-            self._arrivals,
+        self._dispatcher = Dispatcher(
+            self._channels,
+            self._in_flight,
+            self._receiver,
             self._changed,
             name=name,
             request=_requests(schedule),
             timeout_s=timeout_s,
         )
-        self._patience = Patience(self._lines, self._book, self._changed, timeout_s=timeout_s)
-        self._end = weakref.finalize(self, _end, self._exchange, self._store, self._pid)
+        self._batch_wait = BatchWait(self._channels, self._in_flight, self._changed, timeout_s=timeout_s)
+        self._end = weakref.finalize(self, _end, self._dispatcher, self._store, self._pid)
         with self._changed:
-            self._lines.open_all()
+            self._channels.open_all()
 
     @property
     def num_batches(self) -> int:
@@ -125,21 +125,21 @@ class RemoteSource:
         """Go to ``first_batch`` of ``epoch`` and have the servers begin. Does not wait for them."""
         self._check_usable()
         check_epoch(epoch, first_batch, num_batches=self.num_batches)
-        self._exchange.start_epoch(epoch, first_batch)
+        self._dispatcher.start_epoch(epoch, first_batch)
 
     def wait_until_up(self, timeout: float) -> None:
         """Wait until a channel is open at every server. Raises what keeps one from it."""
         self._check_usable()
         deadline = time.monotonic() + timeout
         with self._changed:
-            self._lines.open_all()
-            while not all(line.opened for line in self._lines):
+            self._channels.open_all()
+            while not all(channel.opened for channel in self._channels):
                 self._check_usable()
-                self._patience.wait(deadline, timeout)
+                self._batch_wait.wait(deadline, timeout)
 
     def receive(self, timeout: float) -> Frame:
         self._check_usable()
-        if not self._book.remaining:
+        if not self._in_flight.remaining:
             raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
         began = time.monotonic()
         try:
@@ -152,31 +152,31 @@ class RemoteSource:
 
     def close(self) -> None:
         if self._end.detach() is not None:
-            _end(self._exchange, self._store, self._pid, wait=True)
+            _end(self._dispatcher, self._store, self._pid, wait=True)
 
     def stats(self) -> dict[str, Any]:
-        exchange, arrivals = self._exchange, self._arrivals
+        dispatcher, receiver = self._dispatcher, self._receiver
         rows = WireCounts() if self._store is None else self._store.wire()
         with self._changed:
             return {
                 "batches": self._batches,
                 "bytes": self._bytes,
                 "seconds_waiting": self._seconds_waiting,
-                "seconds_sampling": arrivals.sampling_s,
+                "seconds_sampling": receiver.sampling_s,
                 "cpu_seconds": 0.0,
                 "cpu_sampling": 0.0,
                 "cpu_gathering": rows.placing_ns / 1e9,
-                "cpu_wire": exchange.cpu_s,
-                "wire_bytes_in": arrivals.wire_bytes + rows.bytes_in,
-                "wire_bytes_out": exchange.bytes_out + rows.bytes_out,
-                "peer_calls": exchange.calls + rows.calls,
-                "copied_out": self._landing.crowded_out,
-                "oversize": self._landing.oversize,
+                "cpu_wire": dispatcher.cpu_s,
+                "wire_bytes_in": receiver.wire_bytes + rows.bytes_in,
+                "wire_bytes_out": dispatcher.bytes_out + rows.bytes_out,
+                "peer_calls": dispatcher.calls + rows.calls,
+                "copied_out": self._buffers.crowded_out,
+                "oversize": self._buffers.oversize,
                 "restarts": 0,
                 "workers": [],
-                "retries": exchange.retries + rows.retries,
-                "damaged": exchange.damaged + rows.damaged,
-                **self._lines.summary(),
+                "retries": dispatcher.retries + rows.retries,
+                "damaged": dispatcher.damaged + rows.damaged,
+                **self._channels.summary(),
             }
 
     def _check_usable(self) -> None:
@@ -187,16 +187,16 @@ class RemoteSource:
 
     def _received(self, timeout: float) -> Frame:
         deadline = time.monotonic() + timeout
-        exchange = self._exchange
+        dispatcher = self._dispatcher
         with self._changed:
-            exchange.needed = True
-            self._lines.open_all()  # Those that were given up are tried again.
+            dispatcher.needed = True
+            self._channels.open_all()  # Those that were given up are tried again.
             try:
-                while (ready := exchange.take()) is None:
+                while (ready := dispatcher.take()) is None:
                     self._check_usable()
-                    self._patience.wait(deadline, timeout)
+                    self._batch_wait.wait(deadline, timeout)
             finally:
-                exchange.needed = False
+                dispatcher.needed = False
         if isinstance(ready.frame, Exception):
             raise ready.frame
         return ready.frame
@@ -211,7 +211,7 @@ def _requests(schedule: Schedule) -> Callable[[int, int], BatchRequest]:
     return lambda epoch, batch: draw.request(schedule.request(epoch, batch), weights, sums)
 
 
-def _end(exchange: Exchange, store: PartitionedStore | None, pid: int, *, wait: bool = False) -> None:
+def _end(dispatcher: Dispatcher, store: PartitionedStore | None, pid: int, *, wait: bool = False) -> None:
     """End everything. In a forked child it is the parent's."""
     if os.getpid() == pid:
-        exchange.close(*([] if store is None else [store.close]), wait=wait)
+        dispatcher.close(*([] if store is None else [store.close]), wait=wait)

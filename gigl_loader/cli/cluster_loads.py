@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.cli.store_caller import client_of
 from gigl_loader.errors import GiglError, StorageUnavailable
-from gigl_loader.rpc.fields import WIRE_VERSION
+from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing_extensions import Self
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.arguments import LoaderOptions
+from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.dataset import Dataset, check_dataset
-from gigl_loader.loaders.maker import BatchMaker
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import SeedNodes
@@ -212,7 +212,7 @@ class BaseDistLoader:
             )
             self._device_asked = (device, pin_memory_device)
             self._non_blocking = arguments.flag("non_blocking_transfers", non_blocking_transfers)
-            self._maker = BatchMaker(self._transfer(), arguments.optional_callable("transform", transform))
+            self._maker = BatchPipeline(self._transfer(), arguments.optional_callable("transform", transform))
             run_seed = arguments.run_seed(seed)
             self._random_seed = seed is None
             self._delivered = 0

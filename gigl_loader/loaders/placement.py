@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.agreement import Agreement
+from gigl_loader.loaders.rank_consistency import RankConsistency
 from gigl_loader.sampling.schedule import Shard
 from gigl_loader.topology import Topology
 
@@ -53,7 +53,7 @@ class Placement:
     group: RankGroup | None
     sharding: str
     topology: Topology
-    agreement: Agreement | None
+    agreement: RankConsistency | None
     """With the ranks that share the input; ``None`` where none does."""
 
     @classmethod
@@ -69,7 +69,7 @@ class Placement:
         topology = Topology.without_asking() if alone else options.resolve(options.timeout_s)
         agreement = None
         if group is not None and sharding != "none":
-            agreement = Agreement(group, options.kind, options.name)
+            agreement = RankConsistency(group, options.kind, options.name)
         return cls(group=group, sharding=sharding, topology=topology, agreement=agreement)
 
     def shard(self, *, even_batches: bool) -> Shard:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.rpc.knock import NOBODY
+from gigl_loader.rpc.tcp_probe import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

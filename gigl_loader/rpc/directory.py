@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigl_loader.rpc.inquiries import MAX_LISTED, IdsAsk, ListAsk, LocateAsk, ManifestAsk, encode_inquiry
+from gigl_loader.rpc.graph_requests import (
+    MAX_LISTED,
+    IdsRequest,
+    ListRequest,
+    LocateRequest,
+    ManifestRequest,
+    encode_graph_request,
+)
 from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_split
-from gigl_loader.rpc.requests import Envelope, SplitAsk, encode
+from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
     from gigl_loader.rpc.connection import Connection
-    from gigl_loader.rpc.inquiries import Inquiry
+    from gigl_loader.rpc.graph_requests import Inquiry
 
     Int64Array = npt.NDArray[np.int64]
 
@@ -27,7 +34,7 @@ _ANY = (-(2**63), 2**63)
 
 def fetch_manifest(connection: Connection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
-    layout, buffer = connection.ask(encode_inquiry(ManifestAsk(), ""), assembled)
+    layout, buffer = connection.ask(encode_graph_request(ManifestRequest(), ""), assembled)
     return read_bytes(layout, buffer, "manifest")
 
 
@@ -50,7 +57,7 @@ class Directory:
             return self._known(node_type, positions, "positions of nodes")
         parts = []
         for at in range(0, len(positions), MAX_LISTED):
-            ask = IdsAsk(node_type=node_type, positions=positions[at : at + MAX_LISTED])
+            ask = IdsRequest(node_type=node_type, positions=positions[at : at + MAX_LISTED])
             parts.append(self._integers(ask, "ids", len(ask.positions), _ANY))
         return _joined(parts)
 
@@ -61,7 +68,7 @@ class Directory:
         span = (0, self._schema.nodes[node_type].count)
         parts = []
         for at in range(0, len(ids), MAX_LISTED):
-            ask = LocateAsk(node_type=node_type, ids=ids[at : at + MAX_LISTED])
+            ask = LocateRequest(node_type=node_type, ids=ids[at : at + MAX_LISTED])
             parts.append(self._integers(ask, "positions", len(ask.ids), span))
         return _joined(parts)
 
@@ -73,7 +80,7 @@ class Directory:
         parts = []
         for at in range(0, count, MAX_LISTED):
             size = min(MAX_LISTED, count - at)
-            ask = ListAsk(node_type=node_type, first=at, count=size)
+            ask = ListRequest(node_type=node_type, first=at, count=size)
             parts.append(self._integers(ask, "positions", size, (0, count)))
         return _joined(parts)
 
@@ -82,7 +89,7 @@ class Directory:
         bounds = self._schema.nodes[node_type].bounds
         request = encode(
             Envelope(graph=self._digest, partition=partition),
-            SplitAsk(node_type=node_type, split=name),
+            SplitRequest(node_type=node_type, split=name),
             self._schema,
         )
         layout, buffer = self._connection.ask(request, assembled)
@@ -100,7 +107,7 @@ class Directory:
         return numbers.astype(np.int64)
 
     def _integers(self, ask: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
-        layout, buffer = self._connection.ask(encode_inquiry(ask, self._digest), assembled)
+        layout, buffer = self._connection.ask(encode_graph_request(ask, self._digest), assembled)
         return read_integers(layout, buffer, name, span, count)
 
 

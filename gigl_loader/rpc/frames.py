@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc.inquiries import encode_frame_ask
+from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.refusals import Gone
 
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ def fetch_frame(
             raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
 
     # Whether a failed attempt took the frame is not known: then, waiting for another would be for nothing.
-    connection.ask(encode_frame_ask(handle), land, timeout_s=timeout_s, attempts=1)
+    connection.ask(encode_frame_request(handle), land, timeout_s=timeout_s, attempts=1)

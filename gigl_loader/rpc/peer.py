@@ -14,9 +14,9 @@ from gigl_loader.rpc.certificates import check_dates
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.control_errors import NO_TOKEN
-from gigl_loader.rpc.knock import knock
 from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
+from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
     """
     deadline = time.monotonic() + timeout_s
     for port in (endpoint.control_port, endpoint.data_port):
-        knock(endpoint, port, deadline)
+        tcp_probe(endpoint, port, deadline)
     if endpoint.certificate:
         with _naming(endpoint):
             check_dates(endpoint.certificate)

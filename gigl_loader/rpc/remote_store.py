@@ -11,7 +11,7 @@ from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import TooLarge
 from gigl_loader.rpc.replies import RowScatter, assembled, read_neighbors, read_split
-from gigl_loader.rpc.requests import Envelope, SplitAsk, encode
+from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 from gigl_loader.sampling.store import Neighbors
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RemoteStore:
         """
         self._connection.close()
 
-    def split(self, ask: SplitAsk) -> Int64Array:
+    def split(self, ask: SplitRequest) -> Int64Array:
         """Return the positions of a split in this partition."""
         bounds = self._schema.nodes[ask.node_type].bounds
         partition = self._envelope.partition
@@ -126,7 +126,7 @@ class RemoteStore:
 
         self._connection.ask(self._encoded(ask), scatter)
 
-    def _encoded(self, request: NeighborRequest | FeatureRequest | SplitAsk) -> bytes:
+    def _encoded(self, request: NeighborRequest | FeatureRequest | SplitRequest) -> bytes:
         return encode(self._envelope, request, self._schema)
 
 
@@ -144,7 +144,7 @@ def fetch_split(
     """Return the positions of a split in a partition of a peer, as ``splits/`` of its directory has them."""
     store = RemoteStore(endpoint, partition, caller, schema=schema, digest=digest, timeout_s=timeout_s)
     try:
-        return store.split(SplitAsk(node_type=node_type, split=split))
+        return store.split(SplitRequest(node_type=node_type, split=split))
     finally:
         store.close()
 

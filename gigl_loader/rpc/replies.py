@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.checksums import Unread
-from gigl_loader.rpc.fields import MAX_HEADER_BYTES
+from gigl_loader.rpc.request_reader import MAX_HEADER_BYTES
 from gigl_loader.sampling.store import SLOT_BITS, FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 

@@ -15,10 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc import inquiries
-from gigl_loader.rpc.fields import MAX_HEADER_BYTES, WIRE_VERSION, Fields, are_names, known_name
-from gigl_loader.rpc.inquiries import Inquiry
+from gigl_loader.rpc import graph_requests
+from gigl_loader.rpc.graph_requests import Inquiry
 from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.request_reader import (
+    MAX_HEADER_BYTES,
+    WIRE_VERSION,
+    RequestReader,
+    are_names,
+    known_name,
+)
 from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
@@ -32,7 +38,7 @@ __all__ = [
     "Envelope",
     "Ping",
     "Request",
-    "SplitAsk",
+    "SplitRequest",
     "encode",
     "encode_ping",
     "parse",
@@ -48,7 +54,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitAsk:
+class SplitRequest:
     """Positions of a split in one partition."""
 
     node_type: NodeType
@@ -60,7 +66,7 @@ class Ping:
     """Nothing but an answer."""
 
 
-Request: TypeAlias = NeighborRequest | FeatureRequest | SplitAsk | Ping
+Request: TypeAlias = NeighborRequest | FeatureRequest | SplitRequest | Ping
 """About one partition. An ``Inquiry`` is about the whole graph."""
 
 
@@ -74,7 +80,7 @@ class Envelope:
 
 
 def encode(
-    envelope: Envelope, request: NeighborRequest | FeatureRequest | SplitAsk, schema: GraphSchema
+    envelope: Envelope, request: NeighborRequest | FeatureRequest | SplitRequest, schema: GraphSchema
 ) -> bytes:
     """Return a request as bytes. The service checks what it asks for; ``ValueError`` for an unknown type."""
     part = envelope.partition
@@ -129,11 +135,11 @@ def parse(
     buffer = np.frombuffer(ticket, np.uint8)
     try:
         layout = Layout.parse(buffer, what="request", max_header=MAX_HEADER_BYTES)
-        fields = Fields(layout, buffer)
+        fields = RequestReader(layout, buffer)
         fields.check_version()
         read: tuple[int, Request] | tuple[None, Inquiry]
-        if fields.text("ask") in inquiries.NAMES:
-            read = None, inquiries.read(fields, schema, graph)
+        if fields.text("ask") in graph_requests.NAMES:
+            read = None, graph_requests.read(fields, schema, graph)
         else:
             fields.check_graph(graph)
             partition = fields.partition(partitions)
@@ -150,7 +156,7 @@ def parse(
 _FLAGS = ("replace", "with_edge_ids", "with_slots")
 
 
-def _neighbors(fields: Fields, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
+def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
     edge_type = _edge_type(fields.json("edge_type"), schema)
     bounds = schema.nodes[schema.target_type(edge_type)].bounds
     flags = fields.names("flags")
@@ -167,7 +173,7 @@ def _neighbors(fields: Fields, schema: GraphSchema, partition: int, _: object) -
 
 
 def _rows(
-    fields: Fields,
+    fields: RequestReader,
     schema: GraphSchema,
     partition: int,
     partitions: Mapping[int, Callable[[EdgeType], int]],
@@ -186,18 +192,18 @@ def _rows(
     return FeatureRequest(kind=kind, columns=columns, rows=fields.rows(first, count))
 
 
-def _split(fields: Fields, schema: GraphSchema, partition: int, _: object) -> SplitAsk:
+def _split(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> SplitRequest:
     node_type, split = fields.text("node_type"), fields.text("split")
     known_name(node_type, schema.nodes, "node type")
     known_name(split, schema.nodes[node_type].splits, "split")
-    return SplitAsk(node_type=node_type, split=split)
+    return SplitRequest(node_type=node_type, split=split)
 
 
-def _ping(fields: Fields, schema: GraphSchema, partition: int, _: object) -> Ping:
+def _ping(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> Ping:
     return Ping()
 
 
-def _unknown(fields: Fields, schema: GraphSchema, partition: int, _: object) -> Request:
+def _unknown(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> Request:
     raise FormatError(f"request: unknown ask {fields.text('ask')[:100]!r}")
 
 

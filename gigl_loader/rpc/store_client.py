@@ -16,7 +16,6 @@ from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, 
 from gigl_loader.rpc.control_errors import Damaged, control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
-from gigl_loader.rpc.knock import knock
 from gigl_loader.rpc.server_proof import (
     CHALLENGE,
     NONCE,
@@ -27,6 +26,7 @@ from gigl_loader.rpc.server_proof import (
     shows,
     view_proof,
 )
+from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class StoreClient:
             return found
         port = self.endpoint.control_port
         try:
-            knock(self.endpoint, port, time.monotonic() + _KNOCK_S)
+            tcp_probe(self.endpoint, port, time.monotonic() + _KNOCK_S)
         except StorageUnavailable as silence:
             return silence
         fault = tls_fault(self.endpoint, self._caller, port, _KNOCK_S)

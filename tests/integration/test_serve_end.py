@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.graph.graph import Graph
-from gigl_loader.rpc.inquiries import ListAsk, encode_inquiry
+from gigl_loader.rpc.graph_requests import ListRequest, encode_graph_request
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.sampling.store import FeatureRequest
 from gigl_server.ports.flight import _FREELY_S
@@ -98,8 +98,8 @@ def large_tickets(graph: Path) -> list[bytes]:
     rows = np.random.default_rng(0).integers(first, end, 1_000_000)
     columns = tuple(schema.nodes[node_type].columns)
     ask = FeatureRequest(kind=node_type, columns=columns, rows=rows)
-    small = ListAsk(node_type=node_type, first=0, count=end)
-    return [encode(Envelope(graph=digest, partition=0), ask, schema), encode_inquiry(small, digest)]
+    small = ListRequest(node_type=node_type, first=0, count=end)
+    return [encode(Envelope(graph=digest, partition=0), ask, schema), encode_graph_request(small, digest)]
 
 
 def check_end(server: Server) -> None:

@@ -22,7 +22,7 @@ from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.inquiries import encode_frame_ask
+from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_server.local_cluster import LocalCluster
 from tests.support.leftovers import wait_until
 from tests.support.strangers import METHODS, PLAN, Stranger
@@ -306,7 +306,7 @@ def test_more_asks_than_the_credit(store: Store, stranger: Stranger) -> None:
     fields = {"channel": channel, "seeds": SEEDS, "input_ids": SEEDS}
     handles = [said(stranger, batch=number, **fields).handle for number in range(2)]
     assert stranger.status("Sample", batch=2, **fields) == "RESOURCE_EXHAUSTED"
-    assert stranger.take(encode_frame_ask(handles[0])) > 0
+    assert stranger.take(encode_frame_request(handles[0])) > 0
     assert stranger.status("Sample", batch=2, **fields) == "OK"
 
 
@@ -361,13 +361,13 @@ def test_a_job_sees_and_ends_only_what_is_its_own(store: Store, stranger: Strang
 def test_a_frame_is_taken_once_and_by_its_job_only(store: Store, stranger: Stranger) -> None:
     channel = stranger.open_channel()
     reply = said(stranger, channel=channel, seeds=SEEDS, input_ids=SEEDS)
-    ticket, thief = encode_frame_ask(reply.handle), store.stranger()
+    ticket, thief = encode_frame_request(reply.handle), store.stranger()
     for headers in (thief.headers, stranger.headers[:1], [*stranger.headers, *thief.headers[1:]]):
         with pytest.raises(flight.FlightError):
             thief.take(ticket, headers=headers)
     with pytest.raises(flight.FlightUnauthenticatedError):
         stranger.take(ticket, headers=stranger.headers[1:])
-    for damaged in (ticket[:-1], ticket + b"\0", ticket[:40], encode_frame_ask(noise(16))):
+    for damaged in (ticket[:-1], ticket + b"\0", ticket[:40], encode_frame_request(noise(16))):
         with pytest.raises(pa.ArrowException):
             stranger.take(damaged)
     assert stranger.take(ticket) == reply.nbytes + 4  # And its checksum.

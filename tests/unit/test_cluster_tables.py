@@ -13,7 +13,7 @@ from gigl_loader.cli import cluster_loads
 from gigl_loader.cli.cluster_loads import Loads, ServerLoad
 from gigl_loader.cli.cluster_tables import tables
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.fields import WIRE_VERSION
+from gigl_loader.rpc.request_reader import WIRE_VERSION
 
 
 def loads(*servers: ServerLoad) -> Loads:

@@ -20,7 +20,7 @@ from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.frames import Gone, fetch_frame
-from gigl_loader.rpc.inquiries import encode_frame_ask
+from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.job import job_key, new_job
 from gigl_server.counters import Counters
 from gigl_server.frames.store import FrameStore
@@ -138,7 +138,7 @@ def test_a_frame_is_fetched_once_and_by_its_job(service: DataService, shelf: She
 
 def test_the_secret_of_a_job_is_asked_for(service: DataService, shelf: Shelf) -> None:
     handle, taken = shelf.lay(frame(2)), len(shelf.taken)
-    ask = encode_frame_ask(handle)
+    ask = encode_frame_request(handle)
     for jobs in ([], [""], [JOB[:-1]], [JOB.upper()], [JOB, JOB], [JOB, THIEF]):
         assert refusal(service.port, ask, *jobs) == "invalid"
         # Callers that send a checksum send the job as well: it came damaged.
@@ -151,18 +151,18 @@ def test_the_secret_of_a_job_is_asked_for(service: DataService, shelf: Shelf) ->
 
 def test_asks_that_break_a_rule_are_refused(service: DataService, shelf: Shelf) -> None:
     taken = len(shelf.taken)
-    ask = encode_frame_ask(bytes(16))
-    broken = [ask[:-1], ask + b"\0", ask[:9], encode_frame_ask(b""), encode_frame_ask(bytes(15))]
+    ask = encode_frame_request(bytes(16))
+    broken = [ask[:-1], ask + b"\0", ask[:9], encode_frame_request(b""), encode_frame_request(bytes(15))]
     broken += [ask.replace(b'"wire":"2"', b'"wire":"1"'), ask.replace(b'"handle"', b'"hondle"')]
     broken += [ask.replace(b'"0000', b'"000x'), ask.replace(b'"frame"', b'"fr\xc3me"')]
-    broken += [encode_frame_ask(bytes(500)), np.random.default_rng(0).bytes(200)]
+    broken += [encode_frame_request(bytes(500)), np.random.default_rng(0).bytes(200)]
     assert [refusal(service.port, ticket, JOB) for ticket in broken] == ["malformed"] * len(broken)
     assert len(shelf.taken) == taken
 
 
 def test_a_service_without_frames_has_none() -> None:
     with serving(None) as service:
-        assert refusal(service.port, encode_frame_ask(bytes(16)), JOB) == "gone"
+        assert refusal(service.port, encode_frame_request(bytes(16)), JOB) == "gone"
 
 
 def test_a_frame_of_another_size_is_not_believed(service: DataService, shelf: Shelf) -> None:
@@ -185,7 +185,7 @@ def test_memory_comes_back_when_a_frame_was_sent_or_cannot_be(service: DataServi
     client = flight.FlightClient(f"grpc+tcp://127.0.0.1:{service.port}")
     for handle in handles[1:]:
         options = flight.FlightCallOptions(timeout=10, headers=[(b"gigl-job", JOB.encode())])
-        reader = client.do_get(flight.Ticket(encode_frame_ask(handle)), options)
+        reader = client.do_get(flight.Ticket(encode_frame_request(handle)), options)
         reader.read_chunk()
         reader.cancel()
         del reader
@@ -213,9 +213,9 @@ def test_who_asks_and_does_not_read_is_bounded(service: DataService, monkeypatch
     client = flight.FlightClient(f"grpc+tcp://127.0.0.1:{service.port}")
     large = np.zeros(64 << 20, np.uint8)  # More than the connection takes before it is read.
     handles = [shelf.lay(large) for _ in range(2)]
-    readers = [client.do_get(flight.Ticket(encode_frame_ask(handle)), options) for handle in handles]
+    readers = [client.do_get(flight.Ticket(encode_frame_request(handle)), options) for handle in handles]
     last = shelf.lay(frame(5))
-    assert refusal(service.port, encode_frame_ask(last), JOB) == "busy"
+    assert refusal(service.port, encode_frame_request(last), JOB) == "busy"
     others = shelf.lay(frame(6), THIEF)
     out, landed = np.zeros(NBYTES, np.uint8), np.zeros(NBYTES, np.uint8)
     with connected(service.port, job=THIEF) as thief, connected(service.port) as own:

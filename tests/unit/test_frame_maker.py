@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from gigl_loader.loaders.maker import BatchMaker
+from gigl_loader.loaders.batch_pipeline import BatchPipeline
 
 
 class _Transfer:
@@ -11,7 +11,7 @@ class _Transfer:
 
 
 def test_a_frame_goes_to_the_device_is_collated_and_transformed() -> None:
-    maker = BatchMaker(cast("Any", _Transfer()), str.upper)
+    maker = BatchPipeline(cast("Any", _Transfer()), str.upper)
     assert (
         maker.make(cast("Any", "a frame"), lambda tensors: f"batch of {tensors}")
         == "BATCH OF TENSORS OF A FRAME"
@@ -21,6 +21,6 @@ def test_a_frame_goes_to_the_device_is_collated_and_transformed() -> None:
 
 
 def test_without_a_transform_the_batch_is_what_was_collated() -> None:
-    maker = BatchMaker(cast("Any", _Transfer()), None)
+    maker = BatchPipeline(cast("Any", _Transfer()), None)
     batch = object()
     assert maker.make(cast("Any", "a frame"), lambda _: batch) is batch

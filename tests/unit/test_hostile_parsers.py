@@ -20,12 +20,12 @@ from gigl_loader.channel import message
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Manifest
-from gigl_loader.rpc import fields, requests
+from gigl_loader.rpc import request_reader, requests
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.fields import WIRE_VERSION
-from gigl_loader.rpc.inquiries import frame_handle
+from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import Assembly
+from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import Layout
 from tests.support.sources import small_graph
@@ -95,10 +95,10 @@ PARSERS: Mapping[str, Parser] = {
     "JSON": Parser(lambda text: read_json(text, what="x", max_bytes=LARGE), LARGE),
     "file": Parser(_layout, LARGE),
     "frame": Parser(_frame, LARGE),
-    "request": Parser(_request, fields.MAX_HEADER_BYTES, (Refused,)),
-    "JSON in a request": Parser(_inner_json, fields.MAX_HEADER_BYTES // 4, (Refused,)),
+    "request": Parser(_request, request_reader.MAX_HEADER_BYTES, (Refused,)),
+    "JSON in a request": Parser(_inner_json, request_reader.MAX_HEADER_BYTES // 4, (Refused,)),
     "ask for a frame": Parser(lambda text: frame_handle(_headed(text)), 500, (Refused,)),
-    "reply": Parser(_reply, fields.MAX_HEADER_BYTES),
+    "reply": Parser(_reply, request_reader.MAX_HEADER_BYTES),
     "refusal": Parser(_refusal, 16 << 10),
     "endpoint": Parser(lambda text: Endpoint.from_json(text.decode("utf-8", "replace")), LARGE),
     "manifest": Parser(lambda text: Manifest.parse(text, what="x"), LARGE),

@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
-from gigl_client.exchange import FETCHERS
+from gigl_client.dispatcher import FETCHERS
 from gigl_client.source import RemoteSource
 from gigl_loader.channel.slots import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
@@ -66,7 +66,7 @@ def expected() -> list[bytes]:
 
 def _asked(source: Any) -> list[int]:
     with source._changed:
-        return sorted(source._book.asked)
+        return sorted(source._in_flight.asked)
 
 
 KINDS = [("ring", "auto"), ("flight", "through"), ("flight", "direct")]
@@ -238,7 +238,7 @@ def test_frames_that_cannot_be_fetched_do_not_keep_their_server_from_sampling(
             raise StorageUnavailable("no way to the data port")
         fetch_frame(*arguments, **options)
 
-    monkeypatch.setattr("gigl_client.arrivals.fetch_frame", fetch)
+    monkeypatch.setattr("gigl_client.receiver.fetch_frame", fetch)
     with closing(one.open(transport="flight")) as source:
         source.start_epoch(0)
         assert drain(source) == expected
@@ -253,7 +253,7 @@ def test_a_data_port_that_stays_away_is_told_and_nothing_is_lost(
 
     with closing(one.open(transport="flight", timeout_s=0.5)) as source:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gigl_client.arrivals.fetch_frame", fail)
+            patch.setattr("gigl_client.receiver.fetch_frame", fail)
             source.start_epoch(0)
             with pytest.raises(StorageUnavailable, match=r"batch 0 of epoch 0: no way there \(asked for it"):
                 source.receive(20)
@@ -375,7 +375,7 @@ def test_asks_that_are_refused_use_no_slot_up(
             patches.setattr(one.service(0), "submit", refuse)
             for epoch in range(12):
                 source.start_epoch(epoch)
-                assert wait_until(lambda: not source._exchange._calls, seconds=10)
+                assert wait_until(lambda: not source._dispatcher._calls, seconds=10)
         assert len(asked) > 10, "there are ten slots"
         source.start_epoch(0)
         assert drain(source) == expected
@@ -389,13 +389,13 @@ def test_a_size_that_is_not_of_a_slot_uses_no_slot_up(
     with closing(one.open(transport="ring", prefetch=2)) as source:
         source.wait_until_up(20)
         with monkeypatch.context() as patches:
-            patches.setattr("gigl_client.landing.RingLanding._check", _no_size)
+            patches.setattr("gigl_client.buffers.RingBuffers._check", _no_size)
             for _ in range(6):
                 source.start_epoch(0)
                 for _ in range(2):
                     with pytest.raises(FormatError, match="no size"):
                         source.receive(20)
-        assert wait_until(lambda: not source._exchange._calls, seconds=10)
+        assert wait_until(lambda: not source._dispatcher._calls, seconds=10)
         source.start_epoch(0)
         assert drain(source) == expected
         assert source.stats()["wire_bytes_in"] == 0
@@ -422,7 +422,7 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
         assert task.request.batch < FETCHERS or sample.wait(30)
         return make(task, thread)
 
-    monkeypatch.setattr("gigl_client.arrivals.fetch_frame", held_up)
+    monkeypatch.setattr("gigl_client.receiver.fetch_frame", held_up)
     monkeypatch.setattr(maker, "make", made)
     with closing(one.open(transport="flight", prefetch=FETCHERS + 1)) as source:
         source.start_epoch(0)
@@ -444,7 +444,7 @@ def test_calls_under_way_end_with_the_source(two: SmallCluster) -> None:
     source = two.open()
     source.wait_until_up(20)
     source.start_epoch(0)
-    calls = list(source._exchange._calls)
+    calls = list(source._dispatcher._calls)
     assert calls
     source.close()
     assert wait_until(lambda: all(call.done() for call in calls), seconds=10)
@@ -496,7 +496,7 @@ def test_what_nobody_hands_out_is_not_needed(
             assert drain(source) == expected
             assert source.stats()["transport"] == "flight"
         assert not service._jobs.channels
-        (record,) = [each for each in caplog.records if each.name == "gigl_client.line"]
+        (record,) = [each for each in caplog.records if each.name == "gigl_client.channel"]
         assert "batches come over the network, not by a ring" in record.message
         assert why in record.message
 

@@ -15,10 +15,16 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.rpc import directory as directory_module
-from gigl_loader.rpc import inquiries
+from gigl_loader.rpc import graph_requests
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.directory import Directory, fetch_manifest
-from gigl_loader.rpc.inquiries import IdsAsk, ListAsk, LocateAsk, ManifestAsk, encode_inquiry
+from gigl_loader.rpc.graph_requests import (
+    IdsRequest,
+    ListRequest,
+    LocateRequest,
+    ManifestRequest,
+    encode_graph_request,
+)
 from gigl_loader.tensors import Layout, spec_of
 from tests.support.peers import CALLER, served
 
@@ -134,7 +140,9 @@ def test_another_graph_or_type_is_refused(dense: Served) -> None:
         pytest.raises(SamplingError, match="asked about graph 000000000000, this service has"),
     ):
         nodes.ids("paper", np.arange(3))
-    ticket = encode_inquiry(ListAsk(node_type="absent", first=0, count=3), dense.graph.manifest.digest)
+    ticket = encode_graph_request(
+        ListRequest(node_type="absent", first=0, count=3), dense.graph.manifest.digest
+    )
     assert dense.refusal(ticket)["message"] == "no node type 'absent'"
 
 
@@ -149,10 +157,10 @@ def edited(ticket: bytes, entries: dict[str, str | None], **arrays: npt.NDArray[
 
 def test_inquiries_that_break_a_rule_are_refused(dense: Served) -> None:
     digest = dense.graph.manifest.digest
-    some = encode_inquiry(IdsAsk(node_type="paper", positions=np.arange(3)), digest)
-    found = encode_inquiry(LocateAsk(node_type="paper", ids=np.arange(3)), digest)
-    span = encode_inquiry(ListAsk(node_type="paper", first=0, count=3), digest)
-    manifest = encode_inquiry(ManifestAsk(), "")
+    some = encode_graph_request(IdsRequest(node_type="paper", positions=np.arange(3)), digest)
+    found = encode_graph_request(LocateRequest(node_type="paper", ids=np.arange(3)), digest)
+    span = encode_graph_request(ListRequest(node_type="paper", first=0, count=3), digest)
+    manifest = encode_graph_request(ManifestRequest(), "")
     malformed = [
         edited(some, {"wire": "99"}),
         edited(some, {"wire": None}),
@@ -174,7 +182,7 @@ def test_inquiries_that_break_a_rule_are_refused(dense: Served) -> None:
     assert [dense.refusal(ticket)["kind"] for ticket in malformed] == ["malformed"] * len(malformed)
     assert dense.refusal(edited(some, {}, rows=np.array([-1])))["kind"] == "invalid"
     assert dense.refusal(edited(some, {"graph": "x"}))["kind"] == "other graph"
-    assert dense.refusal(edited(span, {"count": str(inquiries.MAX_LISTED + 1)}))["kind"] == "too large"
+    assert dense.refusal(edited(span, {"count": str(graph_requests.MAX_LISTED + 1)}))["kind"] == "too large"
     with dense.asking() as nodes:
         assert len(nodes.ids("paper", np.arange(3))) == 3
 
@@ -182,12 +190,14 @@ def test_inquiries_that_break_a_rule_are_refused(dense: Served) -> None:
 def test_a_large_inquiry_is_refused_before_it_is_answered(
     dense: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiries, "MAX_LISTED", 10)
+    monkeypatch.setattr(graph_requests, "MAX_LISTED", 10)
     for inquiry in (
-        IdsAsk(node_type="paper", positions=np.arange(11)),
-        LocateAsk(node_type="paper", ids=np.arange(11)),
+        IdsRequest(node_type="paper", positions=np.arange(11)),
+        LocateRequest(node_type="paper", ids=np.arange(11)),
     ):
-        assert dense.refusal(encode_inquiry(inquiry, dense.graph.manifest.digest))["kind"] == "too large"
+        assert (
+            dense.refusal(encode_graph_request(inquiry, dense.graph.manifest.digest))["kind"] == "too large"
+        )
 
 
 def test_a_reply_that_cannot_be_right_is_not_believed(dense: Served, monkeypatch: pytest.MonkeyPatch) -> None:

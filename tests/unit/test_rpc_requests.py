@@ -12,7 +12,7 @@ import pytest
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.rpc import requests
 from gigl_loader.rpc.refusals import Kind, Refused
-from gigl_loader.rpc.requests import Envelope, Ping, SplitAsk, encode, encode_ping, parse
+from gigl_loader.rpc.requests import Envelope, Ping, SplitRequest, encode, encode_ping, parse
 from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
@@ -75,7 +75,7 @@ def same(left: object, right: object) -> bool:
 
 @pytest.mark.parametrize(
     "request_",
-    [ASK, ROWS, EDGE_ROWS, SplitAsk(node_type="item", split="train")],
+    [ASK, ROWS, EDGE_ROWS, SplitRequest(node_type="item", split="train")],
     ids=["neighbors", "rows of nodes", "rows of edges", "split"],
 )
 def test_a_request_is_read_as_it_was_written(request_: Any) -> None:
@@ -117,7 +117,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 N = encode(ENVELOPE, ASK, SCHEMA)
 R = encode(ENVELOPE, ROWS, SCHEMA)
 E = encode(ENVELOPE, EDGE_ROWS, SCHEMA)
-S = encode(ENVELOPE, SplitAsk(node_type="item", split="train"), SCHEMA)
+S = encode(ENVELOPE, SplitRequest(node_type="item", split="train"), SCHEMA)
 I32, I64 = np.int32, np.int64
 
 

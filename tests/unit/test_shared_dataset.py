@@ -290,7 +290,7 @@ def test_ranks_that_do_not_come_are_named(graph: Path) -> None:
 def test_a_host_with_the_whole_graph_that_takes_no_part_is_told(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gigl_loader.hosts.membership._GRACE_S", 0.1)
+    monkeypatch.setattr("gigl_loader.hosts.host_group._GRACE_S", 0.1)
 
     def program(group: RankGroup) -> None:
         DistDataset.open(graph, partitions=group.rank if group.rank else None, timeout=20).close()

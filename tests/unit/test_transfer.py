@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.loaders.maker import BatchMaker
+from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.pinned import PinnedSlots
 from gigl_loader.loaders.transfer import HostTransfer, StreamTransfer, SynchronousTransfer, transfer_to
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
@@ -38,7 +38,7 @@ def test_each_device_has_its_way() -> None:
 def test_a_packed_copy_gives_the_same_batches(kind: str) -> None:
     expected = list(_loader(kind))
     loader = _loader(kind)
-    loader._maker = BatchMaker(SynchronousTransfer(CPU), None)
+    loader._maker = BatchPipeline(SynchronousTransfer(CPU), None)
     batches = list(loader)
     assert len(batches) == len(expected)
     assert all(map(same_batch, batches, expected))
@@ -46,7 +46,7 @@ def test_a_packed_copy_gives_the_same_batches(kind: str) -> None:
 
 def test_a_packed_copy_shares_nothing_with_the_frame() -> None:
     loader = _loader("homogeneous")
-    loader._maker = BatchMaker(SynchronousTransfer(CPU), None)
+    loader._maker = BatchPipeline(SynchronousTransfer(CPU), None)
     batch = next(loader)
     pointers = {batch.x.untyped_storage().data_ptr(), batch.n_id.untyped_storage().data_ptr()}
     assert len(pointers) == 1
@@ -142,7 +142,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> _Device:
 
 def _streaming(**options: Any) -> DistNeighborLoader:
     loader = _loader("homogeneous", **options)
-    loader._maker = BatchMaker(StreamTransfer(CPU), None)
+    loader._maker = BatchPipeline(StreamTransfer(CPU), None)
     return loader
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gigl_loader.rpc.checksums import checksum_text
-from gigl_loader.rpc.inquiries import frame_handle
+from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigl_loader.rpc.inquiries import IdsAsk, ListAsk, LocateAsk
+from gigl_loader.rpc.graph_requests import IdsRequest, ListRequest, LocateRequest
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import document
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import NodeType
-    from gigl_loader.rpc.inquiries import Inquiry
+    from gigl_loader.rpc.graph_requests import Inquiry
 
     Bytes = npt.NDArray[np.uint8]
     Int64Array = npt.NDArray[np.int64]
@@ -25,11 +25,11 @@ __all__ = ["about_graph"]
 
 def about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
     """Return the reply as the pieces of a document. ``Refused`` for unknown node ids."""
-    if isinstance(inquiry, IdsAsk):
+    if isinstance(inquiry, IdsRequest):
         return document({"ids": _ids(graph, inquiry.node_type, inquiry.positions)})
-    if isinstance(inquiry, LocateAsk):
+    if isinstance(inquiry, LocateRequest):
         return document({"positions": _positions(graph, inquiry)})
-    if isinstance(inquiry, ListAsk):
+    if isinstance(inquiry, ListRequest):
         return document({"positions": graph.all_positions(inquiry.node_type, inquiry.first, inquiry.count)})
     return document({"manifest": np.frombuffer(graph.manifest.to_bytes(), np.uint8)})
 
@@ -39,7 +39,7 @@ def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array
     return positions if ids is None else ids[positions]
 
 
-def _positions(graph: Graph, ask: LocateAsk) -> Int64Array:
+def _positions(graph: Graph, ask: LocateRequest) -> Int64Array:
     try:
         return graph.positions(ask.node_type, ask.ids)
     except ValueError as error:

@@ -19,7 +19,7 @@ from gigl_loader.rpc.replies import (
     row_layout,
     split_document,
 )
-from gigl_loader.rpc.requests import SplitAsk, parse
+from gigl_loader.rpc.requests import SplitRequest, parse
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_server.frames.buffer_pool import BufferPool
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType
     from gigl_loader.rpc.checksums import Checksum
-    from gigl_loader.rpc.inquiries import Inquiry
+    from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
     from gigl_server.counters import Counters
     from gigl_server.ports.byte_semaphore import Loan
@@ -161,7 +161,7 @@ class Queries:
         if isinstance(request, NeighborRequest):
             with self._counters.timed("sampling_s"):
                 return neighbors_document(self._stores[partition].sample(request))
-        if isinstance(request, SplitAsk):
+        if isinstance(request, SplitRequest):
             positions = self._graph.split_part(request.node_type, request.split, partition)
             return split_document(positions)
         return split_document(np.empty(0, np.int64))

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from gigl_loader.rpc.fields import WIRE_VERSION
-from gigl_loader.rpc.inquiries import (
-    IdsAsk,
-    ListAsk,
-    LocateAsk,
-    ManifestAsk,
-    encode_frame_ask,
-    encode_inquiry,
+from gigl_loader.rpc.graph_requests import (
+    IdsRequest,
+    ListRequest,
+    LocateRequest,
+    ManifestRequest,
+    encode_frame_request,
+    encode_graph_request,
 )
+from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from tests.fuzz.live.calls import changed
 from tests.fuzz.live.target import CALL_S
@@ -117,11 +117,11 @@ def _valid(target: Target, draw: random.Random) -> list[bytes]:
     ]
     return [
         ping,
-        encode_frame_ask(draw.randbytes(16)),
-        encode_inquiry(ManifestAsk(), target.graph),
-        encode_inquiry(IdsAsk(node_type="node", positions=rows.astype(np.int64)), target.graph),
-        encode_inquiry(LocateAsk(node_type="node", ids=rows.astype(np.int64)), target.graph),
-        encode_inquiry(ListAsk(node_type="node", first=0, count=50), target.graph),
+        encode_frame_request(draw.randbytes(16)),
+        encode_graph_request(ManifestRequest(), target.graph),
+        encode_graph_request(IdsRequest(node_type="node", positions=rows.astype(np.int64)), target.graph),
+        encode_graph_request(LocateRequest(node_type="node", ids=rows.astype(np.int64)), target.graph),
+        encode_graph_request(ListRequest(node_type="node", first=0, count=50), target.graph),
         *(_document(target, entry, rows) for entry in fields),
     ]
 

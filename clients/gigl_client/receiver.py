@@ -16,13 +16,13 @@ from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.rpc.replies import MAX_REPLY_BYTES
 
 if TYPE_CHECKING:
-    from gigl_client.book import Ask
-    from gigl_client.landing import PrivateLanding, RingLanding
+    from gigl_client.buffers import PrivateBuffers, RingBuffers
+    from gigl_client.in_flight import InFlightRequest
     from gigl_loader.channel.slots import Bytes
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.deferred_features import Completion
 
-__all__ = ["Arrivals", "Scratch", "Unfetched"]
+__all__ = ["Receiver", "Scratch", "Unfetched"]
 
 _FETCH_S = 30.0
 """A server keeps a frame for as long."""
@@ -49,15 +49,15 @@ class Scratch:
         return self.memory[:nbytes]
 
 
-class Arrivals:
+class Receiver:
     """Makes frames of replies. Any number of threads may use it, each with a scratch of its own."""
 
     def __init__(
-        self, edge_dir: str, landing: PrivateLanding, completion: Completion | None, *, timeout_s: float
+        self, edge_dir: str, buffers: PrivateBuffers, completion: Completion | None, *, timeout_s: float
     ) -> None:
-        """``landing`` takes what comes over a network, ``completion`` makes whole what came without rows."""
+        """``buffers`` takes what comes over a network, ``completion`` makes whole what came without rows."""
         self._edge_dir = edge_dir
-        self._landing = landing
+        self._buffers = buffers
         self._completion = completion
         self._fetch_s = min(_FETCH_S, timeout_s)
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class Arrivals:
         self.sampling_s = 0.0
         """Of the servers."""
 
-    def frame(self, ask: Ask, reply: SampleReply, scratch: Scratch) -> Frame:
+    def frame(self, ask: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
         """Return the frame of a reply, whose slot is used up with it.
 
         ``StorageUnavailable`` and ``Gone`` where the batch has to be asked for again, ``Unfetched`` where the
@@ -84,9 +84,11 @@ class Arrivals:
             raise _failure(ask, reply, self._edge_dir)
         if outcome == "handle":
             return self._fetched(ask, reply.handle, reply.nbytes, scratch)
-        raise FormatError(f"{ask.line}: an answer of kind {outcome} to an ask for batch {ask.request.batch}")
+        raise FormatError(
+            f"{ask.channel}: an answer of kind {outcome} to an ask for batch {ask.request.batch}"
+        )
 
-    def _in_slot(self, ask: Ask, ring: RingLanding, slot: int, nbytes: int) -> Frame:
+    def _in_slot(self, ask: InFlightRequest, ring: RingBuffers, slot: int, nbytes: int) -> Frame:
         if not ask.opened.without_rows:
             return self._parse(ask, self._lent(ring, slot, nbytes))
         try:
@@ -95,20 +97,20 @@ class Arrivals:
             ring.give(slot)
 
     @staticmethod
-    def _lent(ring: RingLanding, slot: int, nbytes: int) -> Bytes:
+    def _lent(ring: RingBuffers, slot: int, nbytes: int) -> Bytes:
         try:
             return ring.lend(slot, nbytes)
         except FormatError:
             ring.give(slot)
             raise
 
-    def _fetched(self, ask: Ask, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
+    def _fetched(self, ask: InFlightRequest, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
         if not 0 < nbytes <= MAX_REPLY_BYTES:
-            raise FormatError(f"{ask.line}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
+            raise FormatError(f"{ask.channel}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
         bare = ask.opened.without_rows
-        memory = scratch.lend(nbytes) if bare else self._landing.lend(nbytes)
+        memory = scratch.lend(nbytes) if bare else self._buffers.lend(nbytes)
         try:
-            fetch_frame(ask.line.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+            fetch_frame(ask.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
         except StorageUnavailable as error:
             raise Unfetched(error) from None
         with self._lock:
@@ -116,33 +118,33 @@ class Arrivals:
         frame = self._parse(ask, memory)
         return self._completed(frame) if bare else frame
 
-    def _parse(self, ask: Ask, memory: Bytes) -> Frame:
+    def _parse(self, ask: InFlightRequest, memory: Bytes) -> Frame:
         frame = Frame.parse(memory, edge_dir=self._edge_dir)
         wanted = ask.request
         if (frame.epoch, frame.batch) != (wanted.epoch, wanted.batch):
             raise FormatError(
-                f"{ask.line}: batch {frame.batch} of epoch {frame.epoch} in place of batch {wanted.batch} of "
-                f"epoch {wanted.epoch}"
+                f"{ask.channel}: batch {frame.batch} of epoch {frame.epoch} instead of "
+                f"batch {wanted.batch} of epoch {wanted.epoch}"
             )
         return frame
 
     def _completed(self, skeleton: Frame) -> Frame:
         assert self._completion is not None, "no channel without rows is opened where there are no rows"
         layout = self._completion.layout(skeleton)
-        memory = self._landing.lend(layout.nbytes)
+        memory = self._buffers.lend(layout.nbytes)
         self._completion.write(skeleton, layout, memory)
         return Frame(memory, layout)
 
 
-def _failure(ask: Ask, reply: SampleReply, edge_dir: str) -> Exception:
+def _failure(ask: InFlightRequest, reply: SampleReply, edge_dir: str) -> Exception:
     """Return what a server says went wrong, with its traceback as a note."""
     document = Frame.parse(np.frombuffer(reply.failure, np.uint8), edge_dir=edge_dir)
     record = json.loads(document.layout.metadata.get("failure", "null"))
     if record is None:
-        return FormatError(f"{ask.line}: a failure without a record")
+        return FormatError(f"{ask.channel}: a failure without a record")
     if reply.unavailable:
-        return StorageUnavailable(f"{ask.line}: {record['message']}")
+        return StorageUnavailable(f"{ask.channel}: {record['message']}")
     failure = Failure(epoch=document.epoch, batch=document.batch, **{**record, "worker": None})
     error = failure.error()
-    add_note(error, f"{ask.line}, when it sampled:\n{record['traceback']}")
+    add_note(error, f"{ask.channel}, when it sampled:\n{record['traceback']}")
     return error

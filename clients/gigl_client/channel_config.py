@@ -6,7 +6,7 @@ import socket
 from contextlib import closing
 from dataclasses import dataclass
 
-__all__ = ["Terms", "check_ways", "is_this_host"]
+__all__ = ["ChannelConfig", "check_ways", "is_this_host"]
 
 _WAYS = {"transport": ("auto", "ring", "flight"), "rows": ("auto", "direct", "through")}
 
@@ -15,7 +15,7 @@ _MOST_CREDIT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ChannelConfig:
     """How a source wants to be served. The same for all servers."""
 
     key: str

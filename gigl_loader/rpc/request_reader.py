@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.tensors import Layout
 
-__all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "Fields", "are_names", "known_name"]
+__all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "RequestReader", "are_names", "known_name"]
 
 WIRE_VERSION = 2
 """Of requests and replies: services refuse others, since nobody could tell what they mean."""
@@ -27,7 +27,7 @@ MAX_HEADER_BYTES = 64 << 10
 Int64Array = npt.NDArray[np.int64]
 
 
-class Fields:
+class RequestReader:
     """The entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refused``."""
 
     def __init__(self, layout: Layout, buffer: npt.NDArray[np.uint8]) -> None:

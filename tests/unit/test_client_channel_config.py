@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gigl_client.landing import PrivateLanding, RingLanding, slot_bytes_of
-from gigl_client.terms import Terms, is_this_host
+from gigl_client.buffers import PrivateBuffers, RingBuffers, slot_bytes_of
+from gigl_client.channel_config import ChannelConfig, is_this_host
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory
 
 PAGE = 4096
 
 
-def _terms(**options: Any) -> Terms:
-    return Terms(**{"key": "k", "name": "n", "plan": "{}", "graph": "0", **options})
+def _config(**options: Any) -> ChannelConfig:
+    return ChannelConfig(**{"key": "k", "name": "n", "plan": "{}", "graph": "0", **options})
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def _terms(**options: Any) -> Terms:
 )
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _terms(**options)
+        _config(**options)
 
 
 def test_credit_covers_an_epoch_that_was_left_and_has_an_end() -> None:
-    assert (_terms(prefetch=4).credit, _terms(prefetch=100).credit) == (16, 64)
-    assert [_terms(prefetch=each).most_asked for each in (0, 1, 4, 100)] == [1, 1, 4, 64]
+    assert (_config(prefetch=4).credit, _config(prefetch=100).credit) == (16, 64)
+    assert [_config(prefetch=each).most_asked for each in (0, 1, 4, 100)] == [1, 1, 4, 64]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_credit_covers_an_epoch_that_was_left_and_has_an_end() -> None:
 def test_rows_come_from_owners_where_they_would_travel_twice(
     rows: str, ring: bool, servers: int, columns: bool, expected: bool
 ) -> None:
-    found = _terms(rows=rows).without_rows(ring=ring, num_servers=servers, has_columns=columns)
+    found = _config(rows=rows).without_rows(ring=ring, num_servers=servers, has_columns=columns)
     assert found is expected
 
 
@@ -65,9 +65,9 @@ def test_rows_come_from_owners_where_they_would_travel_twice(
 )
 def test_this_host_is_known_by_what_can_be_bound(host: str, here: bool) -> None:
     assert is_this_host(host) is here
-    assert _terms().tries_ring(host) is here
-    assert _terms(transport="ring").tries_ring(host)
-    assert not _terms(transport="flight").tries_ring(host)
+    assert _config().tries_ring(host) is here
+    assert _config(transport="ring").tries_ring(host)
+    assert not _config(transport="flight").tries_ring(host)
 
 
 def test_slots_are_whole_pages() -> None:
@@ -80,20 +80,20 @@ def test_slots_are_whole_pages() -> None:
 
 
 def test_private_memory_is_used_again_and_what_fits_no_slot_is_counted() -> None:
-    landing = PrivateLanding(2 * PAGE, 2)
-    kept = [landing.lend(PAGE) for _ in range(3)]
+    buffers = PrivateBuffers(2 * PAGE, 2)
+    kept = [buffers.lend(PAGE) for _ in range(3)]
     addresses = [each.ctypes.data for each in kept[:2]]
     assert addresses[1] - addresses[0] == PAGE
-    assert (landing.crowded_out, landing.oversize) == (1, 0)
-    assert len(landing.lend(PAGE + 1)) == PAGE + 1
-    assert (landing.crowded_out, landing.oversize) == (1, 1)
+    assert (buffers.crowded_out, buffers.oversize) == (1, 0)
+    assert len(buffers.lend(PAGE + 1)) == PAGE + 1
+    assert (buffers.crowded_out, buffers.oversize) == (1, 1)
     del kept[0]
     gc.collect()
-    assert landing.lend(10).ctypes.data == addresses[0]
+    assert buffers.lend(10).ctypes.data == addresses[0]
 
 
 def test_a_ring_lends_the_slot_that_was_written_to() -> None:
-    ring = RingLanding(create_memory("test", 2 * PAGE), slots=2, slot_bytes=PAGE)
+    ring = RingBuffers(create_memory("test", 2 * PAGE), slots=2, slot_bytes=PAGE)
     first, second = ring.take(), ring.take()
     assert (first, second, ring.take()) == (0, 1, None)
     ring.view(1, 3)[:] = np.arange(3)
@@ -108,6 +108,6 @@ def test_a_ring_lends_the_slot_that_was_written_to() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, PAGE + 1, 2**60])
 def test_a_size_that_is_not_of_a_slot_is_refused(nbytes: int) -> None:
-    ring = RingLanding(create_memory("test", 2 * PAGE), slots=2, slot_bytes=PAGE)
+    ring = RingBuffers(create_memory("test", 2 * PAGE), slots=2, slot_bytes=PAGE)
     with pytest.raises(FormatError, match="in a slot of 4096"):
         ring.lend(0, nbytes)

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
-    from gigl_client.line import Line, Opened
+    from gigl_client.channel import Channel, OpenChannel
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.schedule import BatchRequest
 
-__all__ = ["Ask", "Book", "Ready", "Trouble"]
+__all__ = ["InFlight", "InFlightRequest", "Ready", "RetryState"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Ask:
+class InFlightRequest:
     """One batch that a server was asked for. It stays the same batch, whoever is asked next."""
 
     request: BatchRequest
     fence: int
-    line: Line
-    opened: Opened
+    channel: Channel
+    opened: OpenChannel
     slot: int | None
     since: float
 
@@ -36,12 +36,12 @@ class Ask:
 class Ready:
     """A batch that came, or what went wrong with it for good."""
 
-    line: Line | None
+    channel: Channel | None
     frame: Frame | Exception
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Trouble:
+class RetryState:
     """A batch that did not come, and may come yet."""
 
     since: float
@@ -50,7 +50,7 @@ class Trouble:
     error: Exception
 
 
-class Book:
+class InFlight:
     """The batches of the epoch under way. Its user has a lock around it."""
 
     def __init__(self, num_batches: int, *, in_order: bool) -> None:
@@ -66,8 +66,8 @@ class Book:
         self._returned: list[int] = []
         self._requests: dict[int, BatchRequest] = {}
         self._ready: dict[int, Ready] = {}
-        self.asked: dict[int, Ask] = {}
-        self.troubles: dict[int, Trouble] = {}
+        self.asked: dict[int, InFlightRequest] = {}
+        self.troubles: dict[int, RetryState] = {}
 
     def start(self, epoch: int, first_batch: int) -> None:
         """Leave the epoch under way: what comes of it from now on is nobody's."""
@@ -101,46 +101,46 @@ class Book:
         """Return what was asked for before, where a batch is asked for again."""
         return self._requests.get(batch)
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: InFlightRequest) -> None:
         """Note that a batch, which ``next`` named, is asked for."""
         batch = ask.request.batch
         self._leave(batch)
         self._requests[batch] = ask.request
         self.asked[batch] = ask
-        ask.line.load += 1
+        ask.channel.load += 1
 
-    def is_current(self, ask: Ask) -> bool:
+    def is_current(self, ask: InFlightRequest) -> bool:
         """Return whether the answer to this ask is still waited for."""
         return self.asked.get(ask.request.batch) is ask
 
-    def put_back(self, ask: Ask, error: Exception | None, now: float) -> None:
+    def put_back(self, ask: InFlightRequest, error: Exception | None, now: float) -> None:
         """Have a batch asked for again: at once, or, the more often there was an ``error``, the later."""
         batch = ask.request.batch
         del self.asked[batch]
-        ask.line.load -= 1
+        ask.channel.load -= 1
         self._returned.append(batch)
         if error is not None:
             before = self.troubles.get(batch)
             backoff = Backoff() if before is None else before.backoff
-            self.troubles[batch] = Trouble(
+            self.troubles[batch] = RetryState(
                 since=now if before is None else before.since,
                 backoff=backoff,
                 not_before=now + backoff.next_s(),
                 error=error,
             )
 
-    def put_back_all(self, opened: Opened, now: float) -> int:
+    def put_back_all(self, opened: OpenChannel, now: float) -> int:
         """Have all batches asked for again that a lost channel was asked for. Return how many."""
         lost = [each for each in self.asked.values() if each.opened is opened]
         for ask in lost:
             self.put_back(ask, None, now)
         return len(lost)
 
-    def land(self, ask: Ask, frame: Frame | Exception) -> None:
+    def land(self, ask: InFlightRequest, frame: Frame | Exception) -> None:
         """Note that a batch has come, or failed for good."""
         batch = ask.request.batch
         del self.asked[batch]
-        self._ready[batch] = Ready(ask.line, frame)
+        self._ready[batch] = Ready(ask.channel, frame)
 
     def fail(self, batch: int, error: Exception) -> None:
         """Note that a batch, which ``next`` named, cannot be asked for."""
@@ -153,9 +153,9 @@ class Book:
         ready = self._ready.pop(batch, None)
         if ready is None:
             return None
-        if ready.line is not None:
-            ready.line.load -= 1
-            ready.line.batches += not isinstance(ready.frame, Exception)
+        if ready.channel is not None:
+            ready.channel.load -= 1
+            ready.channel.batches += not isinstance(ready.frame, Exception)
         self._requests.pop(batch, None)
         self.troubles.pop(batch, None)
         self.remaining -= 1
@@ -163,7 +163,7 @@ class Book:
         self.position = batch + 1
         return ready
 
-    def trouble(self) -> tuple[int, Trouble] | None:
+    def trouble(self) -> tuple[int, RetryState] | None:
         """Return what keeps the next batch from coming. Out of order, any batch in trouble."""
         if self._in_order:
             found = self.troubles.get(self.position)

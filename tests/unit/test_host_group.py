@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.hosts import membership
-from gigl_loader.hosts.holdings import Holding
+from gigl_loader.hosts import host_group
+from gigl_loader.hosts.partition_map import Holding
 from gigl_loader.hosts.shared_cache import SharedCache
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc.credentials import Credentials, new_token
@@ -49,22 +49,22 @@ def _holdings(*addresses: str, machines: str = "") -> list[Holding]:
 def test_a_host_is_reached_by_an_address_that_others_can_use(
     monkeypatch: pytest.MonkeyPatch, addresses: list[str], rank: int, expected: str
 ) -> None:
-    monkeypatch.setattr(membership, "own_address", lambda towards: f"towards {towards}")
+    monkeypatch.setattr(host_group, "own_address", lambda towards: f"towards {towards}")
     topology = Topology(rank=rank, world_size=2, host_index=rank, num_hosts=2)
-    assert membership._reachable_address(topology, _holdings(*addresses), given=False) == expected
+    assert host_group._reachable_address(topology, _holdings(*addresses), given=False) == expected
 
 
 @pytest.mark.parametrize("elsewhere", ["127.0.0.1", "10.0.0.2"])
 def test_a_loopback_address_is_none_for_another_machine(
     monkeypatch: pytest.MonkeyPatch, elsewhere: str
 ) -> None:
-    monkeypatch.setattr(membership, "own_address", lambda _: "127.0.0.1")  # There is no way.
+    monkeypatch.setattr(host_group, "own_address", lambda _: "127.0.0.1")  # There is no way.
     holdings = _holdings("127.0.0.1", elsewhere, machines="ab")
     topology = Topology(rank=0, world_size=2, host_index=0, num_hosts=2)
     rule = r"^the only address known of host 0 is 127\.0\.0\.1, .*MASTER_ADDR .*listen=.*advertise="
     with pytest.raises(ValueError, match=rule):
-        membership._reachable_address(topology, holdings, given=False)
-    assert membership._reachable_address(topology, holdings, given=True) == "127.0.0.1"
+        host_group._reachable_address(topology, holdings, given=False)
+    assert host_group._reachable_address(topology, holdings, given=True) == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_loopback_address_is_none_for_another_machine(
     ],
 )
 def test_others_come_to_the_address_that_is_listened_on(listen: str | None, expected: str) -> None:
-    assert membership._advertised(listen, "10.1.0.1") == expected
+    assert host_group._advertised(listen, "10.1.0.1") == expected
 
 
 def test_a_host_is_told_by_the_address_that_it_was_given(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_who_comes_when_the_others_have_given_up_does_not_join(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
-    share = membership._share_cache
+    share = host_group._share_cache
 
     def comes_late(meeting: Any, *rest: Any) -> Any:
         if meeting.group.rank == 1:
@@ -110,7 +110,7 @@ def test_who_comes_when_the_others_have_given_up_does_not_join(
             meeting.group.collect("gave up", timeout=20, what="give up", ranks=[0])
         return share(meeting, *rest)
 
-    monkeypatch.setattr(membership, "_share_cache", comes_late)
+    monkeypatch.setattr(host_group, "_share_cache", comes_late)
 
     def program(group: RankGroup) -> None:
         try:
@@ -136,7 +136,7 @@ def test_a_peer_has_less_time_to_fill_a_cache_than_others_wait(
         given.append(timeout_s)
         return fill(*arguments, timeout_s=timeout_s)
 
-    monkeypatch.setattr(membership, "SharedCache", keep)
+    monkeypatch.setattr(host_group, "SharedCache", keep)
 
     def program(group: RankGroup) -> None:
         DistDataset.open(tmp_path / "graph", partitions=group.rank, timeout=20).close()
@@ -147,9 +147,9 @@ def test_a_peer_has_less_time_to_fill_a_cache_than_others_wait(
 
 def test_plain_text_stays_on_the_machine() -> None:
     token = new_token()
-    assert not membership._credentials("127.0.0.1", token).certificate
-    assert membership._credentials("10.0.0.1", token).certificate
-    assert membership._credentials("host-1", token).token == token
+    assert not host_group._credentials("127.0.0.1", token).certificate
+    assert host_group._credentials("10.0.0.1", token).certificate
+    assert host_group._credentials("host-1", token).token == token
 
 
 def test_hosts_may_bring_their_own_certificates(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_host_that_cannot_keep_rows_tells_the_others(
             raise OSError("no memory")
         return fill(graph, peers, nbytes, **options)
 
-    monkeypatch.setattr(membership, "SharedCache", fails_on_host_0)
+    monkeypatch.setattr(host_group, "SharedCache", fails_on_host_0)
 
     def program(group: RankGroup) -> None:
         DistDataset.open(tmp_path / "graph", partitions=group.rank, timeout=20)

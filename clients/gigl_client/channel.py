@@ -7,18 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigl_client.landing import RingLanding
+from gigl_client.buffers import RingBuffers
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.control_errors import Busy, Unknown
 from gigl_loader.rpc.ring_door import RingRefused, receive_ring
 
 if TYPE_CHECKING:
+    from gigl_client.channel_config import ChannelConfig
     from gigl_client.cluster import Server
-    from gigl_client.terms import Terms
-    from gigl_loader.rpc.graph_store_pb2 import Channel
+    from gigl_loader.rpc.graph_store_pb2 import Channel as ChannelReply
 
-__all__ = ["Line", "Opened", "bare", "close_channel", "may_pass", "open_channel"]
+__all__ = ["Channel", "OpenChannel", "bare", "close_channel", "may_pass", "open_channel"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -27,21 +27,21 @@ _CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Opened:
+class OpenChannel:
     """A channel that is open at a server."""
 
     id: bytes
     lease_s: float
-    ring: RingLanding | None
+    ring: RingBuffers | None
     without_rows: bool
 
 
-class Line:
+class Channel:
     """A server, and what goes on with it. Its user has a lock around it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.opened: Opened | None = None
+        self.opened: OpenChannel | None = None
         self.opening = False
         """Somebody is at it."""
         self.down_since = 0.0
@@ -92,19 +92,21 @@ def bare(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def open_channel(server: Server, terms: Terms, *, num_servers: int, has_columns: bool) -> Opened:
+def open_channel(
+    server: Server, config: ChannelConfig, *, num_servers: int, has_columns: bool
+) -> OpenChannel:
     """Open a channel, and make its producer where there is none: of its key, a server makes one only.
 
     The channel has a ring where the terms say so and the server is on this host.
     """
-    if terms.tries_ring(server.endpoint.host):
-        rows = terms.without_rows(ring=True, num_servers=num_servers, has_columns=has_columns)
-        opened = _open_ring(server, terms, without_rows=rows)
+    if config.tries_ring(server.endpoint.host):
+        rows = config.without_rows(ring=True, num_servers=num_servers, has_columns=has_columns)
+        opened = _open_ring(server, config, without_rows=rows)
         if opened is not None:
             return opened
-    rows = terms.without_rows(ring=False, num_servers=num_servers, has_columns=has_columns)
-    channel = _open(server, terms, without_rows=rows)
-    return Opened(id=channel.id, lease_s=channel.lease_s, ring=None, without_rows=rows)
+    rows = config.without_rows(ring=False, num_servers=num_servers, has_columns=has_columns)
+    reply = _open(server, config, without_rows=rows)
+    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, without_rows=rows)
 
 
 def close_channel(server: Server, channel: bytes) -> None:
@@ -116,42 +118,42 @@ def close_channel(server: Server, channel: bytes) -> None:
             server.client.close_channel(channel, _CLOSE_S)
 
 
-def _open_ring(server: Server, terms: Terms, *, without_rows: bool) -> Opened | None:
+def _open_ring(server: Server, config: ChannelConfig, *, without_rows: bool) -> OpenChannel | None:
     """Return a channel with a ring, or ``None`` where there is none for us and none is insisted on."""
     try:
-        return _mapped(server, terms, without_rows=without_rows)
+        return _mapped(server, config, without_rows=without_rows)
     except (Busy, RingRefused, OSError) as error:
-        if terms.transport == "ring":
+        if config.transport == "ring":
             raise
         _LOGGER.warning("%s: batches come over the network, not by a ring: %s", server.endpoint, error)
         return None
 
 
-def _mapped(server: Server, terms: Terms, *, without_rows: bool) -> Opened:
-    channel = _open(server, terms, without_rows=without_rows, ring=True)
+def _mapped(server: Server, config: ChannelConfig, *, without_rows: bool) -> OpenChannel:
+    reply = _open(server, config, without_rows=without_rows, ring=True)
     try:
-        if not channel.ring_door:
+        if not reply.ring_door:
             raise RingRefused(f'{server.endpoint} hands out no rings: set transport="flight"')
-        nbytes = terms.slots * terms.slot_bytes
-        fd = receive_ring(channel.ring_door, channel.id, nbytes, min(_ATTEMPT_S, terms.timeout_s))
-        ring = RingLanding(fd, slots=terms.slots, slot_bytes=terms.slot_bytes)
+        nbytes = config.slots * config.slot_bytes
+        fd = receive_ring(reply.ring_door, reply.id, nbytes, min(_ATTEMPT_S, config.timeout_s))
+        ring = RingBuffers(fd, slots=config.slots, slot_bytes=config.slot_bytes)
     except BaseException:
-        close_channel(server, channel.id)
+        close_channel(server, reply.id)
         raise
-    return Opened(id=channel.id, lease_s=channel.lease_s, ring=ring, without_rows=without_rows)
+    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=ring, without_rows=without_rows)
 
 
-def _open(server: Server, terms: Terms, *, without_rows: bool, ring: bool = False) -> Channel:
+def _open(server: Server, config: ChannelConfig, *, without_rows: bool, ring: bool = False) -> ChannelReply:
     """Open a channel of the producer of this plan: one of the same key and another plan is refused."""
-    attempt_s = min(_ATTEMPT_S, terms.timeout_s)
-    server.client.create_producer(terms.key, terms.plan, terms.graph, attempt_s)
+    attempt_s = min(_ATTEMPT_S, config.timeout_s)
+    server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
     return server.client.open_channel(
-        terms.key,
-        name=terms.name,
-        credit=terms.credit,
-        share=terms.share,
+        config.key,
+        name=config.name,
+        credit=config.credit,
+        share=config.share,
         without_rows=without_rows,
-        ring_slots=terms.slots if ring else 0,
-        ring_slot_bytes=terms.slot_bytes if ring else 0,
+        ring_slots=config.slots if ring else 0,
+        ring_slot_bytes=config.slot_bytes if ring else 0,
         timeout_s=attempt_s,
     )

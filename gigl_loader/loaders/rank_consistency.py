@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.group import RankGroup
 
-__all__ = ["Agreement"]
+__all__ = ["RankConsistency"]
 
 _WHOLE_INPUT = (
     "pass the whole input on every rank, which the loader shards, "
@@ -34,7 +34,7 @@ _HINTS = {
 _LONGEST_VALUE = 80
 
 
-class Agreement:
+class RankConsistency:
     """One loader's agreement, as seen by one rank."""
 
     def __init__(self, group: RankGroup, kind: str, name: str | None) -> None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_client.arrivals import Scratch, Unfetched
-from gigl_client.book import Ask, Book
-from gigl_client.line import bare
+from gigl_client.channel import bare
+from gigl_client.in_flight import InFlight, InFlightRequest
+from gigl_client.receiver import Scratch, Unfetched
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
@@ -31,16 +31,16 @@ from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_client.arrivals import Arrivals
-    from gigl_client.book import Ready
-    from gigl_client.line import Line
-    from gigl_client.lines import Lines
+    from gigl_client.channel import Channel
+    from gigl_client.channel_pool import ChannelPool
+    from gigl_client.in_flight import Ready
+    from gigl_client.receiver import Receiver
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.schedule import BatchRequest
 
-    Answers = queue.SimpleQueue["Answer | None"]
+    Responses = queue.SimpleQueue["Response | None"]
 
-__all__ = ["FETCHERS", "Exchange"]
+__all__ = ["FETCHERS", "Dispatcher"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,38 +53,38 @@ _LEAVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A call that has ended."""
 
-    ask: Ask
+    ask: InFlightRequest
     call: Any
 
 
-class Exchange:
+class Dispatcher:
     """The asks of one source. Knows the servers, not the source, so that a forgotten source can go."""
 
     def __init__(
         self,
-        lines: Lines,
-        book: Book,
-        arrivals: Arrivals,
+        channels: ChannelPool,
+        in_flight: InFlight,
+        receiver: Receiver,
         changed: threading.Condition,
         *,
         name: str,
         request: Callable[[int, int], BatchRequest],
         timeout_s: float,
     ) -> None:
-        """The lock of ``changed`` guards lines and book. ``request`` gives a batch of an epoch."""
-        self._lines = lines
-        self._book = book
-        self._arrivals = arrivals
+        """The lock of ``changed`` guards channels and batches. ``request`` gives a batch of an epoch."""
+        self._channels = channels
+        self._in_flight = in_flight
+        self._receiver = receiver
         self._changed = changed
         self._request = request
         # Longer than servers are looked for, so that one that is away is named and not who waits for it.
         self._call_s = timeout_s + min(timeout_s / 4, _LONGER_S)
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
-        """Answers and asks that did not match their checksum, or broke a rule."""
+        """Replies and requests that did not match their checksum, or broke a rule."""
         self._times_damaged: Counter[int] = Counter()  # By batch of the epoch under way.
         self.cpu_s = 0.0
         """Of the threads that fetch."""
@@ -93,9 +93,9 @@ class Exchange:
         self._calls: set[Any] = set()
         """Whose ends were not seen to yet."""
         # Apart, so that a server that is lost is noticed though frames of it are waited for.
-        self._frames: Answers = queue.SimpleQueue()
-        self._failures: Answers = queue.SimpleQueue()
-        lines.on_change = self._go_on
+        self._frames: Responses = queue.SimpleQueue()
+        self._failures: Responses = queue.SimpleQueue()
+        channels.on_change = self._go_on
         work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
         work[f"settle for {name}"] = self._failures
         self._threads = [
@@ -108,15 +108,15 @@ class Exchange:
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         """Leave the epoch under way, and ask for the first batches of another."""
         with self._changed:
-            self._book.start(epoch, first_batch)
+            self._in_flight.start(epoch, first_batch)
             self._times_damaged.clear()
-            self._lines.forget_loads()
+            self._channels.forget_loads()
             self._hand_out()
 
     def take(self) -> Ready | None:
         """Take the next batch, if it is there, and keep the servers busy."""
         with self._changed:
-            ready = self._book.take()
+            ready = self._in_flight.take()
             if ready is not None:
                 self.needed = False
             self._hand_out()
@@ -125,8 +125,8 @@ class Exchange:
     def close(self, *others: Callable[[], None], wait: bool) -> None:
         """End the threads, close the channels, and do what ``others`` do: with ``wait``, for 3 s at most."""
         with self._changed:
-            self._book.stop()
-            jobs = self._lines.close()
+            self._in_flight.stop()
+            jobs = self._channels.close()
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
         for answers in (*[self._frames] * FETCHERS, self._failures):
@@ -140,47 +140,49 @@ class Exchange:
     def _hand_out(self) -> None:
         """Ask for as many batches as may be in flight."""
         now = time.monotonic()
-        while not self._lines.closed and (batch := self._book.next(now)) is not None:
-            urgent = self._book.holds_up_others(batch)
-            line = self._lines.for_batch(batch, urgent=urgent, needed=self.needed)
-            if line is None:
+        while not self._channels.closed and (batch := self._in_flight.next(now)) is not None:
+            urgent = self._in_flight.holds_up_others(batch)
+            channel = self._channels.for_batch(batch, urgent=urgent, needed=self.needed)
+            if channel is None:
                 return
             request = self._request_of(batch)
             if request is not None:
-                self._ask(line, request, now)
+                self._ask(channel, request, now)
 
     def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one, however often it is asked for."""
-        request = self._book.known_request(batch)
+        request = self._in_flight.known_request(batch)
         if request is not None:
             return request
         try:
-            return self._request(self._book.epoch, batch)
+            return self._request(self._in_flight.epoch, batch)
         except Exception as error:  # Weights that cannot be drawn by.
-            failure = Failure.of(error, epoch=self._book.epoch, batch=batch, worker=None).error()
+            failure = Failure.of(error, epoch=self._in_flight.epoch, batch=batch, worker=None).error()
             failure.__cause__ = error
-            self._book.fail(batch, failure)
+            self._in_flight.fail(batch, failure)
             self._changed.notify_all()
             return None
 
-    def _ask(self, line: Line, request: BatchRequest, now: float) -> None:
-        opened = line.opened
-        assert opened is not None, "only open lines are asked"
+    def _ask(self, channel: Channel, request: BatchRequest, now: float) -> None:
+        opened = channel.opened
+        assert opened is not None, "only open channels are asked"
         slot = None if opened.ring is None else opened.ring.take()
-        ask = Ask(request=request, fence=self._book.fence, line=line, opened=opened, slot=slot, since=now)
-        self._book.ask(ask)
+        ask = InFlightRequest(
+            request=request, fence=self._in_flight.fence, channel=channel, opened=opened, slot=slot, since=now
+        )
+        self._in_flight.ask(ask)
         message = _message(ask)
         self.calls += 1
         self.bytes_out += len(message.seeds) + len(message.input_ids)
         try:
-            call = line.server.client.sample(message, self._call_s)
+            call = channel.server.client.sample(message, self._call_s)
         except Exception as error:  # The client was closed.
             call = Future[SampleReply]()
             call.set_exception(error)
         self._calls.add(call)
         call.add_done_callback(partial(_arrived, self._frames, self._failures, ask))
 
-    def _work(self, answers: Answers) -> None:
+    def _work(self, answers: Responses) -> None:
         scratch = Scratch()
         while (answer := answers.get()) is not None:
             began = time.thread_time()
@@ -192,12 +194,12 @@ class Exchange:
                 self.cpu_s += time.thread_time() - began
             del answer
 
-    def _settle(self, answer: Answer, scratch: Scratch) -> None:
+    def _settle(self, answer: Response, scratch: Scratch) -> None:
         """Make the batch of an answer, unless nobody wants it any more, or find out why there is none."""
         ask = answer.ask
         with self._changed:
             self._calls.discard(answer.call)
-            current = self._book.is_current(ask)
+            current = self._in_flight.is_current(ask)
         try:
             reply: SampleReply = answer.call.result()
         except Exception as error:
@@ -205,14 +207,14 @@ class Exchange:
             return
         if not message_is_whole(reply, answer.call.trailing_metadata()):
             ask.give_slot()
-            self._came_damaged(ask, FormatError(f"{ask.line}: a reply does not match its checksum"))
+            self._came_damaged(ask, FormatError(f"{ask.channel}: a reply does not match its checksum"))
             return
         if not current or reply.skipped:
             ask.give_slot()
-            self._again(ask, StorageUnavailable(f"{ask.line} skipped it"))
+            self._again(ask, StorageUnavailable(f"{ask.channel} skipped it"))
             return
         try:
-            frame = self._arrivals.frame(ask, reply, scratch)
+            frame = self._receiver.frame(ask, reply, scratch)
         except Unfetched as error:  # The server counts what was not fetched, until the channel is closed.
             self._give_up(ask, error.reason)
         except (StorageUnavailable, Gone) as error:
@@ -222,7 +224,7 @@ class Exchange:
         else:
             self._land(ask, frame)
 
-    def _call_failed(self, ask: Ask, error: Exception) -> None:
+    def _call_failed(self, ask: InFlightRequest, error: Exception) -> None:
         """Give the channel up, ask again, or, for what cannot be asked for, let the batch fail."""
         if isinstance(error, (StorageUnavailable, Unknown)):
             self._lose(ask, error)
@@ -238,19 +240,19 @@ class Exchange:
         else:
             self._land(ask, error)
 
-    def _again(self, ask: Ask, error: Exception) -> None:
+    def _again(self, ask: InFlightRequest, error: Exception) -> None:
         """Have a batch asked for again, a little later."""
         with self._changed:
-            if self._book.is_current(ask):
+            if self._in_flight.is_current(ask):
                 self.retries += 1
-                self._book.put_back(ask, bare(error), time.monotonic())
+                self._in_flight.put_back(ask, bare(error), time.monotonic())
                 self._go_on()
 
-    def _came_damaged(self, ask: Ask, error: FormatError) -> None:
+    def _came_damaged(self, ask: InFlightRequest, error: FormatError) -> None:
         """Have a batch asked for again. When it came damaged three times, it fails."""
         with self._changed:
             self.damaged += 1
-            if self._book.is_current(ask):
+            if self._in_flight.is_current(ask):
                 self._times_damaged[ask.request.batch] += 1
             last = self._times_damaged[ask.request.batch] >= MAX_DAMAGED
         _LOGGER.warning("batch %d of epoch %d: %s", ask.request.batch, ask.request.epoch, error)
@@ -259,26 +261,26 @@ class Exchange:
         else:
             self._again(ask, error)
 
-    def _give_up(self, ask: Ask, error: Exception) -> None:
+    def _give_up(self, ask: InFlightRequest, error: Exception) -> None:
         """Have a batch asked for again, a little later, and give the channel up."""
         with self._changed:
-            if self._book.is_current(ask):
+            if self._in_flight.is_current(ask):
                 self.retries += 1
-                self._book.put_back(ask, bare(error), time.monotonic())
+                self._in_flight.put_back(ask, bare(error), time.monotonic())
             self._lose(ask, error)
 
-    def _lose(self, ask: Ask, error: Exception) -> None:
+    def _lose(self, ask: InFlightRequest, error: Exception) -> None:
         """Give a channel up, with all that it was asked for: its ring may still be written to."""
         with self._changed:
-            if ask.line.opened is ask.opened:
-                self.retries += self._book.put_back_all(ask.opened, time.monotonic())
-                self._lines.lose(ask.line, bare(error))
+            if ask.channel.opened is ask.opened:
+                self.retries += self._in_flight.put_back_all(ask.opened, time.monotonic())
+                self._channels.lose(ask.channel, bare(error))
                 self._go_on()
 
-    def _land(self, ask: Ask, frame: Frame | Exception) -> None:
+    def _land(self, ask: InFlightRequest, frame: Frame | Exception) -> None:
         with self._changed:
-            if self._book.is_current(ask):
-                self._book.land(ask, bare(frame) if isinstance(frame, Exception) else frame)
+            if self._in_flight.is_current(ask):
+                self._in_flight.land(ask, bare(frame) if isinstance(frame, Exception) else frame)
                 self._changed.notify_all()
 
     def _go_on(self) -> None:
@@ -286,10 +288,10 @@ class Exchange:
         self._changed.notify_all()
 
 
-def _arrived(frames: Answers, failures: Answers, ask: Ask, call: Any) -> None:
+def _arrived(frames: Responses, failures: Responses, ask: InFlightRequest, call: Any) -> None:
     """Hear that a call has ended, in a thread of gRPC's, which has other things to do."""
     failed = call.cancelled() or call.exception() is not None
-    (failures if failed else frames).put(Answer(ask, call))
+    (failures if failed else frames).put(Response(ask, call))
 
 
 def _cancel(calls: set[Any]) -> None:
@@ -298,13 +300,13 @@ def _cancel(calls: set[Any]) -> None:
         call.cancel()
 
 
-def _translated(ask: Ask, error: Exception) -> Exception:
+def _translated(ask: InFlightRequest, error: Exception) -> Exception:
     if isinstance(error, grpc.RpcError):
-        return ask.line.server.client.error(error)
-    return StorageUnavailable(f"{ask.line}: {str(error) or 'the call was cancelled'}")
+        return ask.channel.server.client.error(error)
+    return StorageUnavailable(f"{ask.channel}: {str(error) or 'the call was cancelled'}")
 
 
-def _message(ask: Ask) -> SampleRequest:
+def _message(ask: InFlightRequest) -> SampleRequest:
     request = ask.request
     return SampleRequest(
         channel=ask.opened.id,

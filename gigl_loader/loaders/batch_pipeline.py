@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
 
-__all__ = ["BatchMaker"]
+__all__ = ["BatchPipeline"]
 
 _STEPS = ("copying", "collating", "transforming")
 
 
-class BatchMaker:
+class BatchPipeline:
     """Brings frames to the device, collates them and applies the user's transform."""
 
     def __init__(self, transfer: Transfer, transform: Callable[[Any], Any] | None) -> None:

@@ -18,7 +18,7 @@ from gigl_loader.resources import naming_channel
 if TYPE_CHECKING:
     from gigl_loader.channel.slots import Bytes
 
-__all__ = ["SPARE_SLOTS", "PrivateLanding", "RingLanding", "slot_bytes_of"]
+__all__ = ["SPARE_SLOTS", "PrivateBuffers", "RingBuffers", "slot_bytes_of"]
 
 SPARE_SLOTS = 8
 """Frames that the consumer may keep, and those of an epoch that was left, before others go elsewhere."""
@@ -29,7 +29,7 @@ def slot_bytes_of(nbytes: int, slots: int) -> int:
     return max(nbytes // slots // mmap.PAGESIZE, 1) * mmap.PAGESIZE
 
 
-class RingLanding:
+class RingBuffers:
     """A ring that a server on this host writes to. Who asks names the slot, so only this side takes any."""
 
     def __init__(self, fd: int, *, slots: int, slot_bytes: int) -> None:
@@ -66,7 +66,7 @@ class RingLanding:
             raise FormatError(f"a frame of {nbytes} bytes in a slot of {self._slots.slot_bytes}")
 
 
-class PrivateLanding:
+class PrivateBuffers:
     """Memory of this process for frames that come over a network. Thread-safe."""
 
     def __init__(self, nbytes: int, slots: int) -> None:

@@ -11,12 +11,12 @@ from gigl_loader.errors import StorageUnavailable
 if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["NOBODY", "knock"]
+__all__ = ["NOBODY", "tcp_probe"]
 
 NOBODY = "nothing listens there: did its service end?"
 
 
-def knock(endpoint: Endpoint, port: int, deadline: float) -> None:
+def tcp_probe(endpoint: Endpoint, port: int, deadline: float) -> None:
     """Connect and hang up, until ``deadline`` (monotonic).
 
     ``StorageUnavailable`` says in words why that cannot be.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gigl_client.line import bare
+from gigl_client.channel import bare
 
 
 def raised() -> Exception:

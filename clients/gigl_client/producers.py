@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gigl_loader.group import RankGroup
     from gigl_loader.sampling.source import SourceRequest
 
-__all__ = ["Leaders"]
+__all__ = ["ProducerCreator"]
 
 _SHARE_OF_LEADER = 0.9
 """Of the time that any rank waits: so that followers hear of a leader's failure before they give up."""
@@ -44,7 +44,7 @@ _KINDS = {
 """What followers raise as what it was. Anything else is a ``GiglError`` there."""
 
 
-class Leaders:
+class ProducerCreator:
     """Creates the producers of one dataset's loaders, or waits for the rank that does."""
 
     def __init__(self, cluster: Cluster) -> None:

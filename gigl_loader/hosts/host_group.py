@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.group import name_ranks, wait_for
-from gigl_loader.hosts.holdings import Holding, check_holdings
-from gigl_loader.hosts.meeting import WHOLE
+from gigl_loader.hosts.partition_map import Holding, check_holdings
 from gigl_loader.hosts.peers import PEERS, Peers
+from gigl_loader.hosts.rendezvous import WHOLE
 from gigl_loader.hosts.shared_cache import SharedCache
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Credentials, new_token
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.hosts.meeting import Meeting
+    from gigl_loader.hosts.rendezvous import Rendezvous
     from gigl_loader.options import NodeType
 
     Int64Array = npt.NDArray[np.int64]
 
-__all__ = ["Membership"]
+__all__ = ["HostGroup"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ _SHARE_OF_CACHE = 0.5
 """Of that time, for each ask of a peer: so that they hear which peer did not answer."""
 
 
-class Membership:
+class HostGroup:
     """One rank's part in a graph that several hosts hold. Local rank 0 has the host's service."""
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: Rendezvous,
         peers: Peers,
         service: HostService | None,
         cache: SharedCache | None,
@@ -68,14 +68,14 @@ class Membership:
     @classmethod
     def join(
         cls,
-        meeting: Meeting,
+        meeting: Rendezvous,
         graph: Graph,
         *,
         listen: str | None,
         advertise: str | None,
         credentials: Credentials | None,
         cache_bytes: int,
-    ) -> Membership:
+    ) -> HostGroup:
         """Meet all ranks, serve this host's partitions (local rank 0 does) and check that peers answer.
 
         Local rank 0 then fetches up to ``cache_bytes`` of rows for all ranks of the host to keep.
@@ -162,7 +162,7 @@ class Membership:
         return name_ranks(rank for rank in range(self._meeting.group.world_size) if rank not in left)
 
 
-def _exchange_holdings(meeting: Meeting, topology: Topology, graph: Graph) -> list[Holding]:
+def _exchange_holdings(meeting: Rendezvous, topology: Topology, graph: Graph) -> list[Holding]:
     mine = Holding(
         host_index=topology.host_index,
         local_rank=topology.local_rank,
@@ -188,7 +188,7 @@ def _exchange_holdings(meeting: Meeting, topology: Topology, graph: Graph) -> li
     return [Holding(**document | {"partitions": tuple(document["partitions"])}) for document in told]
 
 
-def _check_for_whole(meeting: Meeting, graph: Graph, missed: Sequence[int]) -> None:
+def _check_for_whole(meeting: Rendezvous, graph: Graph, missed: Sequence[int]) -> None:
     """Raise ``ValueError`` if a rank that does not come has opened the whole graph alone."""
     alone = meeting.group.published(f"{WHOLE}/{graph.manifest.digest}", ranks=missed)
     if alone:
@@ -238,7 +238,11 @@ def _leaders(holdings: Sequence[Holding]) -> list[int]:
 
 
 def _exchange_endpoints(
-    meeting: Meeting, topology: Topology, holdings: Sequence[Holding], service: HostService | None, token: str
+    meeting: Rendezvous,
+    topology: Topology,
+    holdings: Sequence[Holding],
+    service: HostService | None,
+    token: str,
 ) -> Peers:
     if service is not None:
         meeting.tell("endpoint", service.endpoint.to_json())
@@ -248,7 +252,7 @@ def _exchange_endpoints(
 
 
 def _check_reach(
-    meeting: Meeting, peers: Peers, graph: Graph, holdings: Sequence[Holding], service: HostService | None
+    meeting: Rendezvous, peers: Peers, graph: Graph, holdings: Sequence[Holding], service: HostService | None
 ) -> None:
     """Let local rank 0 of every host check every service, its own too. All ranks hear how it went."""
     leaders = _leaders(holdings)
@@ -264,7 +268,7 @@ def _check_reach(
 
 
 def _fill_cache(
-    meeting: Meeting, peers: Peers, graph: Graph, holdings: Sequence[Holding], nbytes: int
+    meeting: Rendezvous, peers: Peers, graph: Graph, holdings: Sequence[Holding], nbytes: int
 ) -> SharedCache:
     try:
         with meeting.telling_failures():
@@ -275,7 +279,7 @@ def _fill_cache(
         raise
 
 
-def _share_cache(meeting: Meeting, peers: Peers, leaders: list[int], cache: SharedCache | None) -> Peers:
+def _share_cache(meeting: Rendezvous, peers: Peers, leaders: list[int], cache: SharedCache | None) -> Peers:
     """Let every rank know of its host's cache. Returns when all hosts have theirs."""
     if meeting.group.rank in leaders:
         meeting.tell("cache", cache.path if cache is not None else "")

@@ -8,18 +8,18 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.group import RankGroup
-from gigl_loader.loaders.agreement import Agreement
+from gigl_loader.loaders.rank_consistency import RankConsistency
 
 
-def _agreements(count: int, name: str | None = None) -> list[Agreement]:
+def _agreements(count: int, name: str | None = None) -> list[RankConsistency]:
     store = HashStore()
-    return [Agreement(RankGroup(store, rank, count), "Loader", name) for rank in range(count)]
+    return [RankConsistency(RankGroup(store, rank, count), "Loader", name) for rank in range(count)]
 
 
 def test_a_loader_is_named_by_its_kind_and_count_or_by_its_user() -> None:
     group = RankGroup(HashStore(), 0, 2)
-    assert [Agreement(group, "Loader", None).name for _ in range(2)] == ["Loader-1", "Loader-2"]
-    assert Agreement(group, "Loader", "train").name == "train"
+    assert [RankConsistency(group, "Loader", None).name for _ in range(2)] == ["Loader-1", "Loader-2"]
+    assert RankConsistency(group, "Loader", "train").name == "train"
 
 
 def test_equal_ranks_agree() -> None:

@@ -7,15 +7,15 @@ from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.group import RankGroup
-from gigl_loader.hosts.meeting import STEPS, Meeting
+from gigl_loader.hosts.rendezvous import STEPS, Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _meetings(count: int, *, timeout: float = 1, store: Any = None) -> Sequence[Meeting]:
+def _meetings(count: int, *, timeout: float = 1, store: Any = None) -> Sequence[Rendezvous]:
     store = HashStore() if store is None else store
-    return [Meeting(RankGroup(store, rank, count), timeout=timeout) for rank in range(count)]
+    return [Rendezvous(RankGroup(store, rank, count), timeout=timeout) for rank in range(count)]
 
 
 def test_what_ranks_tell_is_heard_in_their_order() -> None:

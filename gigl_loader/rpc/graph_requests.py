@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc.fields import WIRE_VERSION, Fields, known_name
 from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.request_reader import WIRE_VERSION, RequestReader, known_name
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ __all__ = [
     "HANDLE_BYTES",
     "MAX_LISTED",
     "NAMES",
-    "IdsAsk",
+    "IdsRequest",
     "Inquiry",
-    "ListAsk",
-    "LocateAsk",
-    "ManifestAsk",
-    "encode_frame_ask",
-    "encode_inquiry",
+    "ListRequest",
+    "LocateRequest",
+    "ManifestRequest",
+    "encode_frame_request",
+    "encode_graph_request",
     "frame_handle",
     "read",
 ]
@@ -51,12 +51,12 @@ _HANDLE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestAsk:
+class ManifestRequest:
     """The contents of ``graph.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IdsAsk:
+class IdsRequest:
     """The node ids at positions."""
 
     node_type: NodeType
@@ -64,7 +64,7 @@ class IdsAsk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LocateAsk:
+class LocateRequest:
     """The positions of node ids."""
 
     node_type: NodeType
@@ -72,7 +72,7 @@ class LocateAsk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListAsk:
+class ListRequest:
     """The positions of all nodes of a type by ascending id: ``count`` of them from the one at ``first``."""
 
     node_type: NodeType
@@ -80,23 +80,23 @@ class ListAsk:
     count: int
 
 
-Inquiry: TypeAlias = ManifestAsk | IdsAsk | LocateAsk | ListAsk
+Inquiry: TypeAlias = ManifestRequest | IdsRequest | LocateRequest | ListRequest
 
 
-def encode_inquiry(inquiry: Inquiry, graph: str) -> bytes:
+def encode_graph_request(inquiry: Inquiry, graph: str) -> bytes:
     """Return an inquiry as bytes. ``graph`` is its digest; the manifest can be had without knowing it."""
-    if isinstance(inquiry, ManifestAsk):
+    if isinstance(inquiry, ManifestRequest):
         return _document({"ask": "manifest"})
     about = {"graph": graph, "node_type": inquiry.node_type}
-    if isinstance(inquiry, IdsAsk):
+    if isinstance(inquiry, IdsRequest):
         return _document({**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
-    if isinstance(inquiry, LocateAsk):
+    if isinstance(inquiry, LocateRequest):
         return _document({**about, "ask": "locate"}, ids=inquiry.ids)
     span = {"first": str(inquiry.first), "count": str(inquiry.count)}
     return _document({**about, "ask": "list", **span})
 
 
-def encode_frame_ask(handle: bytes) -> bytes:
+def encode_frame_request(handle: bytes) -> bytes:
     """Return the request for the frame behind a handle."""
     return _document({"ask": "frame", "handle": handle.hex()})
 
@@ -115,7 +115,7 @@ def frame_handle(ticket: bytes) -> bytes | None:
 
 def _handle(layout: Layout, buffer: npt.NDArray[np.uint8]) -> bytes:
     try:
-        fields = Fields(layout, buffer)
+        fields = RequestReader(layout, buffer)
         fields.check_version()
         fields.text("ask")
         handle = fields.text("handle")
@@ -127,37 +127,37 @@ def _handle(layout: Layout, buffer: npt.NDArray[np.uint8]) -> bytes:
     return bytes.fromhex(handle)
 
 
-def read(fields: Fields, schema: GraphSchema, graph: str) -> Inquiry:
+def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:
     """Read the inquiry that ``ask`` names. Raises what broken rules raise."""
     name = fields.text("ask")
     if name == "manifest":
-        return ManifestAsk()
+        return ManifestRequest()
     fields.check_graph(graph)
     node_type = fields.text("node_type")
     known_name(node_type, schema.nodes, "node type")
     return _READERS[name](fields, node_type, schema.nodes[node_type].count)
 
 
-def _ids(fields: Fields, node_type: NodeType, count: int) -> IdsAsk:
+def _ids(fields: RequestReader, node_type: NodeType, count: int) -> IdsRequest:
     positions = fields.rows(0, count, f"the nodes of type {node_type!r},")
     _check_count(len(positions))
-    return IdsAsk(node_type=node_type, positions=positions)
+    return IdsRequest(node_type=node_type, positions=positions)
 
 
-def _locate(fields: Fields, node_type: NodeType, count: int) -> LocateAsk:
+def _locate(fields: RequestReader, node_type: NodeType, count: int) -> LocateRequest:
     ids = fields.integers("ids")
     _check_count(len(ids))
-    return LocateAsk(node_type=node_type, ids=ids)
+    return LocateRequest(node_type=node_type, ids=ids)
 
 
-def _list(fields: Fields, node_type: NodeType, count: int) -> ListAsk:
+def _list(fields: RequestReader, node_type: NodeType, count: int) -> ListRequest:
     first = fields.number("first", 0, count + 1)
     asked = fields.number("count", 0, 2**63)
     _check_count(asked)
-    return ListAsk(node_type=node_type, first=first, count=asked)
+    return ListRequest(node_type=node_type, first=first, count=asked)
 
 
-_READERS: Mapping[str, Callable[[Fields, str, int], Inquiry]] = {
+_READERS: Mapping[str, Callable[[RequestReader, str, int], Inquiry]] = {
     "ids": _ids,
     "locate": _locate,
     "list": _list,

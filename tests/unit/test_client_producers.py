@@ -12,7 +12,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from gigl_client.admission import admitted
-from gigl_client.leaders import Leaders
+from gigl_client.producers import ProducerCreator
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.group import RankGroup
 from gigl_loader.options import StoreOptions
@@ -78,7 +78,7 @@ def test_one_rank_creates_on_every_server_and_all_get_the_key() -> None:
     clients = [_Client() for _ in range(3)]
 
     def program(group: RankGroup) -> str:
-        return Leaders(_cluster(*clients)).produce(_request(group))
+        return ProducerCreator(_cluster(*clients)).produce(_request(group))
 
     assert run_ranks(4, program) == ["train#1"] * 4
     assert [client.calls for client in clients] == [["train#1"]] * 3
@@ -88,7 +88,7 @@ def test_ranks_build_loaders_in_any_order() -> None:
     client = _Client()
 
     def program(group: RankGroup) -> list[str]:
-        leaders = Leaders(_cluster(client))
+        leaders = ProducerCreator(_cluster(client))
         names = ["train", "val", "test"]
         names = names[group.rank :] + names[: group.rank]
         return sorted(leaders.produce(_request(group, name=name)) for name in names)
@@ -101,14 +101,14 @@ def test_a_loader_that_is_built_again_has_a_producer_of_its_own() -> None:
     client = _Client()
 
     def program(group: RankGroup) -> list[str]:
-        leaders = Leaders(_cluster(client))
+        leaders = ProducerCreator(_cluster(client))
         return [leaders.produce(_request(group, plan=f"plan {turn}")) for turn in range(2)]
 
     assert run_ranks(2, program) == [["train#1", "train#2"]] * 2
 
 
 def test_loaders_of_one_worker_key_share_a_producer_and_unequal_ones_are_refused() -> None:
-    leaders = Leaders(_cluster(_Client()))
+    leaders = ProducerCreator(_cluster(_Client()))
     assert leaders.produce(_request(None, worker_key="shared")) == "shared"
     assert leaders.produce(_request(None, worker_key="shared", name="other")) == "shared"
     with pytest.raises(ValueError, match="has another plan"):
@@ -120,7 +120,7 @@ def test_a_rank_that_stands_alone_waits_for_nobody() -> None:
     store = HashStore()
     client = _Client()
     keys = {
-        Leaders(_cluster(client)).produce(_request(RankGroup(store, rank, 4), alone=True))
+        ProducerCreator(_cluster(client)).produce(_request(RankGroup(store, rank, 4), alone=True))
         for rank in range(2)
     }
     assert keys == {"train#1 of rank 0", "train#1 of rank 1"}
@@ -130,7 +130,7 @@ def test_a_failure_of_one_server_is_every_ranks_and_leaves_nothing() -> None:
     clients = [_Client(), _Client(ValueError("storage server 1: plan refused")), _Client()]
 
     def program(group: RankGroup) -> str:
-        return Leaders(_cluster(*clients)).produce(_request(group))
+        return ProducerCreator(_cluster(*clients)).produce(_request(group))
 
     outcomes = run_ranks(3, program)
     assert all(isinstance(outcome, ValueError) for outcome in outcomes)
@@ -156,7 +156,7 @@ def test_followers_hear_of_a_failure_before_it_is_undone() -> None:
 
     def program(group: RankGroup) -> None:
         try:
-            Leaders(_cluster(*clients)).produce(_request(group))
+            ProducerCreator(_cluster(*clients)).produce(_request(group))
         finally:
             told.set()  # By the follower: the leader is at it.
 
@@ -166,7 +166,7 @@ def test_followers_hear_of_a_failure_before_it_is_undone() -> None:
 
 def test_what_was_there_before_stays_after_a_failure() -> None:
     first, second = _Client(), _Client()
-    leaders = Leaders(_cluster(first, second))
+    leaders = ProducerCreator(_cluster(first, second))
     leaders.produce(_request(None, worker_key="shared"))
     second.failures.append(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
@@ -176,26 +176,26 @@ def test_what_was_there_before_stays_after_a_failure() -> None:
 
 def test_a_server_that_is_away_or_busy_is_asked_again() -> None:
     client = _Client(StorageUnavailable("away"), Busy("too many"))
-    assert Leaders(_cluster(client)).produce(_request(None)) == "train#1"
+    assert ProducerCreator(_cluster(client)).produce(_request(None)) == "train#1"
     assert len(client.calls) == 3
 
 
 def test_a_server_that_stays_away_is_told_within_the_time() -> None:
     client = _Client(*[StorageUnavailable("storage server 0: away")] * 100)
     with pytest.raises(StorageUnavailable, match="storage server 0: away"):
-        Leaders(_cluster(client)).produce(_request(None, timeout_s=0.2))
+        ProducerCreator(_cluster(client)).produce(_request(None, timeout_s=0.2))
 
 
 def test_what_one_server_refuses_is_told_though_another_is_away() -> None:
     away = _Client(*[StorageUnavailable("storage server 0: away")] * 100)
     began = time.monotonic()
     with pytest.raises(ValueError, match="storage server 1: no"):
-        Leaders(_cluster(away, _Client(ValueError("storage server 1: no")))).produce(_request(None))
+        ProducerCreator(_cluster(away, _Client(ValueError("storage server 1: no")))).produce(_request(None))
     assert time.monotonic() - began < 10
 
 
 def test_long_names_make_keys_that_servers_take() -> None:
-    leaders = Leaders(_cluster(_Client()))
+    leaders = ProducerCreator(_cluster(_Client()))
     keys = [leaders.produce(_request(None, name="n" * 300 + end)) for end in ("a", "b")]
     assert all(len(key) < 256 for key in keys)
     assert keys[0].partition("#")[0] != keys[1].partition("#")[0]
@@ -206,14 +206,14 @@ def test_a_leader_that_says_nothing_is_named() -> None:
     group = RankGroup(store, 1, 3)
     group.first("producer/01234567/train#1/1/leader", "2")
     with pytest.raises(TimeoutError, match=r"^rank 2 did not create the producer of train .* within 0\.05 s"):
-        Leaders(_cluster(_Client())).produce(_request(group, timeout_s=0.05))
+        ProducerCreator(_cluster(_Client())).produce(_request(group, timeout_s=0.05))
 
 
 def test_so_many_leaders_create_at_the_same_time() -> None:
     client = _Client()
 
     def program(group: RankGroup) -> None:
-        Leaders(_cluster(client)).produce(
+        ProducerCreator(_cluster(client)).produce(
             _request(group, name=f"loader {group.rank}", max_producer_inits=2, start_gap_s=0.0)
         )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.group import RankGroup
 
-__all__ = ["STEPS", "WHOLE", "Meeting", "excuse"]
+__all__ = ["STEPS", "WHOLE", "Rendezvous", "excuse"]
 
 STEPS = ("holding", "endpoint", "reach", "cache", "joined")
 """Of opening a graph, in their order. The last says that nothing can fail any more."""
@@ -35,7 +35,7 @@ _KINDS = {
 }
 
 
-class Meeting:
+class Rendezvous:
     """One meeting of all ranks, as seen by one of them."""
 
     def __init__(self, group: RankGroup, *, timeout: float) -> None:

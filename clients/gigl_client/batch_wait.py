@@ -1,0 +1,135 @@
+"""How long a batch is waited for, and what is said when it does not come."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from gigl_client.channel import may_pass
+from gigl_loader.errors import SamplingError, StorageUnavailable
+
+if TYPE_CHECKING:
+    import threading
+
+    from gigl_client.channel import Channel
+    from gigl_client.channel_pool import ChannelPool
+    from gigl_client.in_flight import InFlight, RetryState
+
+__all__ = ["BatchWait"]
+
+_MOST_NAMED = 8
+_LONGEST_WAIT_S = 3600.0  # At a time: locks take no endless ones.
+
+
+class BatchWait:
+    """Waits for what servers do. Used under the lock of the exchange."""
+
+    def __init__(
+        self, channels: ChannelPool, in_flight: InFlight, changed: threading.Condition, *, timeout_s: float
+    ) -> None:
+        """A server that does not answer, or a batch that cannot be had, is tried for ``timeout_s``."""
+        self._channels = channels
+        self._in_flight = in_flight
+        self._changed = changed
+        self._timeout_s = timeout_s
+        self._calm = 0.0
+        self._received = -1
+
+    def wait(self, deadline: float, timeout: float) -> None:
+        """Wait until something changes or a batch may be asked for again.
+
+        ``StorageUnavailable`` where a server or the owner of nodes was tried for long enough, or another
+        attempt cannot mend it; ``ValueError`` for a mistake of the caller's; ``TimeoutError`` at
+        ``deadline``, which is ``timeout`` s after the wait began. All of them may be followed by another
+        wait.
+        """
+        now = time.monotonic()
+        if self._in_flight.taken != self._received:  # Something came: patience begins anew.
+            self._received, self._calm = self._in_flight.taken, now
+        self._check_lines(now, began=deadline - timeout)
+        trouble = self._in_flight.trouble()
+        give_up = float("inf") if trouble is None else max(trouble[1].since, self._calm) + self._timeout_s
+        if trouble is not None and now >= give_up:
+            self._calm = now
+            raise _unavailable(self._in_flight.epoch, *trouble, now)
+        if now >= deadline:
+            raise self._timed_out(now, timeout, trouble)
+        until = min(deadline, give_up, self._in_flight.next_retry(now))
+        self._changed.wait(min(max(until - now, 0.001), _LONGEST_WAIT_S))
+
+    def _check_lines(self, now: float, *, began: float) -> None:
+        """Raise what ended the attempts to open a channel. The next wait begins them again.
+
+        So does this one where they began before it: that they failed was told already, or concerned nobody.
+        """
+        for channel in self._down():
+            error = channel.failure
+            if error is not None and not channel.opening:
+                if may_pass(error) and channel.tries_since < began:
+                    self._channels.open_all()
+                    return
+                channel.failure = None
+                raise _not_reached(channel, error, now) if may_pass(error) else _refused(channel, error)
+
+    def _timed_out(self, now: float, timeout: float, trouble: tuple[int, RetryState] | None) -> Exception:
+        for channel in self._down():
+            if channel.failure is not None and (trouble is None or channel.down_since < trouble[1].since):
+                return _not_reached(channel, channel.failure, now)
+        if trouble is not None:  # For longer than any server is away.
+            return _unavailable(self._in_flight.epoch, *trouble, now)
+        return TimeoutError(_waiting_text(self._channels, self._in_flight, timeout, now))
+
+    def _down(self) -> list[Channel]:
+        """Return the servers that are away, longest first: others may only be waiting for it."""
+        return sorted(
+            (channel for channel in self._channels if channel.opened is None),
+            key=lambda channel: channel.down_since,
+        )
+
+
+def _refused(channel: Channel, error: Exception) -> Exception:
+    """Return what to raise for what another attempt cannot mend.
+
+    Never a plain ``SamplingError``: it says that a batch was consumed.
+    """
+    if isinstance(error, SamplingError):
+        return StorageUnavailable(_named(channel, error))
+    return error
+
+
+def _not_reached(channel: Channel, error: Exception, now: float) -> StorageUnavailable:
+    seconds = now - channel.down_since
+    return StorageUnavailable(f"{_named(channel, error)} (away for {seconds:.1f} s)")
+
+
+def _named(channel: Channel, error: Exception) -> str:
+    text = str(error)
+    return text if str(channel) in text else f"{channel}: {text}"
+
+
+def _unavailable(epoch: int, batch: int, trouble: RetryState, now: float) -> StorageUnavailable:
+    seconds = now - trouble.since
+    return StorageUnavailable(
+        f"batch {batch} of epoch {epoch}: {trouble.error} (asked for it for {seconds:.1f} s)"
+    )
+
+
+def _waiting_text(channels: ChannelPool, in_flight: InFlight, timeout: float, now: float) -> str:
+    """Return a line that tells what is waited for, and what each server is asked for since when."""
+    wanted = f"no batch within {timeout:g} s ({in_flight.wanted} of epoch {in_flight.epoch})"
+    if in_flight.epoch < 0:
+        wanted = f"the storage servers were not ready within {timeout:g} s"
+    return "; ".join([wanted, *(f"{channel} {_state(channel, in_flight, now)}" for channel in channels)])
+
+
+def _state(channel: Channel, in_flight: InFlight, now: float) -> str:
+    if channel.opened is None:
+        return f"is away for {now - channel.down_since:.1f} s"
+    asks = sorted(
+        (ask for ask in in_flight.asked.values() if ask.channel is channel), key=lambda ask: ask.request.batch
+    )
+    if not asks:
+        return "is asked for nothing"
+    named = ", ".join(f"{ask.request.batch} ({now - ask.since:.1f} s)" for ask in asks[:_MOST_NAMED])
+    more = f" and {len(asks) - _MOST_NAMED} others" if len(asks) > _MOST_NAMED else ""
+    return f"is asked for batches {named}{more}"

@@ -1,0 +1,196 @@
+"""All servers of a source: which one is asked, and how lost channels are opened again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gigl_client.channel import Channel, OpenChannel, bare, close_channel, may_pass, open_channel
+from gigl_loader.retry import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gigl_client.channel_config import ChannelConfig
+    from gigl_client.cluster import Server
+    from gigl_client.heartbeats import Heartbeats
+
+__all__ = ["ChannelPool"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class ChannelPool:
+    """Channels of one source to its servers. Guarded by the lock of the dispatcher."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        config: ChannelConfig,
+        lock: threading.Condition,
+        *,
+        has_columns: bool,
+        heartbeats: Heartbeats,
+    ) -> None:
+        """``heartbeats`` keep the channels that are open."""
+        self._channels = [Channel(server) for server in servers]
+        self._config = config
+        self._lock = lock
+        self._has_columns = has_columns
+        self._heartbeats = heartbeats
+        self._closed = threading.Event()
+        self.on_change: Callable[[], None] = lock.notify_all
+        """Called, under the lock, when a channel was opened or cannot be."""
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(self._channels)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def open_all(self) -> None:
+        """Have the channels opened that are not, in threads of their own."""
+        for channel in self._channels:
+            if channel.opened is None and not channel.opening and not self.closed:
+                self._open(channel, None, pause_s=0.0)
+
+    def lose(self, channel: Channel, error: Exception) -> None:
+        """Give a channel up, and have another opened."""
+        _LOGGER.warning("%s: lost, opening another channel: %s", str(channel), str(error))
+        before, channel.failure = self._leave(channel), error
+        if not self.closed:
+            self._open(channel, before, pause_s=channel.pause_s())
+
+    def for_batch(self, batch: int, *, urgent: bool, needed: bool) -> Channel | None:
+        """Return the server to ask: the one with the fewest asks. ``None`` where none may have another.
+
+        ``urgent``: no batch is received before this one, so those that came already must not keep it from
+        being asked for again. ``needed``: somebody waits for a batch, which is when one is asked for
+        without prefetching.
+        """
+        if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
+            return None
+        most = self._config.most_asked
+        able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
+        count = len(self._channels)
+
+        def order(channel: Channel) -> tuple[int, int]:
+            return channel.load, (channel.server.endpoint.host_index - batch) % count
+
+        return min(able, key=order, default=None)
+
+    def forget_loads(self) -> None:
+        """An epoch was left: what was asked for counts no more."""
+        for channel in self._channels:
+            channel.load = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return how frames come, in all and by server."""
+        return {
+            "transport": _one_of(channel.transport for channel in self),
+            "rows": _one_of(channel.rows for channel in self),
+            "reconnects": sum(max(channel.reconnects, 0) for channel in self),
+            "servers": [
+                {
+                    "server": str(channel),
+                    "transport": channel.transport,
+                    "rows": channel.rows,
+                    "batches": channel.batches,
+                    "in_flight": channel.load,
+                    "reconnects": max(channel.reconnects, 0),
+                }
+                for channel in self
+            ],
+        }
+
+    def close(self) -> list[Callable[[], None]]:
+        """Open no more channels. Return what closes those that are open."""
+        self._closed.set()
+        left = [(channel.server, self._leave(channel)) for channel in self._channels]
+        return [partial(close_channel, server, opened.id) for server, opened in left if opened is not None]
+
+    def _leave(self, channel: Channel) -> OpenChannel | None:
+        """Use a channel no more. Return it."""
+        opened, channel.opened = channel.opened, None
+        if opened is not None:
+            self._heartbeats.drop(channel.server.rank, opened.id)
+            channel.down_since = time.monotonic()
+        return opened
+
+    def _open(self, channel: Channel, before: OpenChannel | None, *, pause_s: float) -> None:
+        channel.tries_since = time.monotonic()
+        channel.down_since = channel.down_since or channel.tries_since
+        thread = threading.Thread(
+            target=self._make,
+            args=(channel, before, pause_s),
+            name=f"open channel at {channel.server.rank}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # There is none to be had.
+            channel.failure = bare(error)
+        else:
+            channel.opening = True
+
+    def _make(self, channel: Channel, before: OpenChannel | None, pause_s: float) -> None:
+        """Open a channel, in a thread that ends with it. ``before`` is the one that was lost."""
+        if before is not None:  # First: a server that drains waits until what it had ready is gone.
+            close_channel(channel.server, before.id)
+        if self._closed.wait(pause_s):
+            return
+        outcome = self._attempts(channel)
+        wanted = self._opened(channel, outcome)
+        if not isinstance(outcome, Exception) and not wanted:
+            close_channel(channel.server, outcome.id)
+
+    def _attempts(self, channel: Channel) -> OpenChannel | Exception:
+        """Return a channel, or what no other attempt can mend, or the last failure when time is over."""
+        give_up = time.monotonic() + self._config.timeout_s
+        backoff = Backoff()
+        while True:
+            outcome = self._attempt(channel)
+            if not isinstance(outcome, Exception):
+                return outcome
+            if not may_pass(outcome) or time.monotonic() > give_up:
+                return outcome
+            self._tried(channel, outcome)
+            if self._closed.wait(backoff.next_s()):
+                return outcome
+
+    def _attempt(self, channel: Channel) -> OpenChannel | Exception:
+        try:
+            return open_channel(
+                channel.server, self._config, num_servers=len(self._channels), has_columns=self._has_columns
+            )
+        except Exception as error:
+            return bare(error)
+
+    def _tried(self, channel: Channel, error: Exception) -> None:
+        with self._lock:
+            channel.failure = error
+
+    def _opened(self, channel: Channel, outcome: OpenChannel | Exception) -> bool:
+        """Note what came of the attempts. Return whether the channel is of use."""
+        with self._lock:
+            channel.opening = False
+            if isinstance(outcome, Exception):
+                channel.failure = outcome
+            elif not self.closed:
+                channel.opened, channel.failure = outcome, None
+                self._heartbeats.keep(channel.server.rank, outcome.id, outcome.lease_s)
+                channel.reconnects += 1
+                if channel.reconnects:
+                    _LOGGER.warning("%s: back", str(channel))
+            self.on_change()
+            return channel.opened is outcome
+
+
+def _one_of(values: Iterable[str]) -> str:
+    """Return the value that all have, but for channels that are not open."""
+    found = set(values) - {"none"} or {"none"}
+    return found.pop() if len(found) == 1 else "mixed"

@@ -1,0 +1,137 @@
+"""The book of a remote source: which batches are asked for, ready, or to be asked for again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from gigl_client.in_flight import InFlight, InFlightRequest
+from gigl_loader.channel.frame import Frame
+from gigl_loader.sampling.schedule import BatchRequest
+
+
+def _channel() -> Any:
+    return SimpleNamespace(load=0, batches=0)
+
+
+def _ask(in_flight: InFlight, channel: Any, opened: object = None, now: float = 0.0) -> InFlightRequest:
+    batch = in_flight.next(now)
+    assert batch is not None
+    request = BatchRequest(in_flight.epoch, batch, np.empty(0, np.int64), np.empty(0, np.int64))
+    ask = InFlightRequest(
+        request=request,
+        fence=in_flight.fence,
+        channel=channel,
+        opened=cast("Any", opened),
+        slot=None,
+        since=now,
+    )
+    in_flight.ask(ask)
+    return ask
+
+
+def _frame() -> Frame:
+    return cast("Frame", object())
+
+
+def _started(num_batches: int = 4, *, in_order: bool = True) -> InFlight:
+    in_flight = InFlight(num_batches, in_order=in_order)
+    in_flight.start(0, 0)
+    return in_flight
+
+
+def test_batches_are_asked_for_in_order_and_once() -> None:
+    in_flight, channel = _started(3), _channel()
+    assert [_ask(in_flight, channel).request.batch for _ in range(3)] == [0, 1, 2]
+    assert in_flight.next(0.0) is None
+    assert channel.load == 3
+
+
+def test_batches_are_taken_in_order_whenever_they_come() -> None:
+    in_flight, channel = _started(3), _channel()
+    asks = [_ask(in_flight, channel) for _ in range(3)]
+    frames = [_frame() for _ in range(3)]
+    for number in (2, 0):
+        in_flight.land(asks[number], frames[number])
+    assert [ready.frame for ready in (in_flight.take(),) if ready] == [frames[0]]
+    assert in_flight.take() is None
+    in_flight.land(asks[1], frames[1])
+    assert [ready.frame for ready in (in_flight.take(), in_flight.take()) if ready] == frames[1:]
+    assert (in_flight.remaining, channel.load, channel.batches) == (0, 0, 3)
+
+
+def test_out_of_order_they_are_taken_as_they_come() -> None:
+    in_flight, channel = _started(3, in_order=False), _channel()
+    asks = [_ask(in_flight, channel) for _ in range(3)]
+    in_flight.land(asks[2], _frame())
+    assert in_flight.take() is not None
+    assert in_flight.take() is None
+    assert in_flight.remaining == 2
+
+
+def test_a_batch_that_failed_to_come_is_asked_for_again_after_a_pause_that_doubles() -> None:
+    in_flight, channel, now, pauses = _started(), _channel(), 100.0, []
+    for _ in range(7):
+        ask = _ask(in_flight, channel, now=now)
+        assert ask.request.batch == 0
+        in_flight.put_back(ask, OSError("gone"), now)
+        pauses.append(in_flight.next_retry(now) - now)
+        assert in_flight.next(now) == 1  # Others need not wait for it.
+        now = in_flight.next_retry(now)
+        assert in_flight.next_retry(now) == float("inf"), "it waits for a server now, not for a time"
+    for pause, whole in zip(pauses, (0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5), strict=True):
+        assert 0.7 * whole < pause < 1.01 * whole
+    assert in_flight.trouble() is not None
+    in_flight.land(_ask(in_flight, channel, now=now), _frame())
+    in_flight.take()
+    assert in_flight.trouble() is None
+    assert channel.load == 0
+
+
+def test_the_same_request_is_asked_again() -> None:
+    in_flight, channel = _started(), _channel()
+    ask = _ask(in_flight, channel)
+    in_flight.put_back(ask, None, 0.0)
+    assert in_flight.next(0.0) == 0
+    assert in_flight.known_request(0) is ask.request
+
+
+def test_all_that_a_lost_channel_was_asked_for_comes_back() -> None:
+    in_flight, channels, opened = _started(), [_channel(), _channel()], [object(), object()]
+    asks = [_ask(in_flight, channels[number % 2], opened[number % 2]) for number in range(4)]
+    assert in_flight.put_back_all(cast("Any", opened[0]), 0.0) == 2
+    assert [each.load for each in channels] == [0, 2]
+    assert [in_flight.is_current(ask) for ask in asks] == [False, True, False, True]
+    again = [_ask(in_flight, channels[1], opened[1]).request.batch for _ in range(2)]
+    assert again == [0, 2]
+    assert not in_flight.is_current(asks[0])
+
+
+def test_nothing_of_an_epoch_that_was_left_is_current() -> None:
+    in_flight, channel = _started(), _channel()
+    ask, late = _ask(in_flight, channel), _ask(in_flight, channel)
+    in_flight.land(late, _frame())
+    in_flight.start(0, 0)
+    assert not in_flight.is_current(ask)
+    assert in_flight.take() is None
+    assert in_flight.next(0.0) == 0
+    assert in_flight.fence == 2
+
+
+def test_a_request_that_cannot_be_made_fails_its_batch_only() -> None:
+    in_flight, channel = _started(2), _channel()
+    in_flight.fail(0, ValueError("no weights"))
+    in_flight.land(_ask(in_flight, channel), _frame())
+    first, second = in_flight.take(), in_flight.take()
+    assert first is not None
+    assert second is not None
+    assert isinstance(first.frame, ValueError)
+    assert (in_flight.remaining, channel.load, channel.batches) == (0, 0, 1)
+
+
+def test_a_stopped_book_wants_nothing() -> None:
+    in_flight = _started()
+    in_flight.stop()
+    assert (in_flight.next(0.0), in_flight.remaining) == (None, 0)
