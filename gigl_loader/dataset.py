@@ -1,4 +1,4 @@
-"""What this host holds of a graph, and the batches it can make of it."""
+"""Dataset of this host: its partitions of a graph, and the sources of batches over all partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong, by what the catcher can do about it.
+"""Exceptions, by what the catcher can do about each.
 
 ::
 

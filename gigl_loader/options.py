@@ -1,4 +1,4 @@
-"""What a run is asked to do, as frozen values that refuse nonsense at birth.
+"""Options of sampling, workers and graph store: frozen values that are checked when they are made.
 
 A ``SamplingPlan`` says which subgraph a batch is; ``WorkerOptions`` say how sampling processes are
 run, ``StoreOptions`` how storage servers are asked. Only the first can change a batch.

@@ -1,4 +1,4 @@
-"""What every kind of child process needs: a fresh interpreter, its end in words, leaving with its parent.
+"""Child processes: a fresh interpreter, a description of how it ended, death together with its parent.
 
 Standard library only: a child imports this before anything else.
 """

@@ -1,4 +1,4 @@
-"""Whole numbers and sizes, as users give them."""
+"""Numbers and sizes, in the forms in which users give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How named arrays lie in one flat buffer: the safetensors layout, as a value.
+"""Layout of named arrays in one flat buffer: the safetensors format, as a value.
 
 Files of a graph and frames of a batch are both safetensors documents: an 8-byte little-endian
 header length, a JSON header (``name -> dtype, shape, data_offsets``, and ``__metadata__``), then

@@ -1,4 +1,4 @@
-"""Where this process stands among the trainers, as a frozen value."""
+"""Topology: the place of this process among the trainers, as a frozen value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""So many leaders create producers at the same time, and those after them a while later."""
+"""Admission of leaders: limits how many create producers concurrently; later ones start after a delay."""
 
 from __future__ import annotations
 

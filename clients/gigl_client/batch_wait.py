@@ -1,4 +1,4 @@
-"""How long a batch is waited for, and what is said when it does not come."""
+"""Wait for a batch, with a deadline, and the error that says why the batch did not come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where received frames lie: slots of a server's ring, or of private memory. No allocation per batch."""
+"""Buffers for received frames: slots of a server's ring, or private memory. No allocation per batch."""
 
 from __future__ import annotations
 

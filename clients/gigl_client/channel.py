@@ -1,4 +1,4 @@
-"""One server as a source sees it: the channel that is open there, and how one is opened."""
+"""Channel to one storage server: its state as the trainer sees it, and its opening and closing."""
 
 from __future__ import annotations
 

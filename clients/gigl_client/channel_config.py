@@ -1,4 +1,4 @@
-"""What a source asks of every server: its producer, its channel, and how frames come."""
+"""Configuration of the channels of one source: producer, transport, credit."""
 
 from __future__ import annotations
 

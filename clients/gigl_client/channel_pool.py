@@ -1,4 +1,4 @@
-"""All servers of a source: which one is asked, and how lost channels are opened again."""
+"""Pool of channels, one to each server: chooses the server of a request, and reopens lost channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the address of any one storage server to all of them, checked."""
+"""Discovery of all storage servers from the address of any one of them."""
 
 from __future__ import annotations
 

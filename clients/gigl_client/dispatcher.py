@@ -1,4 +1,4 @@
-"""What goes on between a source and its servers: asks go out, replies become frames.
+"""Dispatcher between a source and its servers: sends requests, turns replies into frames, retries.
 
 Nothing here waits for a server but threads that do nothing else: asks are calls whose end a callback
 puts in a queue, and a few threads behind it fetch. All others hold the lock for moments only.

@@ -1,4 +1,4 @@
-"""Which batches of an epoch are asked for, which have come, and which have to be asked for again."""
+"""Batches in flight: requested, received, and to be requested again."""
 
 from __future__ import annotations
 

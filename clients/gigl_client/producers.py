@@ -1,4 +1,4 @@
-"""Who creates the producers of a loader: the first of its ranks to come, on all servers at once.
+"""Creation of producers: the first rank of a worker key leads, and tells the others how it went.
 
 Nobody waits for a rank that has not come: a leader waits for servers only, and a follower for a leader that
 is at work. So ranks may build loaders in any order. What became of it is told to all, failures too.

@@ -1,4 +1,4 @@
-"""From a server's reply to a frame in this process: found in a slot or fetched, and its rows with it."""
+"""Receiver of replies: finds a frame in its slot or fetches it, and completes deferred features."""
 
 from __future__ import annotations
 

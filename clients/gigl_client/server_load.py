@@ -1,4 +1,4 @@
-"""How storage servers do, as plain values."""
+"""Loads of storage servers, as plain values."""
 
 from __future__ import annotations
 

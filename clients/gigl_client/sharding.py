@@ -1,4 +1,4 @@
-"""Which nodes of which server are one rank's, exactly, by integers."""
+"""Sharding of the servers' nodes over ranks, exact, by integers."""
 
 from __future__ import annotations
 

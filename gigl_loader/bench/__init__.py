@@ -1,1 +1,1 @@
-"""What sampling and loading cost, beside the limits of the machine and beside a peer, in one run."""
+"""Benchmarks of sampling and loading, beside the limits of the machine and beside a peer, in one run."""

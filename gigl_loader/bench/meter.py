@@ -1,4 +1,4 @@
-"""What a process and all that it started cost: CPU time and memory, read from /proc (Linux)."""
+"""Cost of a process and of all that it started: CPU time and memory, read from /proc (Linux)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a batch really lies on other hosts: the least that must cross the network."""
+"""Lower bound of the bytes that a batch must fetch from other hosts."""
 
 from __future__ import annotations
 

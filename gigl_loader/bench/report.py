@@ -1,4 +1,4 @@
-"""What a run comes to: medians, ratios, a table, a JSON document, a plot."""
+"""Report of a benchmark run: medians, ratios, a table, a JSON document, a plot."""
 
 from __future__ import annotations
 

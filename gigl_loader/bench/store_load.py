@@ -1,4 +1,4 @@
-"""What a storage server bears: trainers that wait, many at once, and its own death."""
+"""Load tests of a storage server: trainers that wait, many trainers at once, the death of the server."""
 
 from __future__ import annotations
 

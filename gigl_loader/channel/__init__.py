@@ -1,1 +1,1 @@
-"""How batches travel: frames (a batch in one flat buffer) and rings (memory shared with a worker)."""
+"""Channels between processes: frames (a batch in one flat buffer) and rings (memory shared with a worker)."""

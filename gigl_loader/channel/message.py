@@ -1,4 +1,4 @@
-"""Small messages between a trainer and a sampling process, over a ``SOCK_SEQPACKET`` pair.
+"""Messages between a trainer and a sampling process, a few bytes each, over a ``SOCK_SEQPACKET`` pair.
 
 The kernel keeps message boundaries, and end of file is how each side learns that the other is gone.
 Payload never travels here: it lies in the ring, or in a memory file passed along with the message.

@@ -1,4 +1,4 @@
-"""What must hold in a frame beyond the container's own rules. One function per thing that is checked."""
+"""Rules of a frame beyond those of its container. One function per rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor looks at. Each examination is a function that returns a finding or raises."""
+"""Examinations of ``gigl-loader doctor``: functions that return a finding or raise."""
 
 from __future__ import annotations
 

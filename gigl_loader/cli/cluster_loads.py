@@ -1,4 +1,4 @@
-"""What every server of a cluster does at one moment."""
+"""Loads of all servers of a cluster at one moment."""
 
 from __future__ import annotations
 

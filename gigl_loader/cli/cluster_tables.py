@@ -1,4 +1,4 @@
-"""What servers do, as tables for people."""
+"""Tables of the loads of servers, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tables are printed."""
+"""Consoles for tables, and for messages about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line ends when something goes wrong: one line, and an exit code that means something.
+"""Exit of the command line after an error: one line, and an exit code by the kind of error.
 
 ====  ==================================================================
 code  meaning

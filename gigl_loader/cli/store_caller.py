@@ -1,4 +1,4 @@
-"""What a command shows to storage servers."""
+"""Credentials that a command shows to storage servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user may choose, as frozen values. Imports nothing heavy, so that mistakes are told at once."""
+"""Options of the demo, as frozen values. Imports nothing heavy, so that mistakes are told at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where batches come from while the job runs: the trainer's host, or storage servers."""
+"""Modes of the demo: batches from the trainer's host, or from storage servers."""
 
 from __future__ import annotations
 

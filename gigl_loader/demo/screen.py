@@ -1,4 +1,4 @@
-"""What the demo shows: a table and progress bars for people, nothing for programs."""
+"""Screen of the demo: a table and progress bars for people, nothing for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node id lies at which position of a node type, and back."""
+"""Directory of a node type: from node id to position, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the files of a graph lie: in a directory, or in memory that processes share.
+"""Folders that hold the files of a graph: a directory, or memory that processes share.
 
 Both give read-only maps of the same bytes, so everything above does not know which it has.
 """

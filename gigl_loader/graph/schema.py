@@ -1,4 +1,4 @@
-"""What a graph holds, as frozen values: types, sizes, columns. No arrays and no I/O."""
+"""Schema of a graph, as frozen values: types, sizes, columns. No arrays and no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the files of a graph are what its schema says: headers when opening, bytes on request."""
+"""Verification of the files of a graph against its schema: headers when opening, bytes on request."""
 
 from __future__ import annotations
 

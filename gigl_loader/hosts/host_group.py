@@ -1,4 +1,4 @@
-"""Opening a graph of which each host holds some partitions: every host serves its own to the others."""
+"""Group of hosts that open one graph together: every host serves its partitions to the other hosts."""
 
 from __future__ import annotations
 

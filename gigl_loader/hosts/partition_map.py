@@ -1,4 +1,4 @@
-"""What each rank has opened of a graph, and whether that makes a whole."""
+"""Map from partitions to the ranks that have opened them, and the check that no partition is missing."""
 
 from __future__ import annotations
 

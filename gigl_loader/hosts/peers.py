@@ -1,4 +1,4 @@
-"""Who holds which partition, and samplers that ask them."""
+"""Peers of this host: the owners of all partitions, and samplers that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks that open one graph together tell each other what they have, step by step.
+"""Rendezvous of the ranks that open one graph: each step is published, and failures reach every rank.
 
 Every step is told by some ranks and heard by all. A rank that fails lets all steps fail, those already
 told, too: who comes late finds that the others did not wait, and nobody waits for what will not come.

@@ -1,4 +1,4 @@
-"""What every loader shares: checked arguments, epochs, state, faults and shutdown."""
+"""Base class of all loaders: checked arguments, epochs, state, faults and shutdown."""
 
 from __future__ import annotations
 

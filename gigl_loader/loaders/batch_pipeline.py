@@ -1,4 +1,4 @@
-"""From frames to what the training loop gets, and how long each step of that took."""
+"""Pipeline from a frame to the batch of the training loop, with the time that each step took."""
 
 from __future__ import annotations
 

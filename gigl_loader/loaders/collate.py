@@ -1,4 +1,4 @@
-"""From the tensors of a frame to a PyG batch.
+"""Collation: a PyG batch from the tensors of a frame.
 
 Nothing here touches the data: tensors are put under their names. The names of a run are worked out
 once, so that a batch costs some microseconds per array besides the expansion of ``edge_index``.

@@ -1,4 +1,4 @@
-"""What a loader asks of a dataset. Which kind it has, it neither knows nor asks."""
+"""Protocol of a dataset, as loaders see it. It hides the mode from the loader."""
 
 from __future__ import annotations
 

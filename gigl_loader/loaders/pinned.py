@@ -1,4 +1,4 @@
-"""Page-locks slots of a ring where they lie, so that a device copies straight out of them."""
+"""Page-locking of ring slots in place, so that a device copies straight out of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far an epoch has come, and how a run is told from another."""
+"""Progress of an epoch, and the description that tells one run from another."""
 
 from __future__ import annotations
 

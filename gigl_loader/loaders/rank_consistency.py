@@ -1,4 +1,4 @@
-"""What the ranks that share an input must agree upon, compared through their group.
+"""Consistency of the ranks that share an input: their options are compared through the process group.
 
 Nobody waits while loaders are built, so ranks may build several in any order where each has its ``name``;
 without, they are told apart by class and count, and all ranks build them in one order. A difference shows

@@ -1,4 +1,4 @@
-"""From what a user calls input nodes to the seeds of a run."""
+"""Input nodes: the forms in which a user may pass them, read as the seeds of a run."""
 
 from __future__ import annotations
 

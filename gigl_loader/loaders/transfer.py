@@ -1,4 +1,4 @@
-"""From the arrays of a frame to tensors on the trainer's device.
+"""Transfer of a frame's arrays to tensors on the trainer's device.
 
 On the CPU they alias the frame. For CUDA the frame is one packed buffer: it goes to the device in one
 copy on a side stream, straight out of its slot of the ring, which is page-locked where it lies; tensors

@@ -1,4 +1,4 @@
-"""From what a user calls seed weights to shared weights of the input."""
+"""Seed weights: the forms in which a user may pass them, read as shared weights of the input."""
 
 from __future__ import annotations
 

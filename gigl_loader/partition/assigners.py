@@ -1,4 +1,4 @@
-"""Which partition owns a node."""
+"""Assigners: which partition owns a node."""
 
 from __future__ import annotations
 

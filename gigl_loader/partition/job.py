@@ -1,4 +1,4 @@
-"""What the steps of one build share: where to write, how much memory, and whom to tell."""
+"""State that the steps of one build share: output folder, memory limit, progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory building may use, and how it is shared out."""
+"""Memory limit of a build, and its division among the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes belong to ``train``, ``val``, ``test`` or any other named split."""
+"""Named splits of nodes: ``train``, ``val``, ``test`` or any other name."""
 
 from __future__ import annotations
 

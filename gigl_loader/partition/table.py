@@ -1,4 +1,4 @@
-"""What a graph is built from: tables of named columns, read in chunks of rows."""
+"""Tables that a graph is built from: named columns, read in chunks of rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Asking other hosts: addresses, credentials, the wire format, and the client's side of it."""
+"""Wire between hosts: addresses, credentials, messages, and the clients of services."""

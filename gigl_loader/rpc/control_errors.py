@@ -1,4 +1,4 @@
-"""From the status of a control call to the exception for whoever made it: the one door for gRPC's."""
+"""Exceptions for the status codes of control calls. Nothing else translates errors of gRPC."""
 
 from __future__ import annotations
 

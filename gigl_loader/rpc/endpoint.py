@@ -1,4 +1,4 @@
-"""Where a peer service is reached, and what must be known to trust it."""
+"""Endpoint of a peer service: its address, its ports, and what a caller must know to trust it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a peer can be reached and is the right one, and how it does."""
+"""Handshake with a peer: whether it can be reached, is the right one and works."""
 
 from __future__ import annotations
 

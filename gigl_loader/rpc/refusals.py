@@ -1,4 +1,4 @@
-"""How a service says no, as a record, and what its caller makes of it. Exceptions are never pickled.
+"""Refusals of a service, as records, and the exceptions that callers raise for them. Nothing is pickled.
 
 The record is JSON in the error's details: ``{"kind": ..., "message": ...}``. The kind says what the
 caller can do, and decides its exception.

@@ -1,4 +1,4 @@
-"""Why a connection over TLS fails, in words: gRPC and Flight say little more than that it does."""
+"""Diagnosis of TLS failures, in words: gRPC and Flight say little more than that a connection failed."""
 
 from __future__ import annotations
 

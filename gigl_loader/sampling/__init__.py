@@ -1,1 +1,1 @@
-"""From seeds to batches: the schedule of an epoch, the sampler, and the sources that run it."""
+"""Sampling: the schedule of an epoch, the samplers, and the protocol of their sources."""

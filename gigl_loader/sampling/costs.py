@@ -1,4 +1,4 @@
-"""What sampling has cost a process so far."""
+"""Costs of sampling in one process: time by activity, and bytes on the wire."""
 
 from __future__ import annotations
 

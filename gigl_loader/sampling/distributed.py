@@ -1,4 +1,4 @@
-"""Samples batches hop by hop from a graph whose partitions lie on several hosts.
+"""Distributed sampler: hop by hop over a graph whose partitions lie on several hosts.
 
 Same bytes as the fused sampler: draws are addressed, so it does not matter who makes them, and the
 answers are put together in the order of the frontier.

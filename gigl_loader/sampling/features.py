@@ -1,4 +1,4 @@
-"""Where the rows of a frame's columns come from."""
+"""Sources of the features of a frame."""
 
 from __future__ import annotations
 

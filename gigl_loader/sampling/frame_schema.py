@@ -1,4 +1,4 @@
-"""Which arrays the frames of a plan have: a function of the schema, the plan and some numbers."""
+"""Schema of the frames of a plan: their arrays, by graph schema, plan and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of other hosts this host will ask for most.
+"""Nodes of other hosts that this host is expected to ask for most.
 
 Degrees of real graphs follow power laws: a few nodes are neighbours of very many. How often the
 lists of this host refer to a node foretells how often its batches will hold it, and costs no

@@ -1,4 +1,4 @@
-"""Samples batches from a graph that lies wholly on this host, in one native pass over all hops."""
+"""Local sampler: one native pass over all hops of a graph that lies wholly on this host."""
 
 from __future__ import annotations
 

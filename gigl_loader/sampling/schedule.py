@@ -1,4 +1,4 @@
-"""Which seeds belong to which batch of which epoch, on which rank."""
+"""Schedule of a run: the seeds of every batch of every epoch, by rank."""
 
 from __future__ import annotations
 

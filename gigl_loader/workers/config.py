@@ -1,4 +1,4 @@
-"""What a trainer hands to a sampling process at its start: JSON and file descriptors, nothing pickled."""
+"""Configuration of a sampling process, sent at its start: JSON and file descriptors, nothing pickled."""
 
 from __future__ import annotations
 

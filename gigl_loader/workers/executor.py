@@ -1,4 +1,4 @@
-"""Where a sampling process works on requests, several at once: a thread for each of its samplers."""
+"""Executor of a sampling process: a thread for each of its samplers, several requests at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting, watching and ending the operating system's side of a sampling process."""
+"""Sampling processes of the operating system: started, watched and ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of one host start their sampling processes one after the other, so that they do not fight for it."""
+"""Start-up lock: the ranks of one host start their sampling processes one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked before a port is bound."""
+"""Check of a listening address before a port is bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a storage server is told: checked before anything is bound, whichever way it was said."""
+"""Options of a storage server, from flags, environment or file, checked before anything is bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service did since it started, in numbers."""
+"""Counters of a service since its start."""
 
 from __future__ import annotations
 

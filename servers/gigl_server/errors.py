@@ -1,4 +1,4 @@
-"""How the sampling service says no."""
+"""Refusals of the sampling service, by status."""
 
 from __future__ import annotations
 

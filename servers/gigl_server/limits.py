@@ -1,4 +1,4 @@
-"""What clients may take of a storage server."""
+"""Limits on what clients may take of a storage server."""
 
 from __future__ import annotations
 

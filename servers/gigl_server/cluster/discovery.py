@@ -1,4 +1,4 @@
-"""How storage servers find each other: until every partition of the graph is served by someone."""
+"""Discovery of storage servers, until every partition of the graph is served by one of them."""
 
 from __future__ import annotations
 

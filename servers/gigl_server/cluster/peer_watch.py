@@ -1,4 +1,4 @@
-"""Whether the other servers are there: one line in the log when that changes."""
+"""Watch over the other servers: one log line when one of them goes or comes back."""
 
 from __future__ import annotations
 

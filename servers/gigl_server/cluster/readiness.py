@@ -1,4 +1,4 @@
-"""Where a storage server stands, as others are told."""
+"""Readiness of a storage server, as other servers and trainers are told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands rings to trainers on this host: one thread, a Unix socket without a file, this user only."""
+"""Server that hands rings to trainers on this host: one thread, an abstract Unix socket, same user only."""
 
 from __future__ import annotations
 

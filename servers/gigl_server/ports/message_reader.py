@@ -1,4 +1,4 @@
-"""Turns at sending the message of a control call: few at once, shared out among callers."""
+"""Reader of the messages of control calls: a few at once, in turns among callers."""
 
 from __future__ import annotations
 

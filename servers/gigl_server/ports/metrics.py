@@ -1,4 +1,4 @@
-"""What a storage server does, as metrics for Prometheus."""
+"""Metrics of a storage server, for Prometheus."""
 
 from __future__ import annotations
 

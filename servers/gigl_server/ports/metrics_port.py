@@ -1,4 +1,4 @@
-"""Where Prometheus reads the metrics, and whoever asks by HTTP hears whether the server is ready."""
+"""HTTP port for Prometheus, and for probes of liveness and readiness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service tells of itself and its cluster, as messages."""
+"""Reports of a service about itself and its cluster, as messages."""
 
 from __future__ import annotations
 

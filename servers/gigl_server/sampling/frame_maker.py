@@ -1,4 +1,4 @@
-"""From an ask to its frame: in the slot that was named, in memory for the network, or a failure's record."""
+"""Maker of frames: in the slot that was named, in memory for the network, or as the record of a failure."""
 
 from __future__ import annotations
 

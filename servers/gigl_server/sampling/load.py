@@ -1,4 +1,4 @@
-"""How a sampling service does, in numbers."""
+"""Load of a sampling service, in numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks from their arrival to their outcome."""
+"""Scheduler of requests, from their arrival to their result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A channel: the batches that one trainer asks for, and what became of them."""
+"""Channel: one loader of one rank within a session, with its requests and their results."""
 
 from __future__ import annotations
 

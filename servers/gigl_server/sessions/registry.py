@@ -1,4 +1,4 @@
-"""What each training job holds on this server, and for how long."""
+"""Registry of sessions: the producers and channels of each training job, and their leases."""
 
 from __future__ import annotations
 

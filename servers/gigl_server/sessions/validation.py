@@ -1,4 +1,4 @@
-"""What a trainer orders of the sampling service: checked, and made into what the service works with."""
+"""Validation of what trainers ask of the sampling service."""
 
 from __future__ import annotations
 
