@@ -1,4 +1,4 @@
-"""Consoles for tables, and for messages about them."""
+"""Console that tables are printed to."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class Client:
     def __init__(
         self, ground: Ground, folder: Path, *, addresses: Sequence[str] = (), epochs: int = 1
     ) -> None:
-        self._nursery, self._folder = ground.nursery, folder
-        self.pid = ground.nursery.start(
+        self._fork_server, self._folder = ground.fork_server, folder
+        self.pid = ground.fork_server.start(
             {
                 "program": PROGRAM,
                 "arguments": {
@@ -58,7 +58,7 @@ class Client:
 
     @property
     def status(self) -> int | None:
-        return self._nursery.status(self.pid)
+        return self._fork_server.status(self.pid)
 
     def kill(self) -> None:
         """End it by SIGKILL, unless it has ended, and wait for that."""
@@ -135,6 +135,6 @@ def _persistent(loader: DistNeighborLoader) -> Iterator[Any]:
 def _opened(graph: str, addresses: Sequence[str]) -> Any:
     if not addresses:
         return DistDataset.open(graph)
-    from gigl_client import RemoteDistDataset  # gRPC and Arrow, which a nursery shall not have.
+    from gigl_client import RemoteDistDataset  # gRPC and Arrow, which a fork server must not import.
 
     return RemoteDistDataset.connect(list(addresses), timeout=30.0)

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.chaos.record import HANG_S
-from tests.support.nursery import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.training import FANOUT, OPTIONS, digest
 
 __all__ = ["LOADER", "Ground", "Repairs"]
@@ -31,15 +31,15 @@ class Ground:
     """What all legs of a campaign share. Make one with ``of``."""
 
     folder: Path
-    nursery: Nursery
+    fork_server: ForkServer
 
     @classmethod
     @contextmanager
     def of(cls, folder: Path) -> Iterator[Ground]:
         """Build the graph in ``folder`` and start the process that forks trainers."""
         modules = ("tests.support.training", "gigl_loader.dataset", "gigl_loader.loaders.neighbor")
-        with Nursery.of(*modules, "torch_geometric.data") as nursery:
-            ground = cls(folder, nursery)
+        with ForkServer.of(*modules, "torch_geometric.data") as fork_server:
+            ground = cls(folder, fork_server)
             build_graph(tables_from_pyg(_data()), ground.graph, num_partitions=2)
             yield ground
 

@@ -9,17 +9,17 @@ import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
-from tests.support.nursery import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.pyg_graphs import homogeneous
 from tests.support.training import FANOUT, OPTIONS, digest
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     """Ranks are born here that have imported what trainers import."""
     modules = ("tests.support.training", "gigl_loader.dataset", "gigl_loader.loaders.neighbor")
-    with Nursery.of(*modules, "torch_geometric.data") as nursery:
-        yield nursery
+    with ForkServer.of(*modules, "torch_geometric.data") as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="session")

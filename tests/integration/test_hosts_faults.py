@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.fork_server import ForkServer
 from tests.support.hosts import Host, Network, missing_for_hosts
 from tests.support.leftovers import wait_until
-from tests.support.nursery import Nursery
 from tests.support.proxy import Proxy
 from tests.support.ranks import Ended, Ranks, free_port, places
 from tests.support.training import PROGRAM, open_gate, seen_by, shares
@@ -38,7 +38,7 @@ Start = Callable[..., Ranks]
 
 
 @pytest.fixture
-def start(nursery: Nursery, graph: Path, tmp_path: Path) -> Start:
+def start(fork_server: ForkServer, graph: Path, tmp_path: Path) -> Start:
     """Start a rank on each of two hosts; ``special`` has arguments by rank."""
 
     def start(
@@ -62,7 +62,7 @@ def start(nursery: Nursery, graph: Path, tmp_path: Path) -> Start:
             held = {"partitions": [rank], "timeout": TIMEOUT, **(dataset or {}), **own.pop("dataset", {})}
             by_rank[rank] = {**own, "dataset": held}
         where = places(1, 1, hosts=hosts)
-        return Ranks(nursery, PROGRAM, where, tmp_path, arguments=common | arguments, special=by_rank)
+        return Ranks(fork_server, PROGRAM, where, tmp_path, arguments=common | arguments, special=by_rank)
 
     return start
 

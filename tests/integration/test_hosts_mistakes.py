@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.fork_server import ForkServer
 from tests.support.hosts import Host, Network, missing_for_hosts
-from tests.support.nursery import Nursery
 from tests.support.pyg_graphs import homogeneous
 from tests.support.ranks import Ended, Ranks, places
 from tests.support.training import PROGRAM
@@ -28,7 +28,7 @@ DEADLINE = 30.0
 
 
 def outcome(
-    nursery: Nursery,
+    fork_server: ForkServer,
     graph: Path,
     folder: Path,
     *,
@@ -47,7 +47,7 @@ def outcome(
         "loader": {"timeout": TIMEOUT},
     }
     with Ranks(
-        nursery, PROGRAM, places(1, 1, hosts=hosts), folder, arguments=common, special=special
+        fork_server, PROGRAM, places(1, 1, hosts=hosts), folder, arguments=common, special=special
     ) as ranks:
         return ranks.finish(seconds=DEADLINE)
 
@@ -59,42 +59,42 @@ def check(ended: Sequence[Ended], *patterns: str) -> None:
         assert "\n" not in rank.failure
 
 
-def test_a_wrong_partition_on_a_host(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
-    ended = outcome(nursery, graph, tmp_path, by_rank=[{}, {"dataset": {"partitions": [0]}}])
+def test_a_wrong_partition_on_a_host(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
+    ended = outcome(fork_server, graph, tmp_path, by_rank=[{}, {"dataset": {"partitions": [0]}}])
     check(ended, *["ValueError: no host holds partition 1 of 2: host 0 holds 0; host 1 holds 0; "] * 2)
 
 
-def test_another_graph_on_a_host(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_another_graph_on_a_host(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     build_graph(tables_from_pyg(homogeneous(seed=1)), tmp_path / "other", num_partitions=2)
-    ended = outcome(nursery, graph, tmp_path, by_rank=[{}, {"graph": str(tmp_path / "other")}])
+    ended = outcome(fork_server, graph, tmp_path, by_rank=[{}, {"graph": str(tmp_path / "other")}])
     check(ended, *["ValueError: hosts have different graphs: .* on rank 0, .*other on rank 1"] * 2)
 
 
-def test_a_port_that_is_taken(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = outcome(nursery, graph, tmp_path, by_rank=[{}, {"dataset": {"listen": address}}])
+        ended = outcome(fork_server, graph, tmp_path, by_rank=[{}, {"dataset": {"listen": address}}])
     check(ended, f"OSError: rank 1: cannot listen on {address}", f"OSError: cannot listen on {address}")
 
 
-def test_a_wrong_token(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_a_wrong_token(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     tokens = [{"token": "token-of-rank-0" * 3}, {"token": "token-of-rank-1" * 3}]
-    ended = outcome(nursery, graph, tmp_path, by_rank=tokens)
+    ended = outcome(fork_server, graph, tmp_path, by_rank=tokens)
     check(ended, "ValueError: .*host 1 at .*token", "ValueError: .*host 0 at .*token")
     assert not any(word["token"] in rank.errors for word in tokens for rank in ended)
 
 
-def test_no_process_group(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
-    ended = outcome(nursery, graph, tmp_path, by_rank=[{"join": False}, {"join": False}])
+def test_no_process_group(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
+    ended = outcome(fork_server, graph, tmp_path, by_rank=[{"join": False}, {"join": False}])
     check(ended, *["ValueError: .*partition.* process group.*init_process_group"] * 2)
 
 
 @needs_hosts
-def test_a_firewall_between_hosts(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_a_firewall_between_hosts(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with Network.of(2) as network:
         network.hosts[1].firewall(7301)
         ended = outcome(
-            nursery,
+            fork_server,
             graph,
             tmp_path,
             hosts=network.hosts,
@@ -105,9 +105,9 @@ def test_a_firewall_between_hosts(nursery: Nursery, graph: Path, tmp_path: Path)
 
 
 @needs_hosts
-def test_clocks_that_are_apart(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_clocks_that_are_apart(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with Network.of(2) as network:
         by_rank = [{"clock_s": -3 * 86_400.0}, {}]
-        ended = outcome(nursery, graph, tmp_path, hosts=network.hosts, by_rank=by_rank)
+        ended = outcome(fork_server, graph, tmp_path, hosts=network.hosts, by_rank=by_rank)
     told = "host 1 at .*: its certificate is not valid before .* and here it is .*: set the clocks"
     check(ended, f"ValueError: {told}", f"ValueError: rank 0: {told}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.nursery import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.ranks import Ranks, places
 from tests.support.training import PROGRAM, open_gate, seen_by, shares
 
@@ -30,7 +30,7 @@ Start = Callable[..., Ranks]
 
 
 @pytest.fixture
-def start(nursery: Nursery, graph: Path, tmp_path: Path) -> Start:
+def start(fork_server: ForkServer, graph: Path, tmp_path: Path) -> Start:
     """Start two ranks on one host; ``special`` has arguments by rank."""
 
     def start(*, special: dict[int, dict[str, Any]], **loader: Any) -> Ranks:
@@ -40,7 +40,7 @@ def start(nursery: Nursery, graph: Path, tmp_path: Path) -> Start:
             "collective_seconds": TIMEOUT,
             "loader": {"timeout": TIMEOUT, **loader},
         }
-        return Ranks(nursery, PROGRAM, places(2), tmp_path, arguments=common, special=special)
+        return Ranks(fork_server, PROGRAM, places(2), tmp_path, arguments=common, special=special)
 
     return start
 
@@ -173,9 +173,9 @@ def test_mistakes(start: Start, special: dict[str, Any], error: str) -> None:
     assert any(re.match(error, rank.failure) for rank in (mistaken, other)), (mistaken, other)
 
 
-def test_unequal_ranks(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_unequal_ranks(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     arguments = {"graph": str(graph), "folder": str(tmp_path), "loader": {"timeout": TIMEOUT}}
-    with Ranks(nursery, PROGRAM, places(2, 1), tmp_path, arguments=arguments) as ranks:
+    with Ranks(fork_server, PROGRAM, places(2, 1), tmp_path, arguments=arguments) as ranks:
         ended = ranks.finish(seconds=DEADLINE)
     told = r"ValueError: every host needs the same number of ranks: .*(host 0 has 2|host 1 has 1)"
     assert all(re.match(told, rank.failure) for rank in ended), ended

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.nursery import Nursery
+    from tests.support.fork_server import ForkServer
 
 TIMEOUT = 3.0
 """Of loaders that shall notice."""
@@ -170,7 +170,7 @@ def test_all_servers_are_replaced_one_by_one_under_load(cluster: LocalCluster, g
 
 
 def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
-    graph: Path, expected: list[int], nursery: Nursery, tmp_path: Path
+    graph: Path, expected: list[int], fork_server: ForkServer, tmp_path: Path
 ) -> None:
     arguments = {
         "graph": str(graph),
@@ -187,7 +187,7 @@ def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
             return load["producers"], len(load["channels"])
 
         arguments["addresses"] = cluster.addresses
-        with Ranks(nursery, PROGRAM, places(2), tmp_path, arguments=arguments) as ranks:
+        with Ranks(fork_server, PROGRAM, places(2), tmp_path, arguments=arguments) as ranks:
             for rank in (0, 1):
                 ranks.wait_for(rank, "batch 1", seconds=DEADLINE)
             assert held() == (1, 2)

@@ -24,8 +24,8 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_server.local_cluster import LocalCluster
+from tests.support.hostile_clients import METHODS, PLAN, HostileClient
 from tests.support.leftovers import wait_until
-from tests.support.strangers import METHODS, PLAN, Stranger
 from tests.support.training import FANOUT, OPTIONS, digest
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class Store:
         self._loaders = remote, alone
         self._batches, self._alone = map(iter, self._loaders)
 
-    def stranger(self, *, token: str = TOKEN, job: str | None = None) -> Stranger:
+    def stranger(self, *, token: str = TOKEN, job: str | None = None) -> HostileClient:
         """Return a caller of a job of its own, or of the one given."""
         data = getattr(self, "data", self.control)
-        return self._stack.enter_context(Stranger(self.control, data, token=token, job=job))
+        return self._stack.enter_context(HostileClient(self.control, data, token=token, job=job))
 
     def check_bystander(self) -> None:
         """The trainer gets the next batches of an epoch that began before all this, or of the one after."""
@@ -108,7 +108,7 @@ def store(whole: Store) -> Iterator[Store]:
 
 
 @pytest.fixture
-def stranger(store: Store) -> Iterator[Stranger]:
+def stranger(store: Store) -> Iterator[HostileClient]:
     """A caller who has the token, and a job with a producer and nothing else."""
     caller = store.stranger()
     caller.make_producer(store.graph)
@@ -162,13 +162,13 @@ def test_a_message_that_is_cut_off(store: Store) -> None:
     store.check_nothing_is_held()
 
 
-def test_a_message_beyond_the_limit(store: Store, stranger: Stranger) -> None:
+def test_a_message_beyond_the_limit(store: Store, stranger: HostileClient) -> None:
     assert stranger.status("Sample", b"\0" * (33 << 20)) == "RESOURCE_EXHAUSTED"
     headers = [*stranger.headers, ("x-much", "y" * (1 << 20))]
     assert stranger.status("Heartbeat", b"", headers=headers) in ("RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")
 
 
-def test_a_method_that_is_not_there(stranger: Stranger) -> None:
+def test_a_method_that_is_not_there(stranger: HostileClient) -> None:
     for method in ("Steal", "__init__", "../Peer/Describe", "create_producer"):
         assert stranger.status(method, b"") == "UNIMPLEMENTED"
     assert stranger.status("Describe", b"", service="gigl.v1.Nobody") == "UNIMPLEMENTED"
@@ -224,7 +224,7 @@ def test_a_plan_that_breaks_a_rule(store: Store, fields: dict[str, str]) -> None
     store.check_nothing_is_held()
 
 
-def test_another_plan_for_a_key(store: Store, stranger: Stranger) -> None:
+def test_another_plan_for_a_key(store: Store, stranger: HostileClient) -> None:
     stranger.make_producer(store.graph)  # The same may be said again.
     other = changed_plan(run_seed=2, replace=True)
     with pytest.raises(Exception, match=r"(?s)run_seed.*1.*2|replace") as raised:
@@ -251,7 +251,7 @@ def test_another_plan_for_a_key(store: Store, stranger: Stranger) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_channel_that_breaks_a_rule(stranger: Stranger, fields: dict[str, Any], status: str) -> None:
+def test_a_channel_that_breaks_a_rule(stranger: HostileClient, fields: dict[str, Any], status: str) -> None:
     good: dict[str, Any] = {"key": "key", "name": "n", "credit": 4, "share": 1}
     assert stranger.status("OpenChannel", **good | fields) in status.split("|")
 
@@ -275,7 +275,7 @@ def test_a_channel_that_breaks_a_rule(stranger: Stranger, fields: dict[str, Any]
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_an_ask_that_breaks_a_rule(stranger: Stranger, fields: dict[str, Any], status: str) -> None:
+def test_an_ask_that_breaks_a_rule(stranger: HostileClient, fields: dict[str, Any], status: str) -> None:
     good: dict[str, Any] = {
         "channel": stranger.open_channel(),
         "epoch": 0,
@@ -287,21 +287,21 @@ def test_an_ask_that_breaks_a_rule(stranger: Stranger, fields: dict[str, Any], s
     assert stranger.status("Sample", **good) == "OK"
 
 
-def test_the_largest_numbers(stranger: Stranger) -> None:
+def test_the_largest_numbers(stranger: HostileClient) -> None:
     fields: dict[str, Any] = {"channel": stranger.open_channel(), "seeds": SEEDS, "input_ids": SEEDS}
     for name in ("epoch", "batch", "fence"):
         assert stranger.status("Sample", **fields | {name: 2**64 - 1}) == "INVALID_ARGUMENT"
         assert stranger.status("Sample", **fields | {name: 2**63 - 1}) == "OK"
 
 
-def test_a_slot_that_is_not_in_the_ring(stranger: Stranger) -> None:
+def test_a_slot_that_is_not_in_the_ring(stranger: HostileClient) -> None:
     channel = stranger.open_channel(ring_slots=2, ring_slot_bytes=1 << 20)
     fields = {"channel": channel, "seeds": SEEDS, "input_ids": SEEDS}
     assert stranger.status("Sample", slot=3, **fields) == "INVALID_ARGUMENT"
     assert stranger.status("Sample", slot=2, **fields) == "OK"
 
 
-def test_more_asks_than_the_credit(store: Store, stranger: Stranger) -> None:
+def test_more_asks_than_the_credit(store: Store, stranger: HostileClient) -> None:
     channel = stranger.open_channel(credit=2)
     fields = {"channel": channel, "seeds": SEEDS, "input_ids": SEEDS}
     handles = [said(stranger, batch=number, **fields).handle for number in range(2)]
@@ -332,17 +332,17 @@ def test_more_channels_and_producers_than_a_job_may_have(store: Store) -> None:
 # --- what belongs to another job
 
 
-def said(caller: Stranger, **fields: Any) -> messages.SampleReply:
+def said(caller: HostileClient, **fields: Any) -> messages.SampleReply:
     reply: messages.SampleReply = messages.SampleReply.FromString(caller.say("Sample", **fields))
     return reply
 
 
-def kept(caller: Stranger, channel: bytes) -> list[bytes]:
+def kept(caller: HostileClient, channel: bytes) -> list[bytes]:
     reply = messages.HeartbeatReply.FromString(caller.say("Heartbeat", channels=[channel]))
     return list(reply.channels)
 
 
-def test_a_job_sees_and_ends_only_what_is_its_own(store: Store, stranger: Stranger) -> None:
+def test_a_job_sees_and_ends_only_what_is_its_own(store: Store, stranger: HostileClient) -> None:
     channel = stranger.open_channel()
     thief = store.stranger()
     fields = {"channel": channel, "seeds": SEEDS, "input_ids": SEEDS}
@@ -358,7 +358,7 @@ def test_a_job_sees_and_ends_only_what_is_its_own(store: Store, stranger: Strang
     assert stranger.job not in text
 
 
-def test_a_frame_is_taken_once_and_by_its_job_only(store: Store, stranger: Stranger) -> None:
+def test_a_frame_is_taken_once_and_by_its_job_only(store: Store, stranger: HostileClient) -> None:
     channel = stranger.open_channel()
     reply = said(stranger, channel=channel, seeds=SEEDS, input_ids=SEEDS)
     ticket, thief = encode_frame_request(reply.handle), store.stranger()
@@ -379,7 +379,7 @@ def test_a_frame_is_taken_once_and_by_its_job_only(store: Store, stranger: Stran
 # --- the data port
 
 
-def test_tickets_that_are_none(store: Store, stranger: Stranger) -> None:
+def test_tickets_that_are_none(store: Store, stranger: HostileClient) -> None:
     tickets = [b"", noise(7), noise(5000), struct.pack("<Q", 2**63), b"\0" * (1 << 20)]
     header = b'{"__metadata__":' + b"[" * 50_000
     tickets.append(struct.pack("<Q", len(header)) + header)
@@ -389,7 +389,7 @@ def test_tickets_that_are_none(store: Store, stranger: Stranger) -> None:
         assert "Traceback" not in str(raised.value)
 
 
-def test_verbs_that_nobody_of_ours_uses(stranger: Stranger) -> None:
+def test_verbs_that_nobody_of_ours_uses(stranger: HostileClient) -> None:
     options = flight.FlightCallOptions(
         timeout=10, headers=[(name.encode(), value.encode()) for name, value in stranger.headers]
     )
@@ -437,7 +437,7 @@ def test_noise_and_silence_on_a_port(store: Store, port: str) -> None:
         store.check_bystander()
 
 
-def test_who_knocks_at_the_ring_door_without_a_ring(stranger: Stranger) -> None:
+def test_who_knocks_at_the_ring_door_without_a_ring(stranger: HostileClient) -> None:
     settings: dict[str, Any] = {
         "key": "key",
         "name": "n",

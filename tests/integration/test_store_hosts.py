@@ -19,7 +19,7 @@ from tests.support.training import open_gate, seen_by
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.nursery import Nursery
+    from tests.support.fork_server import ForkServer
 
 pytestmark = [
     pytest.mark.usefixtures("no_leftovers"),
@@ -52,7 +52,7 @@ def write_credentials(folder: Path, hosts: list[Host]) -> None:
 
 
 def test_a_link_that_is_cut_and_healed(
-    nursery: Nursery, graph: Path, expected: list[int], tmp_path: Path
+    fork_server: ForkServer, graph: Path, expected: list[int], tmp_path: Path
 ) -> None:
     """In time, nobody notices; else the batch is asked for again. A server's link, then the trainer's."""
     with Network.of(3) as network:
@@ -76,7 +76,7 @@ def test_a_link_that_is_cut_and_healed(
             TRAINER: training,
         }
         where = [Place({"RANK": str(host.index), **host.environment}, host) for host in network.hosts]
-        with Ranks(nursery, PROGRAM, where, tmp_path, special=special) as ranks:
+        with Ranks(fork_server, PROGRAM, where, tmp_path, special=special) as ranks:
             ranks.wait_for(TRAINER, "batch 1", seconds=DEADLINE)
             second.cut()
             open_gate(tmp_path, "batch 1", rank=TRAINER)
@@ -97,7 +97,7 @@ def test_a_link_that_is_cut_and_healed(
 
 
 def test_plain_text_between_hosts_is_said_on_both_sides(
-    nursery: Nursery, graph: Path, expected: list[int], tmp_path: Path
+    fork_server: ForkServer, graph: Path, expected: list[int], tmp_path: Path
 ) -> None:
     """Servers know each other by the cluster key; a trainer that did not say ``insecure`` sends nothing."""
     for name in ("token", "key"):
@@ -122,7 +122,7 @@ def test_plain_text_between_hosts_is_said_on_both_sides(
             "loader": {"timeout": TIMEOUT},
         }
         places = [Place({"RANK": str(host.index), **host.environment}, host) for host in network.hosts]
-        with Ranks(nursery, PROGRAM, places, tmp_path, special=special) as ranks:
+        with Ranks(fork_server, PROGRAM, places, tmp_path, special=special) as ranks:
             (trainer,) = ranks.finish(seconds=DEADLINE, ranks=[TRAINER])
             top = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "top", "--once"]
             shown = [*top, f"{first.address}:{PORT}", "--token-file", str(tmp_path / "token")]

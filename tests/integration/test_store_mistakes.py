@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gigl_server.server import StorageServer
-    from tests.support.nursery import Nursery
+    from tests.support.fork_server import ForkServer
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -75,12 +75,12 @@ def test_a_partition_that_two_serve(graph: Path) -> None:
         assert f"storage server at {first.endpoint.control_address} serves partitions [0]" in said
 
 
-def test_servers_of_two_versions(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_servers_of_two_versions(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with first_server(graph) as first:
         address = first.endpoint.control_address
         serve = [str(graph), "--listen", "127.0.0.1:0", "--partition", "1", "--peer", address]
         arguments = {"serve": serve, "wire_version": 99}
-        with Ranks(nursery, PROGRAM, [HERE], tmp_path, arguments=arguments) as ranks:
+        with Ranks(fork_server, PROGRAM, [HERE], tmp_path, arguments=arguments) as ranks:
             (ended,) = ranks.finish(seconds=DEADLINE)
         assert not first.ready
     assert ended.status == 1
@@ -89,10 +89,10 @@ def test_servers_of_two_versions(nursery: Nursery, graph: Path, tmp_path: Path) 
     assert re.search(rf"storage server at {address} runs gigl-loader .* {versions}", last)
 
 
-def test_a_trainer_of_another_version(nursery: Nursery, graph: Path, tmp_path: Path) -> None:
+def test_a_trainer_of_another_version(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     arguments = {"serve": [str(graph), "--listen", address], "wire_version": 99}
-    with Ranks(nursery, PROGRAM, [HERE], tmp_path, arguments=arguments) as ranks:
+    with Ranks(fork_server, PROGRAM, [HERE], tmp_path, arguments=arguments) as ranks:
         with pytest.raises(ValueError, match=rf"{address}.*99.*{WIRE_VERSION}") as raised:
             RemoteDistDataset.connect(address, timeout=DEADLINE)
         assert "\n" not in str(raised.value)

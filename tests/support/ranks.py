@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
+from tests.support.fork_server import ForkServer
 from tests.support.hosts import Host
 from tests.support.leftovers import shared_memory, wait_until
-from tests.support.nursery import Nursery
 
 __all__ = ["Ended", "Place", "Ranks", "free_port", "places"]
 
@@ -88,7 +88,7 @@ class Ranks:
 
     def __init__(
         self,
-        nursery: Nursery,
+        fork_server: ForkServer,
         program: str,
         where: Sequence[Place],
         folder: Path,
@@ -98,7 +98,7 @@ class Ranks:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start them. ``special`` has further arguments by rank; output goes to ``folder``."""
-        self._nursery = nursery
+        self._fork_server = fork_server
         self.folder = folder
         self._temporary = folder / "temporary"
         self._temporary.mkdir()
@@ -107,7 +107,7 @@ class Ranks:
         self._shared = shared_memory()
         self._began = time.monotonic()
         self.pids = [
-            nursery.start(
+            fork_server.start(
                 {
                     "program": program,
                     "arguments": {**(arguments or {}), **(special or {}).get(rank, {})},
@@ -135,10 +135,10 @@ class Ranks:
             if kind is None:
                 self._check()
         finally:
-            for process in self._nursery.everyone():
+            for process in self._fork_server.everyone():
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            wait_until(lambda: not self._nursery.everyone(), seconds=_PATIENCE)
+            wait_until(lambda: not self._fork_server.everyone(), seconds=_PATIENCE)
 
     def printed(self, rank: int) -> list[Any]:
         """Return the JSON lines that a rank has printed so far."""
@@ -184,15 +184,15 @@ class Ranks:
 
     def _check(self) -> None:
         """Fail if anybody runs, or if anything is left."""
-        quiet = wait_until(lambda: not self._nursery.everyone(), seconds=_PATIENCE)
-        assert quiet, f"still there: {self._nursery.everyone()}{self._report()}"
+        quiet = wait_until(lambda: not self._fork_server.everyone(), seconds=_PATIENCE)
+        assert quiet, f"still there: {self._fork_server.everyone()}{self._report()}"
         assert list(self._temporary.iterdir()) == []
         assert wait_until(lambda: shared_memory() <= self._shared, seconds=10)
         for host in self._hosts:
             assert host.listening() <= self._listening[host.index]
 
     def _has_ended(self, rank: int) -> bool:
-        if self._nursery.status(self.pids[rank]) is None:
+        if self._fork_server.status(self.pids[rank]) is None:
             return False
         self._seconds.setdefault(rank, time.monotonic() - self._began)
         return True
@@ -202,14 +202,14 @@ class Ranks:
         return all(ended)
 
     def _ended(self, rank: int) -> Ended:
-        status = self._nursery.status(self.pids[rank])
+        status = self._fork_server.status(self.pids[rank])
         assert status is not None
         texts = {kind: self._read(rank, kind) for kind in ("output", "errors", "failure")}
         return Ended(rank, status, **texts, seconds=self._seconds[rank])
 
     def _report(self) -> str:
         lines = [
-            f"\n--- rank {rank} (status {self._nursery.status(pid)})\n"
+            f"\n--- rank {rank} (status {self._fork_server.status(pid)})\n"
             f"{self._read(rank, 'output')}{self._read(rank, 'errors')}"
             for rank, pid in enumerate(self.pids)
         ]

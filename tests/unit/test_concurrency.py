@@ -12,7 +12,7 @@ from gigl_loader.options import WorkerOptions
 from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.workers.source import WorkerSource
-from tests.support.crews import DYING_CREW, FREE_CREW, PAIRED_CREW, UNAVAILABLE_CREW, Before
+from tests.support.sampler_stubs import DYING_CREW, FREE_CREW, PAIRED_CREW, UNAVAILABLE_CREW, Before
 from tests.support.sources import (
     NUM_BATCHES,
     PLAN,

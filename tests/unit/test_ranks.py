@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import ForkServer
 from tests.support.hosts import Network, missing_for_hosts
 from tests.support.leftovers import is_gone, wait_until
-from tests.support.nursery import Nursery
 from tests.support.ranks import Ranks, places
 from tests.support.torchrun import run_torchrun
 
@@ -71,15 +71,17 @@ def kill_the_only_one(ranks: Ranks) -> None:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery.of() as nursery:
-        yield nursery
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer.of() as fork_server:
+        yield fork_server
 
 
-def test_every_rank_knows_its_place(nursery: Nursery, tmp_path: Path) -> None:
+def test_every_rank_knows_its_place(fork_server: ForkServer, tmp_path: Path) -> None:
     where = places(2, 1)
     special = {2: {"word": "other"}}
-    with Ranks(nursery, f"{ME}:tell", where, tmp_path, arguments={"word": "place"}, special=special) as ranks:
+    with Ranks(
+        fork_server, f"{ME}:tell", where, tmp_path, arguments={"word": "place"}, special=special
+    ) as ranks:
         ended = ranks.succeed(seconds=10)
     assert [rank.lines for rank in ended] == [
         [["place", 0, 3, 0, 2, 0, 2]],
@@ -88,45 +90,47 @@ def test_every_rank_knows_its_place(nursery: Nursery, tmp_path: Path) -> None:
     ]
 
 
-def test_an_exception_is_a_status_and_a_message(nursery: Nursery, tmp_path: Path) -> None:
-    with Ranks(nursery, f"{ME}:fail", places(1), tmp_path) as ranks:
+def test_an_exception_is_a_status_and_a_message(fork_server: ForkServer, tmp_path: Path) -> None:
+    with Ranks(fork_server, f"{ME}:fail", places(1), tmp_path) as ranks:
         (ended,) = ranks.finish(seconds=10)
     assert (ended.status, ended.failure) == (1, "ValueError: on purpose")
     assert "Traceback" in ended.errors
 
 
 def test_orphans_of_a_killed_rank_fail_the_test_and_are_ended(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.support.ranks._PATIENCE", 0.2)
-    ranks = Ranks(nursery, f"{ME}:wait_with_a_child", places(1), tmp_path)
+    ranks = Ranks(fork_server, f"{ME}:wait_with_a_child", places(1), tmp_path)
     with pytest.raises(AssertionError, match=r"still there.*sleep"):
         kill_the_only_one(ranks)
-    assert nursery.everyone() == []
+    assert fork_server.everyone() == []
 
 
-def test_ranks_that_take_too_long_fail_the_test_and_are_ended(nursery: Nursery, tmp_path: Path) -> None:
-    ranks = Ranks(nursery, f"{ME}:wait_with_a_child", places(2), tmp_path)
+def test_ranks_that_take_too_long_fail_the_test_and_are_ended(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    ranks = Ranks(fork_server, f"{ME}:wait_with_a_child", places(2), tmp_path)
     with pytest.raises(AssertionError, match=r"not all ranks ended within 0\.1 s"), ranks:
         ranks.finish(seconds=0.1)
-    assert nursery.everyone() == []
+    assert fork_server.everyone() == []
 
 
 def test_all_ranks_end_with_their_nursery() -> None:
-    with Nursery.of() as nursery:
+    with ForkServer.of() as fork_server:
         order = {"program": f"{ME}:wait_with_a_child", "arguments": {}, "environment": {}, "network": ""}
-        pid = nursery.start({**order, "directory": "/", "output": os.devnull, "errors": os.devnull})
-        assert wait_until(lambda: len(nursery.everyone()) == 2, seconds=10)
-        everyone = [process.pid for process in nursery.everyone()]
+        pid = fork_server.start({**order, "directory": "/", "output": os.devnull, "errors": os.devnull})
+        assert wait_until(lambda: len(fork_server.everyone()) == 2, seconds=10)
+        everyone = [process.pid for process in fork_server.everyone()]
         assert pid in everyone
     assert wait_until(lambda: all(map(is_gone, everyone)), seconds=5)
 
 
 @pytest.mark.skipif(bool(missing_for_hosts()), reason=missing_for_hosts() or "hosts can be made")
-def test_ranks_run_on_their_hosts(nursery: Nursery, tmp_path: Path) -> None:
+def test_ranks_run_on_their_hosts(fork_server: ForkServer, tmp_path: Path) -> None:
     with Network.of(2) as network:
         where = places(1, 1, hosts=network.hosts)
-        with Ranks(nursery, f"{ME}:tell_host", where, tmp_path) as ranks:
+        with Ranks(fork_server, f"{ME}:tell_host", where, tmp_path) as ranks:
             ended = ranks.succeed(seconds=10)
         boots = [host.boot_id for host in network.hosts]
     assert [rank.lines for rank in ended] == [

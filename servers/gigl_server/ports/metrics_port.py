@@ -1,4 +1,4 @@
-"""HTTP port for Prometheus, and for probes of liveness and readiness."""
+"""HTTP port for Prometheus, and for health probes."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def run(ground: Ground, seed: int, leg: int, count: int) -> Record:
         ]
         ranks = stack.enter_context(
             Ranks(
-                ground.nursery,
+                ground.fork_server,
                 PROGRAM,
                 places(1, 1),
                 folder,

@@ -12,7 +12,7 @@ import numpy as np
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
 from tests.fuzz.live.target import CALL_S
-from tests.support.strangers import PLAN
+from tests.support.hostile_clients import PLAN
 
 if TYPE_CHECKING:
     from tests.fuzz.live.target import Target

@@ -21,9 +21,9 @@ from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
 from tests.fuzz.live.target import Target
 from tests.support.certificates import Authority
+from tests.support.hostile_clients import PLAN
 from tests.support.leftovers import wait_until
 from tests.support.ranks import free_port
-from tests.support.strangers import PLAN
 
 __all__ = ["TOKEN", "Service", "peer_service", "storage_server"]
 

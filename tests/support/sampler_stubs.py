@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DYING_CREW", "FREE_CREW", "PAIRED_CREW", "UNAVAILABLE_CREW", "Before"]
 
-PAIRED_CREW = f"{__name__}:paired_crew"
-DYING_CREW = f"{__name__}:dying_crew"
-FREE_CREW = f"{__name__}:free_crew"
-UNAVAILABLE_CREW = f"{__name__}:unavailable_crew"
+PAIRED_CREW = f"{__name__}:paired_samplers"
+DYING_CREW = f"{__name__}:dying_samplers"
+FREE_CREW = f"{__name__}:free_samplers"
+UNAVAILABLE_CREW = f"{__name__}:unavailable_samplers"
 
 _SECONDS = 20
 
@@ -47,26 +47,26 @@ class Before:
         return self.sampler.sample(request)
 
 
-def _crew(config: WorkerConfig, happen: Callable[[BatchRequest], None]) -> Sequence[BatchSampler]:
+def _samplers(config: WorkerConfig, happen: Callable[[BatchRequest], None]) -> Sequence[BatchSampler]:
     return [Before(open_samplers(config)[0], happen) for _ in range(config.concurrency)]
 
 
-def paired_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
+def paired_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     """No batch is sampled before another one has begun."""
     barrier = threading.Barrier(2, timeout=_SECONDS)
 
     def meet(_: BatchRequest) -> None:
         barrier.wait()
 
-    return _crew(config, meet)
+    return _samplers(config, meet)
 
 
-def free_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
+def free_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     """Several samplers that wait for nobody."""
-    return _crew(config, lambda _: None)
+    return _samplers(config, lambda _: None)
 
 
-def dying_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
+def dying_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     """In the first life of a worker, it is killed as soon as all its samplers are at work."""
     barrier = threading.Barrier(config.concurrency, timeout=_SECONDS)
 
@@ -75,7 +75,7 @@ def dying_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
             barrier.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return _crew(config, die)
+    return _samplers(config, die)
 
 
 @dataclass
@@ -95,5 +95,5 @@ class _Outage:
             )
 
 
-def unavailable_crew(config: WorkerConfig) -> Sequence[BatchSampler]:
-    return _crew(config, _Outage().happen)
+def unavailable_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
+    return _samplers(config, _Outage().happen)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["METHODS", "PLAN", "Stranger"]
+__all__ = ["METHODS", "PLAN", "HostileClient"]
 
 METHODS = {
     "CreateProducer": messages.CreateProducerRequest,
@@ -39,7 +39,7 @@ PLAN = SamplingPlan(
 )
 
 
-class Stranger:
+class HostileClient:
     """One connection to each port of a server."""
 
     def __init__(self, control: str, data: str, *, token: str, job: str | None = None) -> None:

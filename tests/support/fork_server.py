@@ -1,6 +1,6 @@
 """Where ranks for tests are born.
 
-A rank that starts afresh spends seconds importing torch. The nursery is a process that imports the
+A rank that starts afresh spends seconds importing torch. The fork_server is a process that imports the
 modules once and forks every rank from there; it has no thread, and has used nothing of what it
 imported. It is told what to do by JSON lines and answers each with one. Processes that outlive their
 rank become its children, so that whoever asks sees them. All end when its input does.
@@ -24,7 +24,7 @@ import psutil
 
 from tests.support.hosts import enter_network
 
-__all__ = ["Nursery"]
+__all__ = ["ForkServer"]
 
 ROOT = Path(__file__).parents[2]
 _PATIENCE = 10.0
@@ -33,12 +33,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Nursery:
+class ForkServer:
     """Starts ranks in milliseconds: forks of a process that has imported torch."""
 
     def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.nursery", *modules],
+            [sys.executable, "-m", "tests.support.fork_server", *modules],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -50,14 +50,14 @@ class Nursery:
 
     @classmethod
     @contextmanager
-    def of(cls, *modules: str) -> Iterator[Nursery]:
-        """Give a nursery that imports ``modules``. Whoever was born there ends with it."""
-        nursery = cls(*modules)
+    def of(cls, *modules: str) -> Iterator[ForkServer]:
+        """Give a fork_server that imports ``modules``. Whoever was born there ends with it."""
+        fork_server = cls(*modules)
         try:
-            nursery._answer()
-            yield nursery
+            fork_server._answer()
+            yield fork_server
         finally:
-            nursery.close()
+            fork_server.close()
 
     def start(self, order: dict[str, Any]) -> int:
         """Fork a rank and return its process id."""
@@ -96,7 +96,7 @@ class Nursery:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the nursery has ended; standard error says why")
+            raise RuntimeError("the fork_server has ended; standard error says why")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
