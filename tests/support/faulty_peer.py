@@ -33,7 +33,7 @@ def main(link: socket.socket) -> None:
         faults.commit()
     else:
         _fail_at(faults)
-    from gigl_server.peer_child import main as serve  # Starts threads, which a nursery must not have.
+    from gigl_server.peer_child import main as serve  # Starts threads, which a fork server must not have.
 
     serve(link)
 

@@ -51,7 +51,7 @@ class ForkServer:
     @classmethod
     @contextmanager
     def of(cls, *modules: str) -> Iterator[ForkServer]:
-        """Give a fork_server that imports ``modules``. Whoever was born there ends with it."""
+        """Yield a fork server that imports ``modules``. Whoever was born there ends with it."""
         fork_server = cls(*modules)
         try:
             fork_server._answer()
@@ -96,7 +96,7 @@ class ForkServer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the fork_server has ended; standard error says why")
+            raise RuntimeError("the fork server has ended; standard error says why")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

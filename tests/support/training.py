@@ -106,7 +106,7 @@ def _opened(
 ) -> Any:
     if not addresses:
         return DistDataset.open(graph, **options)
-    from gigl_client import Caller, RemoteDistDataset  # gRPC and Arrow, which a nursery shall not have.
+    from gigl_client import Caller, RemoteDistDataset  # gRPC and Arrow, which a fork server must not import.
 
     credentials = None if caller is None else Caller.from_files(**caller)
     return RemoteDistDataset.connect(list(addresses), credentials=credentials, **options)

@@ -116,7 +116,7 @@ def test_ranks_that_take_too_long_fail_the_test_and_are_ended(
     assert fork_server.everyone() == []
 
 
-def test_all_ranks_end_with_their_nursery() -> None:
+def test_all_ranks_end_with_their_fork_server() -> None:
     with ForkServer.of() as fork_server:
         order = {"program": f"{ME}:wait_with_a_child", "arguments": {}, "environment": {}, "network": ""}
         pid = fork_server.start({**order, "directory": "/", "output": os.devnull, "errors": os.devnull})
