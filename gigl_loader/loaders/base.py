@@ -13,13 +13,12 @@ from typing_extensions import Self
 
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.arguments import LoaderOptions
+from gigl_loader.loaders.arguments import LoaderOptions, full_signature
 from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import SeedNodes
-from gigl_loader.loaders.signature import full_signature
 from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gigl_loader.channel.message import Answer, Ask, Outcome, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import FormatError
-from gigl_loader.workers.incarnation import Incarnation
+from gigl_loader.workers.process import Incarnation
 from gigl_loader.workers.stats import WorkerStats
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from gigl_loader.resources import naming_channel
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.workers.config import WorkerConfig
 from gigl_loader.workers.handle import WorkerHandle
-from gigl_loader.workers.incarnation import collect_stacks
-from gigl_loader.workers.process import check_start_method
+from gigl_loader.workers.process import check_start_method, collect_stacks
 from gigl_loader.workers.stall_detector import LOOK_S, StallDetector
 from gigl_loader.workers.stats import statistics
 

@@ -18,8 +18,7 @@ from gigl_server.bind_check import check_free
 from gigl_server.certificate_renewal import check_renewal
 from gigl_server.cluster.announcements import Announcements
 from gigl_server.cluster.discovery import Discovery
-from gigl_server.cluster.peer_watch import PeerWatch
-from gigl_server.cluster.peers import PeerClient
+from gigl_server.cluster.peers import PeerClient, PeerWatch
 from gigl_server.cluster.readiness import Readiness
 from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from gigl_client.admission import admitted
-from gigl_client.producers import ProducerCreator
+from gigl_client.producers import ProducerCreator, admitted
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.group import RankGroup
 from gigl_loader.options import StoreOptions

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gigl_loader.rpc.graph_requests import IdsRequest, ListRequest, LocateRequest
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import (
     CHUNK_BYTES,
     MAX_DRAWN_EDGES,
     MAX_ROW_BYTES,
+    document,
     neighbors_document,
     row_chunks,
     row_layout,
@@ -24,7 +26,6 @@ from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.ports.byte_semaphore import ByteSemaphore
-from gigl_server.ports.node_queries import about_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,8 +43,33 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
     Int64Array = npt.NDArray[np.int64]
+    from gigl_loader.options import NodeType
 
 __all__ = ["Queries", "Reply"]
+
+
+def about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
+    """Return the reply as the pieces of a document. ``Refused`` for unknown node ids."""
+    if isinstance(inquiry, IdsRequest):
+        return document({"ids": _ids(graph, inquiry.node_type, inquiry.positions)})
+    if isinstance(inquiry, LocateRequest):
+        return document({"positions": _positions(graph, inquiry)})
+    if isinstance(inquiry, ListRequest):
+        return document({"positions": graph.all_positions(inquiry.node_type, inquiry.first, inquiry.count)})
+    return document({"manifest": np.frombuffer(graph.manifest.to_bytes(), np.uint8)})
+
+
+def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array:
+    ids = graph.node_ids(node_type)
+    return positions if ids is None else ids[positions]
+
+
+def _positions(graph: Graph, ask: LocateRequest) -> Int64Array:
+    try:
+        return graph.positions(ask.node_type, ask.ids)
+    except ValueError as error:
+        raise Refused(Kind.INVALID, str(error)) from None
+
 
 _KEPT_BYTES = 64 << 20
 _KEPT_ROW_BYTES = 256 << 20

@@ -12,8 +12,7 @@ import pytest
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import WIRE_VERSION
-from gigl_server.cluster.peer_watch import PeerWatch
-from gigl_server.cluster.peers import PeerAnswer
+from gigl_server.cluster.peers import PeerAnswer, PeerWatch
 
 OTHER = Endpoint(
     host_index=1, host="host", control_port=20, data_port=21, partitions=(1,), what="storage server"
