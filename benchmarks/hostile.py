@@ -50,7 +50,7 @@ _COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "s
 _READY_S, _END_S, _TIMEOUT_S, _CALLERS_READY_S = 60.0, 40.0, 10.0, 30.0
 _STRANGERS = 200
 """Connections to each port."""
-_MOST_MB = 4_000.0
+_MAX_MB = 4_000.0
 """A server that takes more is killed: the machine is ours only in part."""
 
 
@@ -99,7 +99,7 @@ def _missed(figures: dict[str, float]) -> list[str]:
     if figures["stranger_holds_mb"] > STRANGER_MB:
         found.append(f"a caller without a token holds {figures['stranger_holds_mb']:.0f} MB")
     if figures["servers_killed"]:
-        found.append(f"a server took more than {_MOST_MB:,.0f} MB and was killed for it")
+        found.append(f"a server took more than {_MAX_MB:,.0f} MB and was killed for it")
     kept = [port for port in ("control", "data") if figures[f"stranger_longest_{port}_s"] > STRANGER_S]
     return [*found, *(f"a silent connection to the {port} port is kept > {STRANGER_S:g} s" for port in kept)]
 
@@ -257,7 +257,7 @@ class _Server:
             with suppress(FileNotFoundError, IndexError):
                 while not end.wait(0.02):
                     self.peak_mb = max(self.peak_mb, self.memory_mb)
-                    if self.peak_mb > _MOST_MB:
+                    if self.peak_mb > _MAX_MB:
                         self._process.kill()
                         self.killed = True
                         return

@@ -28,7 +28,7 @@ _FREE = "free"
 _MISSED_S = 1.0
 _PATIENCE_S = 60.0
 """For one answer of the store. It takes milliseconds, and longer than this only where its holder hangs."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 """A wait asks the store again after a pause that doubles up to this: 64 ranks then ask 1,280 times a second.
 
 Not the store's own ``wait``: it holds the connection that other threads of the process use, too.
@@ -206,7 +206,7 @@ class RankLock:
 def wait_for(condition: Callable[[], bool], timeout: float) -> bool:
     """Ask ``condition`` again and again until it holds. Return whether it did within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+    backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_MAX_PAUSE_S)
     while not condition():
         remaining = deadline - time.monotonic()
         if remaining <= 0:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "LONGEST_KEY",
+    "MAX_KEY",
     "START_METHODS",
     "VERIFY_MODES",
     "EdgeType",
@@ -127,8 +127,8 @@ class WorkerOptions:
             )
 
 
-_MOST_PREFETCHED = 64
-LONGEST_KEY = 200
+_MAX_PREFETCHED = 64
+MAX_KEY = 200
 """Characters. Servers take 256, of which some tell loaders apart that were given one name."""
 
 
@@ -146,13 +146,11 @@ class StoreOptions:
     def __post_init__(self) -> None:
         if self.prefetch_size is not None:
             whole_number("prefetch_size", self.prefetch_size, minimum=1)
-            if self.prefetch_size > _MOST_PREFETCHED:
-                raise ValueError(
-                    f"prefetch_size must be at most {_MOST_PREFETCHED}, got {self.prefetch_size}"
-                )
+            if self.prefetch_size > _MAX_PREFETCHED:
+                raise ValueError(f"prefetch_size must be at most {_MAX_PREFETCHED}, got {self.prefetch_size}")
         key = self.worker_key
-        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY):
-            raise ValueError(f"worker_key must be a text of 1 to {LONGEST_KEY} characters, got {key!r}")
+        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= MAX_KEY):
+            raise ValueError(f"worker_key must be a text of 1 to {MAX_KEY} characters, got {key!r}")
         if self.max_producer_inits is not None:
             whole_number("max_concurrent_producer_inits", self.max_producer_inits, minimum=1)
 

@@ -32,7 +32,7 @@ __all__ = ["SharedTensors"]
 
 Array = npt.NDArray[Any]
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 2e-3
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 50e-6, 2e-3
 _FOREVER_S = 1e6
 
 
@@ -177,7 +177,7 @@ class _Lock:
 
     def _locked_file(self, deadline: float, timeout: float) -> int:
         file = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+        backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_MAX_PAUSE_S)
         try:
             while True:
                 with suppress(BlockingIOError):

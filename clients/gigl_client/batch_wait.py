@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchWait"]
 
-_MOST_NAMED = 8
-_LONGEST_WAIT_S = 3600.0  # At a time: locks take no endless ones.
+_MAX_NAMED = 8
+_MAX_WAIT_S = 3600.0  # At a time: locks take no endless ones.
 
 
 class BatchWait:
@@ -55,7 +55,7 @@ class BatchWait:
         if now >= deadline:
             raise self._timed_out(now, timeout, trouble)
         until = min(deadline, give_up, self._in_flight.next_retry(now))
-        self._changed.wait(min(max(until - now, 0.001), _LONGEST_WAIT_S))
+        self._changed.wait(min(max(until - now, 0.001), _MAX_WAIT_S))
 
     def _check_lines(self, now: float, *, began: float) -> None:
         """Raise what ended the attempts to open a channel. The next wait begins them again.
@@ -130,6 +130,6 @@ def _state(channel: Channel, in_flight: InFlight, now: float) -> str:
     )
     if not asks:
         return "is asked for nothing"
-    named = ", ".join(f"{ask.request.batch} ({now - ask.since:.1f} s)" for ask in asks[:_MOST_NAMED])
-    more = f" and {len(asks) - _MOST_NAMED} others" if len(asks) > _MOST_NAMED else ""
+    named = ", ".join(f"{ask.request.batch} ({now - ask.since:.1f} s)" for ask in asks[:_MAX_NAMED])
+    more = f" and {len(asks) - _MAX_NAMED} others" if len(asks) > _MAX_NAMED else ""
     return f"is asked for batches {named}{more}"

@@ -10,7 +10,7 @@ __all__ = ["ChannelConfig", "check_ways", "is_this_host"]
 
 _WAYS = {"transport": ("auto", "ring", "flight"), "rows": ("auto", "direct", "through")}
 
-_MOST_CREDIT = 64
+_MAX_CREDIT = 64
 """Batches of one channel that a server keeps at a time, unless it was told otherwise."""
 
 
@@ -46,12 +46,12 @@ class ChannelConfig:
     @property
     def credit(self) -> int:
         """Batches that a channel may have open: some of an epoch that was left may be on their way."""
-        return min(2 * self.prefetch + 8, _MOST_CREDIT)
+        return min(2 * self.prefetch + 8, _MAX_CREDIT)
 
     @property
     def most_asked(self) -> int:
         """Batches of the epoch under way that one server is asked for at a time."""
-        return max(min(self.prefetch, _MOST_CREDIT), 1)
+        return max(min(self.prefetch, _MAX_CREDIT), 1)
 
     def tries_ring(self, host: str) -> bool:
         """Return whether a server at ``host`` is asked for a ring."""

@@ -17,7 +17,7 @@ from gigl_client.server_load import loads_of
 from gigl_client.sharding import read_share
 from gigl_client.source import RemoteSource
 from gigl_loader.group import RankGroup
-from gigl_loader.options import LONGEST_KEY
+from gigl_loader.options import MAX_KEY
 from gigl_loader.rpc.credentials import Caller
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteDistDataset"]
 
 _PREFETCH_SIZE = 4
-_MOST_SHARES = 64
+_MAX_SHARES = 64
 """A server grants a channel no more."""
 
 
@@ -211,17 +211,17 @@ class RemoteDistDataset:
                 f"prefetch_size={prefetch} with num_workers=0, which asks for a batch when it is needed: "
                 "leave one of them out"
             )
-        if request.num_workers > _MOST_SHARES:
+        if request.num_workers > _MAX_SHARES:
             raise ValueError(
                 f"num_workers={request.num_workers}: a loader's share of a server's threads is at most "
-                f"{_MOST_SHARES}"
+                f"{_MAX_SHARES}"
             )
         source = RemoteSource(
             self._cluster,
             request.plan,
             request.schedule,
             key=self._leaders.produce(request),
-            name=f"{request.name[:LONGEST_KEY]} rank {request.topology.rank}",
+            name=f"{request.name[:MAX_KEY]} rank {request.topology.rank}",
             share=max(request.num_workers, 1),
             prefetch=(prefetch or _PREFETCH_SIZE) if request.num_workers else 0,
             in_order=request.workers.in_order,

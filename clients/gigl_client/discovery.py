@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _ATTEMPT_S = 10.0
 _OTHER_S = 2.0
-_MOST_AT_ONCE = 32
+_MAX_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class _Search:
         if not view.servers:
             raise FormatError("a storage server says that it is ready, and names no server of its cluster")
         self._check_addresses(view)
-        with ThreadPoolExecutor(min(len(view.servers), _MOST_AT_ONCE)) as threads:
+        with ThreadPoolExecutor(min(len(view.servers), _MAX_AT_ONCE)) as threads:
             checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
         errors = [error for check in checks if (error := check.exception()) is not None]
         if errors:  # What waiting cannot help counts first.

@@ -21,8 +21,8 @@ __all__ = ["Heartbeats"]
 _LOGGER = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 3  # Two may be lost.
-_MOST_THREADS = 8
-_LONGEST_BEAT_S = 5.0
+_MAX_THREADS = 8
+_MAX_BEAT_S = 5.0
 
 
 class Heartbeats:
@@ -59,7 +59,7 @@ class Heartbeats:
             self._lock.notify_all()
 
     def _start(self) -> None:
-        count = min(len(self._beats), _MOST_THREADS)
+        count = min(len(self._beats), _MAX_THREADS)
         for first in range(count):
             servers = range(first, len(self._beats), count)
             thread = threading.Thread(target=self._run, args=(servers,), daemon=True, name="gigl-heartbeat")
@@ -74,7 +74,7 @@ class Heartbeats:
                 if self._stopped:
                     return
                 # Servers that hang must not make the next round late for those that share their thread.
-                self._beat(server, min(self._interval_s / len(servers), _LONGEST_BEAT_S))
+                self._beat(server, min(self._interval_s / len(servers), _MAX_BEAT_S))
 
     def _beat(self, server: int, seconds: float) -> None:
         with self._lock:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteNodes"]
 
-_MOST_AT_ONCE = 16
+_MAX_AT_ONCE = 16
 
 
 class RemoteNodes:
@@ -112,7 +112,7 @@ class RemoteNodes:
 
     def _of_servers(self, ask: Callable[[Server], Int64Array]) -> list[Int64Array]:
         """Ask all servers at once."""
-        with ThreadPoolExecutor(min(len(self._servers), _MOST_AT_ONCE)) as threads:
+        with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             return list(threads.map(ask, self._servers))
 
     def _in_id_order(self, node_type: NodeType, positions: Int64Array) -> Int64Array:

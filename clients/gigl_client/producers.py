@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
 from gigl_loader.group import RankLock, wait_for
-from gigl_loader.options import LONGEST_KEY
+from gigl_loader.options import MAX_KEY
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.control_errors import Busy
 
@@ -82,7 +82,7 @@ _SHARE_OF_LEADER = 0.9
 _ATTEMPT_S = 10.0
 _UNDO_S = 2.0
 _LAST_ATTEMPT_S = 0.1
-_MOST_AT_ONCE = 32
+_MAX_AT_ONCE = 32
 
 _KINDS = {
     kind.__name__: kind
@@ -169,9 +169,9 @@ class ProducerCreator:
 
 def _short(name: str) -> str:
     """Return a name that servers take, as different from others as this one is."""
-    if len(name) <= LONGEST_KEY:
+    if len(name) <= MAX_KEY:
         return name
-    return f"{name[:LONGEST_KEY]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[:MAX_KEY]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _follow(group: RankGroup, place: str, leader: int, request: SourceRequest) -> None:
@@ -201,7 +201,7 @@ class _Order:
 
     def place(self) -> None:
         """Create it on all servers at once. Raises what one of them does; others may have it then."""
-        with ThreadPoolExecutor(min(len(self._servers), _MOST_AT_ONCE)) as threads:
+        with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             tasks = [threads.submit(self._create_on, server) for server in self._servers]
             try:
                 wait(tasks, return_when=FIRST_EXCEPTION)
@@ -216,7 +216,7 @@ class _Order:
     def take_back(self) -> None:
         """Destroy it where it is new."""
         if self._made:
-            with ThreadPoolExecutor(min(len(self._made), _MOST_AT_ONCE)) as threads:
+            with ThreadPoolExecutor(min(len(self._made), _MAX_AT_ONCE)) as threads:
                 list(threads.map(self._destroy_on, self._made))
 
     def _create_on(self, server: Server) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["loads_of"]
 
-_MOST_AT_ONCE = 32
+_MAX_AT_ONCE = 32
 
 
 def loads_of(servers: Sequence[Server], timeout_s: float) -> dict[int, dict[str, Any]]:
@@ -26,7 +26,7 @@ def loads_of(servers: Sequence[Server], timeout_s: float) -> dict[int, dict[str,
         except (GiglError, ValueError) as error:
             return {"error": str(error)}
 
-    with ThreadPoolExecutor(min(len(servers), _MOST_AT_ONCE)) as threads:
+    with ThreadPoolExecutor(min(len(servers), _MAX_AT_ONCE)) as threads:
         return dict(enumerate(threads.map(load, servers)))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tables"]
 
-_MOST_CHANNELS = 40
+_MAX_CHANNELS = 40
 _WIDE = 120
 _WIDE_NAMES = ("ready MB", "partitions", "jobs", "batches", "CPU s", "refused")
 
@@ -92,7 +92,7 @@ def _channels(loads: Loads) -> Table:
         (rank, each) for rank, server in enumerate(loads.servers) for each in server.load.get("channels", [])
     ]
     rows.sort(key=lambda row: row[1]["idle_s"])
-    for rank, channel in rows[:_MOST_CHANNELS]:
+    for rank, channel in rows[:_MAX_CHANNELS]:
         batches = max(channel["batches"], 1)
         table.add_row(
             str(rank),
@@ -107,8 +107,8 @@ def _channels(loads: Loads) -> Table:
             f"{channel['waiting_s'] / batches * 1e3:,.1f}",
             f"{channel['idle_s']:,.0f}",
         )
-    if len(rows) > _MOST_CHANNELS:
-        table.add_row("", "", f"{len(rows) - _MOST_CHANNELS} more")
+    if len(rows) > _MAX_CHANNELS:
+        table.add_row("", "", f"{len(rows) - _MAX_CHANNELS} more")
     return table
 
 

@@ -22,14 +22,14 @@ Report = Callable[[int], None]
 
 _SMALLEST_BLOCK = 1 << 20
 """Reading 1 MiB takes 0.1 ms. Smaller blocks would not name damage better, and take room in graph.json."""
-_MOST_BLOCKS = 1 << 16
+_MAX_BLOCKS = 1 << 16
 _STEP_BYTES = 8 << 20
 
 
 def block_bytes_for(nbytes: int) -> int:
     """Return the size of the blocks of a file: 1 MiB, doubled until there are at most 65,536 of them."""
     size = _SMALLEST_BLOCK
-    while nbytes > size * _MOST_BLOCKS:
+    while nbytes > size * _MAX_BLOCKS:
         size *= 2
     return size
 

@@ -23,7 +23,7 @@ _LOGGER = logging.getLogger(__name__)
 _SMALL_BYTES = 256 << 20
 """Features of so many bytes take 50 ms: no thread is started for them."""
 _LOOK_EVERY_S = 1.0
-_MOST_LOOKS = 256
+_MAX_LOOKS = 256
 """Files that are looked at, at a time. A look takes 1 to 2 us."""
 _NICE = 10
 _END_S = 5.0
@@ -148,7 +148,7 @@ class LazyVerifier:
     def _look(self) -> None:
         """Look whether mapped files were changed, and verify those again."""
         self._next_look = time.monotonic() + _LOOK_EVERY_S
-        for _ in range(min(_MOST_LOOKS, len(self._watched))):
+        for _ in range(min(_MAX_LOOKS, len(self._watched))):
             name = self._watched[self._next_watched % len(self._watched)]
             self._next_watched += 1
             before, now = self._seen[name], self._folder.status(name)

@@ -36,7 +36,7 @@ __all__ = ["HostGroup"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_REACH_S = 20.0
+_MAX_REACH_S = 20.0
 """A service that is known to be up answers in milliseconds; a firewall that drops packets never does."""
 _FIRST_NOTICE_S = 5.0
 _GRACE_S = 5.0
@@ -259,7 +259,7 @@ def _check_reach(
     if service is not None:
         try:
             with meeting.telling_failures():
-                _reach(peers, graph, min(meeting.timeout, _MOST_REACH_S))
+                _reach(peers, graph, min(meeting.timeout, _MAX_REACH_S))
             meeting.tell("reach", True)
         finally:
             # What others find must not be that this service ended because of what we found.

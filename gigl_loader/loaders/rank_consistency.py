@@ -31,7 +31,7 @@ _HINTS = {
     "seed": "pass the same seed on every rank, or none: one is then agreed upon",
 }
 """What to do, by what differs; the first that does counts."""
-_LONGEST_VALUE = 80
+_MAX_VALUE = 80
 
 
 class RankConsistency:
@@ -123,4 +123,4 @@ def _difference(field: str, told: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+    return value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}..."

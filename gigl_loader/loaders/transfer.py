@@ -46,7 +46,7 @@ _DTYPES = {
     "F64": torch.float64,
 }
 
-_MOST_COPIES = 2
+_MAX_COPIES = 2
 _SMALL_BYTES = 1 << 18
 """Smaller arrays come warm out of the heap; larger ones are often mapped afresh."""
 
@@ -173,7 +173,7 @@ class StreamTransfer:
         """Let go of what was copied; wait for a copy only where two are under way."""
         while self._under_way and self._under_way[0][0].query():  # type: ignore[no-untyped-call]
             self._under_way.popleft()
-        while len(self._under_way) >= _MOST_COPIES:
+        while len(self._under_way) >= _MAX_COPIES:
             self._under_way.popleft()[0].synchronize()
 
     def _pinned_source(self, frame: Frame) -> Tensor:

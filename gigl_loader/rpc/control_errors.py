@@ -21,7 +21,7 @@ NO_TOKEN = (
     "it wants a token, and none was given: Caller.from_files(token=PATH) in a script, --token-file PATH"
 )
 
-_MOST_CHARACTERS = 1_000
+_MAX_CHARACTERS = 1_000
 
 
 class Unknown(SamplingError):
@@ -103,4 +103,4 @@ def _read(error: Any) -> tuple[grpc.StatusCode, str]:
     details = str(error.details() or "") if hasattr(error, "details") else str(error)
     for noise in _NOISE:
         details = details.rpartition(noise)[2]
-    return code, " ".join(details.split())[:_MOST_CHARACTERS]
+    return code, " ".join(details.split())[:_MAX_CHARACTERS]

@@ -27,7 +27,7 @@ __all__ = ["HostService"]
 
 _LOGGER = logging.getLogger(__name__)
 _ENTRY = "gigl_server.peer_child:main"
-_MOST_RESTARTS = 2
+_MAX_RESTARTS = 2
 _EARNED_S = 600.0
 """A child that lived as long has earned its restarts anew: two deaths a week are no sign of a broken host."""
 _PAUSES_S = (0.1, 1.0, 5.0)
@@ -185,7 +185,7 @@ class _Keeper:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._restarts_left = _MOST_RESTARTS
+        self._restarts_left = _MAX_RESTARTS
         self._life = _Life(order)
         try:
             self.endpoint = self._life.introduce(order, timeout_s)
@@ -229,9 +229,9 @@ class _Keeper:
                 return
             account = f"the peer service of host {self.endpoint.host_index} {describe_status(status)}{reason}"
             if time.monotonic() - began >= _EARNED_S:
-                self._restarts_left = _MOST_RESTARTS
+                self._restarts_left = _MAX_RESTARTS
             if not self._restarts_left:
-                self.failure = f"{account}, and was started again {_MOST_RESTARTS} times before"
+                self.failure = f"{account}, and was started again {_MAX_RESTARTS} times before"
                 _LOGGER.error("%s: it stays down", self.failure)
                 return
             self._restarts_left -= 1

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteStore", "fetch_split"]
 
-_MOST_ROWS = 4 << 20
+_MAX_ROWS = 4 << 20
 """Of one request: 32 MiB of positions, half of what a service reads."""
 
-_MOST_BYTES = 128 << 20
+_MAX_BYTES = 128 << 20
 """Of the rows of one request: each attempt has 30 s, and so 4 MB/s will do."""
 
 
@@ -63,7 +63,7 @@ class RemoteStore:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
-        pieces = [ask.targets[at : at + _MOST_ROWS] for at in range(0, len(ask.targets), _MOST_ROWS)]
+        pieces = [ask.targets[at : at + _MAX_ROWS] for at in range(0, len(ask.targets), _MAX_ROWS)]
         answers: list[Neighbors] = []
         for piece in pieces or [ask.targets]:
             answers += self._sample_in_parts(replace(ask, targets=piece))
@@ -72,7 +72,7 @@ class RemoteStore:
     def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``, straight from what arrives."""
         width = sum(matrix.shape[1] for matrix in out)
-        step = min(_MOST_ROWS, max(_MOST_BYTES // max(width, 1), 1))
+        step = min(_MAX_ROWS, max(_MAX_BYTES // max(width, 1), 1))
         for at in range(0, len(ask.rows), step):
             piece = slice(at, at + step)
             self._gather(replace(ask, rows=ask.rows[piece]), places[piece], out)

@@ -23,7 +23,7 @@ __all__ = ["hot_nodes"]
 Int64Array = npt.NDArray[np.int64]
 
 _SAMPLED_EDGES = 1 << 22
-_MOST_SAMPLED_EDGES = 1 << 24
+_MAX_SAMPLED_EDGES = 1 << 24
 """At least the first, a third of a second; eight for every row that fits; at most the second."""
 _SAMPLED_PER_ROW = 8
 _BLOCK = 1 << 12
@@ -68,7 +68,7 @@ def _share_to_sample(graph: Graph, parts: tuple[int, ...], rows: int) -> float:
     num_edges = sum(
         len(graph.topology(edge_type, part)["indices"]) for edge_type in graph.schema.edges for part in parts
     )
-    wanted = min(max(_SAMPLED_PER_ROW * rows, _SAMPLED_EDGES), _MOST_SAMPLED_EDGES)
+    wanted = min(max(_SAMPLED_PER_ROW * rows, _SAMPLED_EDGES), _MAX_SAMPLED_EDGES)
     return min(wanted / max(num_edges, 1), 1.0)
 
 

@@ -34,8 +34,8 @@ __all__ = ["FrontierRequest", "PartitionedStore"]
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
-_MOST_THREADS = 64
-_MOST_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.
+_MAX_THREADS = 64
+_MAX_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,8 +99,8 @@ class PartitionedStore:
         }
         slots = np.arange(schema.num_partitions + 1, dtype=np.int64) << SLOT_BITS
         self._bounds |= dict.fromkeys(schema.edges, slots)
-        wanted = len(remote) * concurrency * min(max(len(schema.edges), 1), _MOST_AT_ONCE)
-        threads = min(wanted, _MOST_THREADS)  # Beyond them asks queue: none waits for another.
+        wanted = len(remote) * concurrency * min(max(len(schema.edges), 1), _MAX_AT_ONCE)
+        threads = min(wanted, _MAX_THREADS)  # Beyond them asks queue: none waits for another.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ask") if remote else None
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Death", "Delivery", "WorkerHandle"]
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_MAPS = 32
+_MAX_MAPS = 32
 _NOBODY = -1
 
 
@@ -246,7 +246,7 @@ class WorkerHandle:
 
     def _lend_apart(self, memory: Bytes) -> Bytes:
         # A mapping holds a file descriptor, of which a process may have only a thousand.
-        if len(self._maps) == _MOST_MAPS:
+        if len(self._maps) == _MAX_MAPS:
             self.tally.copied_out += 1
             return memory.copy()
         self._maps.add(id(memory))

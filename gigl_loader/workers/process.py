@@ -96,7 +96,7 @@ def _enter(link: socket.socket, close: list[int], lasting: bool) -> None:
     worker_main(link)
 
 
-_LONGEST_TRACE = 32_000
+_MAX_TRACE = 32_000
 _TERMINATE_SECONDS = 0.5
 _KILL_SECONDS = 5.0
 _STACKS_SECONDS = 0.5
@@ -140,7 +140,7 @@ class Incarnation:
     def take_trace(self) -> str:
         """Return what the process wrote since this was asked last: its last words, or stacks."""
         size = os.fstat(self._trace_fd).st_size
-        begin = max(size - _LONGEST_TRACE, self._trace_read)
+        begin = max(size - _MAX_TRACE, self._trace_read)
         self._trace_read = size
         return os.pread(self._trace_fd, size - begin, begin).decode(errors="replace").strip()
 

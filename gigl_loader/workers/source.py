@@ -44,7 +44,7 @@ _CANNOT_START = {
 }
 _MIN_SPARE_SLOTS = 2  # Per worker, for the batch in use and the one before it.
 _SPARE_SLOTS = 8  # Over all workers: frames that the consumer may keep before they are copied.
-_MOST_IN_FLIGHT = 128  # Per worker. A socket's buffer holds some 270 messages.
+_MAX_IN_FLIGHT = 128  # Per worker. A socket's buffer holds some 270 messages.
 
 
 class WorkerSource:
@@ -149,7 +149,7 @@ class WorkerSource:
     def _start(self, plan: SamplingPlan, sampler: str) -> None:
         options = self._options
         spare_slots = max(_MIN_SPARE_SLOTS, _SPARE_SLOTS // options.num_workers)
-        in_flight = min(options.worker_concurrency, _MOST_IN_FLIGHT)
+        in_flight = min(options.worker_concurrency, _MAX_IN_FLIGHT)
         ring = RingLayout.fit(
             options.channel_bytes // options.num_workers,
             request_slots=in_flight,

@@ -21,9 +21,9 @@ __all__ = ["LOOK_S", "StallDetector"]
 LOOK_S = 0.5
 """Between two looks, of a trainer that waits."""
 
-_LONGEST_GRACE_S = 5.0  # Long enough to look at a process by hand, short beside any usual timeout.
+_MAX_GRACE_S = 5.0  # Long enough to look at a process by hand, short beside any usual timeout.
 _SHARE_OF_TIMEOUT = 0.1
-_LONGEST_GAP_S = 4 * LOOK_S  # Beyond, the trainer itself may have been stopped: nothing is known of the time.
+_MAX_GAP_S = 4 * LOOK_S  # Beyond, the trainer itself may have been stopped: nothing is known of the time.
 
 
 class StallDetector:
@@ -31,7 +31,7 @@ class StallDetector:
 
     def __init__(self, *, timeout_s: float) -> None:
         """A worker may be stopped for 5 s, or a tenth of ``timeout_s`` where that is less."""
-        self._grace_s = min(_LONGEST_GRACE_S, _SHARE_OF_TIMEOUT * timeout_s)
+        self._grace_s = min(_MAX_GRACE_S, _SHARE_OF_TIMEOUT * timeout_s)
         self._since: dict[int, float] = {}
         """By process: when it was first seen stopped."""
         self._last_look = 0.0
@@ -39,7 +39,7 @@ class StallDetector:
     def stalled(self, handles: Sequence[WorkerHandle]) -> dict[WorkerHandle, float]:
         """Return the workers whose process has been stopped for too long, and for how many seconds each."""
         now = time.monotonic()
-        if now - self._last_look > _LONGEST_GAP_S:
+        if now - self._last_look > _MAX_GAP_S:
             self._since.clear()
         self._last_look = now
         stopped = {

@@ -15,7 +15,7 @@ from gigl_loader.sizes import whole_number
 
 __all__ = ["ServeOptions"]
 
-_MOST_WORKERS = 1024  # Of the largest machines; each is up to four threads, and a process has some 10,000.
+_MAX_WORKERS = 1024  # Of the largest machines; each is up to four threads, and a process has some 10,000.
 _LEAST_FRAME_MEMORY = 64 << 20  # Below, a frame of an ordinary batch or two would fill it.
 _LEAST_MEMORY = 256 << 20
 
@@ -83,8 +83,8 @@ class ServeOptions:
         self._check_ways_in()
         if self.workers is not None:
             whole_number("workers", self.workers, minimum=1)
-            if self.workers > _MOST_WORKERS:
-                raise ValueError(f"workers must be at most {_MOST_WORKERS}, got {self.workers}")
+            if self.workers > _MAX_WORKERS:
+                raise ValueError(f"workers must be at most {_MAX_WORKERS}, got {self.workers}")
         check_verify(self.verify)
         whole_number("scrub_rate", self.scrub_rate, minimum=0)
         whole_number("frame_memory", self.frame_memory, minimum=_LEAST_FRAME_MEMORY)

@@ -23,7 +23,7 @@ __all__ = ["PROGRAM", "Client", "train"]
 PROGRAM = f"{__name__}:train"
 _CHECKPOINT, _SEEN = "checkpoint.json", "seen"
 _ENDS_S = 20.0
-_MOST_ERRORS = 50
+_MAX_ERRORS = 50
 
 
 class Client:
@@ -125,7 +125,7 @@ def _persistent(loader: DistNeighborLoader) -> Iterator[Any]:
             return
         except Exception:
             errors += 1
-            if errors > _MOST_ERRORS:
+            if errors > _MAX_ERRORS:
                 raise
             time.sleep(0.05)
             continue

@@ -14,7 +14,7 @@ from tests.support.training import digest
 
 __all__ = ["drive"]
 
-_MOST_ERRORS = 50
+_MAX_ERRORS = 50
 """In one epoch. After as many, the leg is given up."""
 _NOTHING_CONSUMED = (StorageUnavailable, TimeoutError, FormatError)
 """After these, ``next`` asks for the same batch again."""
@@ -60,7 +60,7 @@ def _persistent(loader: DistNeighborLoader, record: Record) -> Iterator[Any]:
             record.raised_to_trainer(error)
             if not isinstance(error, _NOTHING_CONSUMED):
                 record.defect(f"{type(error).__name__}: {str(error)[:300]}")
-            if errors > _MOST_ERRORS:
+            if errors > _MAX_ERRORS:
                 record.defect(f"given up after {errors} errors")
                 return
             time.sleep(0.05)

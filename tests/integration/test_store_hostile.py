@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-for-tests-never-a-secret"
 SEEDS = np.arange(10, dtype="<i8").tobytes()
-MOST_GROWTH_MB = 250
+MAX_GROWTH_MB = 250
 """Of the server over all these tests."""
 BYSTANDERS_BYTES = 16 << 20
 """More than all that the trainer may have ready."""
@@ -96,7 +96,7 @@ def whole(graph: Path) -> Iterator[Store]:
         store.check_bystander()
         before = store.memory_mb
         yield store
-        assert store.memory_mb - before < MOST_GROWTH_MB
+        assert store.memory_mb - before < MAX_GROWTH_MB
         assert cluster.pids == [store.pid]
 
 
@@ -478,7 +478,7 @@ def test_frames_that_nobody_fetches_are_bounded(store: Store) -> None:
         assert caller.status("Sample", batch=8, **asked) == "RESOURCE_EXHAUSTED"
     (load,) = store.dataset.server_stats().values()
     assert sum(sizes) <= load["ready_bytes"] < sum(sizes) + BYSTANDERS_BYTES
-    assert store.memory_mb - before < MOST_GROWTH_MB / 2
+    assert store.memory_mb - before < MAX_GROWTH_MB / 2
     caller.say("DestroyProducer", key="key")
 
     def nothing_ready() -> bool:

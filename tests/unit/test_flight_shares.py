@@ -114,7 +114,7 @@ def test_whoever_does_not_read_holds_its_share_and_no_turn(server: PeerServer, r
 
 
 def test_calls_are_counted_until_their_replies_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.ports.flight._MOST_CALLS", 6)
+    monkeypatch.setattr("gigl_server.ports.flight._MAX_CALLS", 6)
     with serving() as server, StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert [hostile.ask(ticket(ROWS)) for _ in range(5)] == [True] * 3 + [False] * 2
         assert gathers(server)
@@ -141,7 +141,7 @@ def test_a_reply_that_nobody_reads_is_ended(
         assert hostile.ask(ticket(ROWS))
         assert hostile.ask(ticket(LISTS))
         assert sent(server) > 30 << 20
-        monkeypatch.setattr(connections_module, "_LONGEST_CALL_S", 0.1)
+        monkeypatch.setattr(connections_module, "_MAX_CALL_S", 0.1)
         assert wait_until(lambda: sent(server) == 0, seconds=20)
         assert data_of(server)._calls.lent == 0
     told = "a reply was not read for 0.1 s"
@@ -188,7 +188,7 @@ def _ends(connection: socket.socket) -> bool:
 def test_the_oldest_of_too_many_connections_without_a_token_are_cut(
     server: PeerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections_module, "_MOST_UNKNOWN", 10)
+    monkeypatch.setattr(connections_module, "_MAX_UNKNOWN", 10)
     place = (server.endpoint.host, server.endpoint.data_port)
     with ExitStack() as stack:
         first, *others = [stack.enter_context(socket.create_connection(place, 5)) for _ in range(30)]
@@ -201,7 +201,7 @@ def test_the_oldest_of_too_many_connections_without_a_token_are_cut(
 def test_bytes_without_a_token_are_bounded(
     server: PeerServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections_module, "_MOST_UNKNOWN_BYTES", 8 << 20)
+    monkeypatch.setattr(connections_module, "_MAX_UNKNOWN_BYTES", 8 << 20)
     client = flight.FlightClient(f"grpc+tcp://{server.endpoint.data_address}")
     options = flight.FlightCallOptions(timeout=20)
     for _ in range(3):

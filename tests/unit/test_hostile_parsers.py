@@ -33,9 +33,9 @@ from tests.support.sources import small_graph
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MOST_TIMES_SLOWER = 12
+MAX_TIMES_SLOWER = 12
 """Than reading benign JSON of the same size; slack of 50 ms for the clock and this machine's other work."""
-MOST_TIMES_LARGER = 60
+MAX_TIMES_LARGER = 60
 """Peak of memory, in sizes of the input; slack of 1 MiB."""
 SLACK_S, SLACK_BYTES = 0.05, 1 << 20
 LARGE = 256 << 10
@@ -200,7 +200,7 @@ def _peak_bytes(read: Callable[[bytes], object], data: bytes, errors: tuple[type
 def test_hostile_bytes_cost_little_and_end_cleanly(name: str, case: str) -> None:
     parser = PARSERS[name]
     data = HOSTILE[case](parser.most_bytes)[: parser.most_bytes]
-    assert _cpu_s(parser.read, data, parser.errors) <= MOST_TIMES_SLOWER * _plain_s(len(data)) + SLACK_S
+    assert _cpu_s(parser.read, data, parser.errors) <= MAX_TIMES_SLOWER * _plain_s(len(data)) + SLACK_S
 
 
 @pytest.mark.parametrize("name", ["JSON", "request", "refusal"])
@@ -208,7 +208,7 @@ def test_hostile_bytes_cost_little_and_end_cleanly(name: str, case: str) -> None
 def test_hostile_bytes_take_a_bounded_multiple_of_memory(name: str, case: str) -> None:
     parser = PARSERS[name]
     data = HOSTILE[case](parser.most_bytes)[: parser.most_bytes]
-    assert _peak_bytes(parser.read, data, parser.errors) <= MOST_TIMES_LARGER * len(data) + SLACK_BYTES
+    assert _peak_bytes(parser.read, data, parser.errors) <= MAX_TIMES_LARGER * len(data) + SLACK_BYTES
 
 
 @pytest.mark.parametrize("name", ["request", "reply", "refusal", "JSON"])

@@ -204,7 +204,7 @@ def _swallow(store: RemoteStore) -> None:
 
 
 def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_port, "_MOST_TURNS", 1)
+    monkeypatch.setattr(data_port, "_MAX_TURNS", 1)
     monkeypatch.setattr(data_port, "_WAIT_FOR_A_TURN_S", 0.01)
     entered, leave = threading.Event(), threading.Event()
 
@@ -235,7 +235,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
 def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_port, "_MOST_CALLS", 2)
+    monkeypatch.setattr(data_port, "_MAX_CALLS", 2)
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)
         rows = FeatureRequest(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB
@@ -300,14 +300,14 @@ def test_an_ask_that_is_too_large_is_answered_in_parts(
 def test_rows_are_asked_for_by_bytes(
     graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gigl_loader.rpc.remote_store._MOST_BYTES", 720)
+    monkeypatch.setattr("gigl_loader.rpc.remote_store._MAX_BYTES", 720)
     store = remote_store(graph, endpoint)
     rows = FeatureRequest(kind="node", columns=("x", "y"), rows=np.arange(25))
     out = [np.zeros((25, 64), np.uint8), np.zeros((25, 8), np.uint8)]
     store.gather(rows, np.arange(25), out)
     assert store.wire().calls == 3  # 10 rows of 72 bytes at a time.
     assert (out[0].view(np.float32) == graph.node_column("node", "x", 0)[:25]).all()
-    monkeypatch.setattr("gigl_loader.rpc.remote_store._MOST_BYTES", 1)
+    monkeypatch.setattr("gigl_loader.rpc.remote_store._MAX_BYTES", 1)
     store.gather(rows, np.arange(25), out)
     assert store.wire().calls == 3 + 25
     store.close()

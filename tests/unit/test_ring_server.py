@@ -130,7 +130,7 @@ def test_who_says_nothing_is_sent_away_and_keeps_nobody_waiting(
 
 
 def test_so_many_may_wait(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_server, "_MOST_WAITING", 3)
+    monkeypatch.setattr(ring_server, "_MAX_WAITING", 3)
     with opened(rings.of) as door:
         waiting = [knock(door) for _ in range(3)]
         assert said(knock(door)) == (b"", 0)

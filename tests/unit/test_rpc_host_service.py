@@ -132,7 +132,7 @@ def test_a_child_with_a_dead_port_is_started_again(port: str) -> None:
 
 
 def test_a_child_that_lived_long_earns_its_restarts_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_service, "_MOST_RESTARTS", 1)
+    monkeypatch.setattr(host_service, "_MAX_RESTARTS", 1)
     monkeypatch.setattr(host_service, "_EARNED_S", 0.0)
     with start() as service:
         for restarts in (1, 2):

@@ -45,7 +45,7 @@ from tests.support.store_service import Gate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_CONTROL_THREADS = 40
+MAX_CONTROL_THREADS = 40
 """They come as calls do, and stay: 32 that read messages, and 8."""
 DIGEST = small_graph().manifest.digest
 JOB = "a" * 64
@@ -240,7 +240,7 @@ def test_calls_that_wait_cost_no_threads_and_none_when_given_up() -> None:
             return sum(each.queued for each in served.service.load().channels)
 
         assert wait_until(lambda: queued() == 80, seconds=20)
-        assert threading.active_count() <= before + MOST_CONTROL_THREADS
+        assert threading.active_count() <= before + MAX_CONTROL_THREADS
         for call in calls[:40]:
             call.cancel()
         assert wait_until(lambda: queued() == 40, seconds=20)

@@ -27,7 +27,7 @@ _AT_ONCE = 8
 _ATTEMPT_S = 5.0
 _TOLD_ATTEMPT_S = 2.0
 _TOLD_AT_ONCE = 16  # Whoever has the token may tell us of servers: silent ones shall not delay those we need.
-_MOST_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
+_MAX_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
 
 
 class Discovery:
@@ -95,7 +95,7 @@ class Discovery:
         with self._lock:
             if address in self._addresses or address == self._own.control_address:
                 return
-            if len(self._addresses) >= _MOST_ADDRESSES and not self._forget_silent():
+            if len(self._addresses) >= _MAX_ADDRESSES and not self._forget_silent():
                 return
             self._addresses.append(address)
         self._news.set()

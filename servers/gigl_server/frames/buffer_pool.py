@@ -16,7 +16,7 @@ __all__ = ["BufferPool"]
 
 _SMALLEST = 1 << 16
 _STEPS = 8  # Sizes between two powers of 2. Frames of one plan differ by a few percent, and so share a size.
-_MOST_WASTE = 2  # A buffer up to so many times as large as needed is used rather than a new one.
+_MAX_WASTE = 2  # A buffer up to so many times as large as needed is used rather than a new one.
 
 
 class BufferPool:
@@ -85,7 +85,7 @@ class BufferPool:
 
     def _fitting(self, nbytes: int) -> Bytes | None:
         """Take the smallest idle buffer that is large enough, and not by far too large."""
-        fit = [each for each in self._idle if nbytes <= len(each) <= max(_MOST_WASTE * nbytes, _SMALLEST)]
+        fit = [each for each in self._idle if nbytes <= len(each) <= max(_MAX_WASTE * nbytes, _SMALLEST)]
         if not fit:
             return None
         best = min(fit, key=len)

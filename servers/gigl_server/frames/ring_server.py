@@ -21,7 +21,7 @@ __all__ = ["RingServer"]
 
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE_S = 2.0
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 _BACKLOG = 128
 _END_S = 5.0
 
@@ -92,7 +92,7 @@ class RingServer:
             time.sleep(0.01)  # Else the second would keep a core busy.
             return
         try:
-            if len(self._visitors) < _MOST_WAITING and peer_uid(visitor) == os.geteuid():
+            if len(self._visitors) < _MAX_WAITING and peer_uid(visitor) == os.geteuid():
                 visitor.setblocking(False)
                 self._selector.register(visitor, selectors.EVENT_READ)
                 self._visitors[visitor] = time.monotonic() + _PATIENCE_S

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["FrameStore"]
 
 _HANDLE_BYTES = 16
-_MOST_SENT = 256
-_MOST_SENT_TO_A_JOB = 64
+_MAX_SENT = 256
+_MAX_SENT_TO_A_JOB = 64
 _SENT_SHARE = 4  # One job's part of the memory while it is sent: a reader that stalls keeps it for ever.
 
 
@@ -176,10 +176,10 @@ class FrameStore:
 
     def _check_sent(self, job: bytes, nbytes: int) -> None:
         self._settle()
-        if self._sent.total() >= _MOST_SENT:
-            raise Refused(Kind.BUSY, f"{_MOST_SENT} frames are on their way")
-        if self._sent[job] >= _MOST_SENT_TO_A_JOB:
-            raise Refused(Kind.BUSY, f"{_MOST_SENT_TO_A_JOB} frames of this job are on their way")
+        if self._sent.total() >= _MAX_SENT:
+            raise Refused(Kind.BUSY, f"{_MAX_SENT} frames are on their way")
+        if self._sent[job] >= _MAX_SENT_TO_A_JOB:
+            raise Refused(Kind.BUSY, f"{_MAX_SENT_TO_A_JOB} frames of this job are on their way")
         under_way = self._sent_bytes[job]
         if under_way and under_way + nbytes > self._most_bytes_to_a_job:
             raise Refused(Kind.BUSY, f"{under_way / 1e6:.1f} MB of this job are on their way")
@@ -191,7 +191,7 @@ class FrameStore:
             return
         under_way = sum(self._sent_bytes[job] for job in sent)
         count = sum(sent.values())
-        if not has_quota(owner, own=count, used=self._sent.total(), limit=_MOST_SENT):
+        if not has_quota(owner, own=count, used=self._sent.total(), limit=_MAX_SENT):
             raise Refused(Kind.BUSY, f"{count} frames of {owner} are on their way")
         used = self._sent_bytes.total()
         if not has_quota(owner, own=under_way, used=used, limit=self._nbytes, more=nbytes):

@@ -36,13 +36,13 @@ _SWEEP_S = 1.0
 _END_S = 5.0
 _SILENT_S = 15.0
 """For a connection to show a token. Ours do with their first bytes."""
-_LONGEST_CALL_S = 60.0
+_MAX_CALL_S = 60.0
 """From a request to the last byte of its reply. Trainers give up after 30 s and ask again."""
 _UNREAD_S = 5.0
 """The same, of a caller that holds most of what another one needs."""
-_MOST_UNKNOWN_BYTES = 128 << 20
+_MAX_UNKNOWN_BYTES = 128 << 20
 """Received on a connection that has shown no token: two requests of the largest size."""
-_MOST_UNKNOWN = 256
+_MAX_UNKNOWN = 256
 _UNKNOWN_SHARE = 4
 """Of the descriptors that this process may have: so many connections may have shown no token."""
 _ADDRESS_SHARE = 2
@@ -149,12 +149,12 @@ class Connections:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         oldest = sorted(received, key=lambda place: self._known[place].since)
         unknown = [place for place in oldest if not self._known[place].accepted]
-        for place in unknown[: max(len(unknown) - min(_MOST_UNKNOWN, files // _UNKNOWN_SHARE), 0)]:
+        for place in unknown[: max(len(unknown) - min(_MAX_UNKNOWN, files // _UNKNOWN_SHARE), 0)]:
             yield place, f"{len(unknown)} connections showed no token"
         for place in unknown:
             if now - self._known[place].since > _SILENT_S:
                 yield place, f"no token within {_SILENT_S:g} s"
-            elif received[place] > _MOST_UNKNOWN_BYTES:
+            elif received[place] > _MAX_UNKNOWN_BYTES:
                 yield place, f"{received[place]} bytes without a token"
         seats: Counter[str] = Counter()
         for place in oldest:
@@ -162,8 +162,8 @@ class Connections:
             if seats[place[0]] > files // _ADDRESS_SHARE:
                 yield place, f"more than {files // _ADDRESS_SHARE} connections of one address"
         for call in self._calls.values():
-            if now - call.since > _LONGEST_CALL_S:
-                yield call.place, f"a reply was not read for {_LONGEST_CALL_S:g} s"
+            if now - call.since > _MAX_CALL_S:
+                yield call.place, f"a reply was not read for {_MAX_CALL_S:g} s"
         for caller in self._hoarders():
             oldest_call = next((call for call in self._calls.values() if call.caller == caller), None)
             if oldest_call and now - oldest_call.since > _UNREAD_S:

@@ -41,9 +41,9 @@ __all__ = ["DataService", "FrameSource", "open_data_service", "shut_down"]
 
 _LOGGER = logging.getLogger(__name__)
 _SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
-_MOST_CALLS = 512
+_MAX_CALLS = 512
 """From a request to the last byte of its reply. Each has a thread of Flight's."""
-_MOST_TURNS = 64
+_MAX_TURNS = 64
 """Calls that are worked on. None is held while a reply is sent."""
 _WAIT_FOR_A_TURN_S = 0.5
 _FREELY_S = 1.0
@@ -85,8 +85,8 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self._frames = frames
         self._audit = audit
         self._guard = FlightAuth(credentials, counters, audit)
-        self._calls = ByteSemaphore(_MOST_CALLS, wait_s=0.0, what="calls")
-        self._turns = ByteSemaphore(_MOST_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
+        self._calls = ByteSemaphore(_MAX_CALLS, wait_s=0.0, what="calls")
+        self._turns = ByteSemaphore(_MAX_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
         self.connections = Connections(self._tell_cut, self._hoarders)
         try:
             super().__init__(location, middleware={GUARD: self._guard}, **options)  # Calls come from here on.

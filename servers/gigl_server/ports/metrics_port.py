@@ -27,7 +27,7 @@ __all__ = ["MetricsPort"]
 
 _LOGGER = logging.getLogger(__name__)
 _THREADS = 8
-_MOST_CALLS = 32
+_MAX_CALLS = 32
 _CALL_S = 2.0
 
 
@@ -69,7 +69,7 @@ class _Server(HTTPServer):
         self.registry, self.view = registry, view
         self.address_family = _family(place[0])
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="metrics")
-        self._turns = threading.BoundedSemaphore(_MOST_CALLS)
+        self._turns = threading.BoundedSemaphore(_MAX_CALLS)
         super().__init__(place, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["differences", "read_plan"]
 
-_MOST_HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
-_MOST_FANOUT = 2**31
+_MAX_HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
+_MAX_FANOUT = 2**31
 _SHOWN = 200
 
 
@@ -39,8 +39,8 @@ def read_plan(text: str, schema: GraphSchema) -> SamplingPlan:
         node_columns=_node_columns(document["node_columns"], schema),
         edge_columns=_edge_columns(document["edge_columns"], schema),
     )
-    if plan.num_hops > _MOST_HOPS:
-        raise ValueError(f"{plan.num_hops} hops: at most {_MOST_HOPS} can be sampled")
+    if plan.num_hops > _MAX_HOPS:
+        raise ValueError(f"{plan.num_hops} hops: at most {_MAX_HOPS} can be sampled")
     return plan
 
 
@@ -96,11 +96,11 @@ def _edge_type(value: object, schema: GraphSchema) -> EdgeType:
 def _fanouts(value: object, schema: GraphSchema) -> dict[EdgeType, tuple[int, ...]]:
     fanouts = {}
     for edge_type, hops in _entries(value, "num_neighbors", schema).items():
-        if not isinstance(hops, list) or len(hops) > _MOST_HOPS:
-            raise ValueError(f"fanouts of {edge_type} are a list of at most {_MOST_HOPS} numbers")
+        if not isinstance(hops, list) or len(hops) > _MAX_HOPS:
+            raise ValueError(f"fanouts of {edge_type} are a list of at most {_MAX_HOPS} numbers")
         fanouts[edge_type] = tuple(_whole(hop, f"a fanout of {edge_type}") for hop in hops)
-        if any(hop >= _MOST_FANOUT for hop in fanouts[edge_type]):
-            raise ValueError(f"a fanout of {edge_type} is {_MOST_FANOUT} or more")
+        if any(hop >= _MAX_FANOUT for hop in fanouts[edge_type]):
+            raise ValueError(f"a fanout of {edge_type} is {_MAX_FANOUT} or more")
     return fanouts
 
 

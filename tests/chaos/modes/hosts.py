@@ -19,7 +19,7 @@ from tests.support.proxy import Proxy
 from tests.support.ranks import Ranks, free_port, places
 from tests.support.training import PROGRAM, open_gate, seen_by, shares
 
-__all__ = ["KINDS", "MOST_FAULTS", "NAME", "run"]
+__all__ = ["KINDS", "MAX_FAULTS", "NAME", "run"]
 
 NAME = "colocated, 2 hosts"
 KINDS = (
@@ -30,9 +30,9 @@ KINDS = (
     "SIGSTOP of a worker",
     *LINE_KINDS,
 )
-MOST_FAULTS = 20
+MAX_FAULTS = 20
 """In a leg: an epoch of one rank has 125 batches."""
-_MOST_KILLS = 2
+_MAX_KILLS = 2
 """Of one peer service. The third would end it for good, which is told and rightly ends the run."""
 _JOIN_S = 60.0
 
@@ -101,7 +101,7 @@ def _survivable(faults: list[Fault]) -> list[Fault]:
     for fault in faults:
         if fault.kind == "SIGKILL of a peer service":
             kills[fault.target % 2] += 1
-            if kills[fault.target % 2] > _MOST_KILLS:
+            if kills[fault.target % 2] > _MAX_KILLS:
                 found.append(replace(fault, kind="SIGSTOP of a peer service"))
                 continue
         found.append(fault)

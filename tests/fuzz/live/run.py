@@ -21,9 +21,9 @@ from tests.support.leftovers import wait_until
 from tests.support.pyg_graphs import homogeneous
 from tests.support.training import FANOUT, OPTIONS, digest
 
-__all__ = ["MOST_MEMORY", "run"]
+__all__ = ["MAX_MEMORY", "run"]
 
-MOST_MEMORY = 1.2
+MAX_MEMORY = 1.2
 """Of a service after an attack, over that after its first requests."""
 _SPARE_BYTES = 16 << 20
 """Of noise in that, for services that are small."""
@@ -145,7 +145,7 @@ def _settled(
 
 def _leaks(fresh: Vitals, before: Vitals, after: Vitals) -> list[str]:
     found = []
-    if after.rss_bytes > max(MOST_MEMORY * before.rss_bytes, before.rss_bytes + _SPARE_BYTES):
+    if after.rss_bytes > max(MAX_MEMORY * before.rss_bytes, before.rss_bytes + _SPARE_BYTES):
         found.append(f"keeps {after.rss_bytes >> 20} MiB; it had {before.rss_bytes >> 20}")
     if after.descriptors > before.descriptors + _MORE_DESCRIPTORS:
         found.append(f"keeps {after.descriptors} descriptors; it had {before.descriptors}")
