@@ -19,18 +19,18 @@ from gigl_loader.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NOTHING", "Answer", "Ask", "Outcome", "Spent", "receive", "receive_fds", "send_fds"]
+__all__ = ["NOTHING", "Request", "Response", "Result", "Spent", "receive", "receive_fds", "send_fds"]
 
 _LARGEST = 256
 _FDS_PER_MESSAGE = 128  # The kernel takes 253.
-_ASK = struct.Struct("<5Q")
-_ANSWER = struct.Struct("<13Q")
+_REQUEST = struct.Struct("<5Q")
+_RESPONSE = struct.Struct("<13Q")
 _COUNT = struct.Struct("<Q")
 _FD = array("i")
 
 
-class Outcome(IntEnum):
-    """What an answer brings."""
+class Result(IntEnum):
+    """What a response brings."""
 
     STARTED = 0
     """Nothing yet: the process is up."""
@@ -42,8 +42,8 @@ class Outcome(IntEnum):
     """Nothing: the request was of an epoch that was left."""
 
 
-class Ask(NamedTuple):
-    """Sample the ``num_seeds`` seeds that lie in box ``request_slot`` of the ring."""
+class Request(NamedTuple):
+    """Sample the ``num_seeds`` seeds that lie in slot ``request_slot`` of the ring."""
 
     request_slot: int
     num_seeds: int
@@ -52,11 +52,11 @@ class Ask(NamedTuple):
     batch: int
 
     def pack(self) -> bytes:
-        return _ASK.pack(*self)
+        return _REQUEST.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Ask:
-        return cls(*_fields(_ASK, data))
+    def unpack(cls, data: bytes) -> Request:
+        return cls(*_fields(_REQUEST, data))
 
 
 class Spent(NamedTuple):
@@ -80,7 +80,7 @@ class Spent(NamedTuple):
 NOTHING = Spent()
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What became of the request in box ``request_slot``."""
 
     outcome: int
@@ -94,11 +94,11 @@ class Answer(NamedTuple):
     spent: Spent = NOTHING
 
     def pack(self) -> bytes:
-        return _ANSWER.pack(*self[:6], *self.spent)
+        return _RESPONSE.pack(*self[:6], *self.spent)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Answer:
-        outcome, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_ANSWER, data)
+    def unpack(cls, data: bytes) -> Response:
+        outcome, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_RESPONSE, data)
         return cls(outcome, request_slot, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from gigl_loader.channel.frame import Failure
-from gigl_loader.channel.message import Answer, Outcome, Spent
+from gigl_loader.channel.message import Response, Result, Spent
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.sampling.schedule import BatchRequest
@@ -20,7 +20,7 @@ from gigl_loader.sampling.schedule import BatchRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gigl_loader.channel.message import Ask
+    from gigl_loader.channel.message import Request
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
 __all__ = ["Executor"]
@@ -44,7 +44,7 @@ class Executor:
         self._worker = worker
         self._trace_fd = trace_fd
         self._counters = list({id(sampler.costs): sampler.costs for sampler in samplers}.values())
-        self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        self._asks: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._slots_lock = threading.Lock()
         self._cpu_ns: dict[int, int] = {}  # Of each of our threads, when it last told what was spent.
         self._underway = _Underway(ring)
@@ -57,9 +57,9 @@ class Executor:
 
     def say_up(self) -> None:
         """Tell the trainer that this process has started."""
-        self._link.send(Answer(Outcome.STARTED, 0, 0, 0, 0, 0, self._spent()).pack())
+        self._link.send(Response(Result.STARTED, 0, 0, 0, 0, 0, self._spent()).pack())
 
-    def put(self, ask: Ask) -> None:
+    def put(self, ask: Request) -> None:
         """Have a request answered. Does not wait."""
         self._asks.put(ask)
 
@@ -82,11 +82,11 @@ class Executor:
             os.write(self._trace_fd, traceback.format_exc().encode())
             os._exit(1)  # A process with a thread less would leave its requests open for ever.
 
-    def _answer(self, ask: Ask, sampler: BatchSampler) -> None:
+    def _answer(self, ask: Request, sampler: BatchSampler) -> None:
         """Make the frame of a request, or of its failure, and tell the trainer where it lies."""
         began = time.perf_counter_ns()
         if ask.generation != self._ring.generation:
-            self._link.send(Answer(Outcome.SKIPPED, ask.request_slot, 0, 0, 0, 0, self._spent()).pack())
+            self._link.send(Response(Result.SKIPPED, ask.request_slot, 0, 0, 0, 0, self._spent()).pack())
             return
         unavailable = False
         with self._underway.entered(ask):
@@ -96,9 +96,9 @@ class Executor:
                 unavailable = isinstance(error, StorageUnavailable)
                 failure = Failure.of(error, epoch=ask.epoch, batch=ask.batch, worker=self._worker)
                 placed = self._place(failure)
-        outcome = Outcome.FRAME if placed.fd is None else Outcome.OVERSIZE
+        outcome = Result.FRAME if placed.fd is None else Result.OVERSIZE
         wall_ns = time.perf_counter_ns() - began
-        answer = Answer(
+        answer = Response(
             outcome, ask.request_slot, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent()
         )
         if placed.fd is None:
@@ -109,7 +109,7 @@ class Executor:
         finally:
             os.close(placed.fd)
 
-    def _request(self, ask: Ask) -> BatchRequest:
+    def _request(self, ask: Request) -> BatchRequest:
         seeds, input_ids = self._ring.request_slot(ask.request_slot, ask.num_seeds).copy()
         return BatchRequest(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
 
@@ -158,10 +158,10 @@ class _Underway:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._lock = threading.Lock()
-        self._since: dict[Ask, int] = {}  # In the order in which they were begun.
+        self._since: dict[Request, int] = {}  # In the order in which they were begun.
 
     @contextmanager
-    def entered(self, ask: Ask) -> Iterator[None]:
+    def entered(self, ask: Request) -> Iterator[None]:
         with self._lock:
             self._since[ask] = time.monotonic_ns()
             self._note()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gigl_loader.channel.message import Answer, Ask, Outcome, receive
+from gigl_loader.channel.message import Request, Response, Result, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import FormatError
 from gigl_loader.workers.process import Incarnation
@@ -64,7 +64,7 @@ class WorkerHandle:
         self._method = method
         self._spare_slots = spare_slots
         self._generation = 0
-        self._open: dict[int, Ask] = {}
+        self._open: dict[int, Request] = {}
         self._free_request_slots = list(range(config.ring.request_slots))
         self._undelivered = 0
         self._finished_slots: set[int] = set()
@@ -101,7 +101,7 @@ class WorkerHandle:
         count = len(request.seeds)
         request_slot = self._free_request_slots.pop()
         self._ring.request_slot(request_slot, count)[:] = request.seeds, request.input_ids
-        ask = self._open[request_slot] = Ask(
+        ask = self._open[request_slot] = Request(
             request_slot, count, self._generation, request.epoch, request.batch
         )
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -120,7 +120,7 @@ class WorkerHandle:
             if not data:
                 raise EOFError(f"worker {self.worker} is gone")
             try:
-                delivery = self._take(Answer.unpack(data), fds)
+                delivery = self._take(Response.unpack(data), fds)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -211,9 +211,9 @@ class WorkerHandle:
         self.incarnation = Incarnation(self._config, method=self._method, ring_fd=self._ring_fd)
         self.tally.pid = self.incarnation.pid
 
-    def _take(self, answer: Answer, fds: list[int]) -> Delivery | None:
+    def _take(self, answer: Response, fds: list[int]) -> Delivery | None:
         self.tally.spent = answer.spent
-        if answer.outcome == Outcome.STARTED:
+        if answer.outcome == Result.STARTED:
             self.incarnation.started = True
             return None
         ask = self._open.pop(answer.request_slot, None)
@@ -228,17 +228,17 @@ class WorkerHandle:
             self.drop(delivery)
         return None
 
-    def _delivery(self, ask: Ask, answer: Answer, fds: list[int]) -> Delivery | None:
-        if answer.outcome == Outcome.SKIPPED and ask.generation != self._generation:
+    def _delivery(self, ask: Request, answer: Response, fds: list[int]) -> Delivery | None:
+        if answer.outcome == Result.SKIPPED and ask.generation != self._generation:
             return None
-        if answer.outcome == Outcome.OVERSIZE and len(fds) == 1:
+        if answer.outcome == Result.OVERSIZE and len(fds) == 1:
             self._count_oversize(answer.nbytes)
             self._undelivered += 1
             memory = map_memory(fds[0], answer.nbytes)
             return Delivery(self, ask.batch, 0, memory, answer.nbytes, bool(answer.unavailable))
         slots, slot = self._ring.slots, answer.slot
         free = slot < len(slots) and not slots.is_lent(slot) and slot not in self._finished_slots
-        if answer.outcome != Outcome.FRAME or not free or answer.nbytes > slots.slot_bytes:
+        if answer.outcome != Result.FRAME or not free or answer.nbytes > slots.slot_bytes:
             raise FormatError(f"worker {self.worker} sent {answer}")
         self._undelivered += 1
         self._finished_slots.add(slot)

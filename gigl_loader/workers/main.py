@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gigl_loader.channel.message import Ask, receive
+from gigl_loader.channel.message import Request, receive
 from gigl_loader.channel.ring import Ring, State
 from gigl_loader.processes import leave_with
 from gigl_loader.sampling.seed_weights import SeedDraw, SeedWeightedSampler
@@ -90,7 +90,7 @@ def _serve(link: socket.socket, handover: Handover) -> None:
         os._exit(0)  # The end of the interpreter would take the memory away under its threads.
 
 
-def _requests(link: socket.socket) -> Iterator[Ask]:
+def _requests(link: socket.socket) -> Iterator[Request]:
     """Yield requests until the trainer closes its end."""
     while data := receive(link)[0]:
-        yield Ask.unpack(data)
+        yield Request.unpack(data)

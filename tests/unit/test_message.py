@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gigl_loader.channel.message import Answer, Ask, Outcome, Spent, receive, receive_fds, send_fds
+from gigl_loader.channel.message import Request, Response, Result, Spent, receive, receive_fds, send_fds
 from gigl_loader.errors import FormatError
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_messages_keep_their_boundaries(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    asks = [Ask(request_slot, 10, 1, 2, 2**40 + request_slot) for request_slot in range(5)]
+    asks = [Request(request_slot, 10, 1, 2, 2**40 + request_slot) for request_slot in range(5)]
     for ask in asks:
         near.send(ask.pack())
-    assert [Ask.unpack(receive(far)[0]) for _ in asks] == asks
+    assert [Request.unpack(receive(far)[0]) for _ in asks] == asks
 
 
 def test_answers_carry_descriptors(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    answer = Answer(Outcome.OVERSIZE, 1, 2, 3, 4, 1, Spent(5, 6, 7, 8, 9, 10, 11))
+    answer = Response(Result.OVERSIZE, 1, 2, 3, 4, 1, Spent(5, 6, 7, 8, 9, 10, 11))
     socket.send_fds(near, [answer.pack()], [0])
     data, (fd,) = receive(far)
-    assert Answer.unpack(data) == answer
+    assert Response.unpack(data) == answer
     assert not os.get_inheritable(fd)
     os.close(fd)
 
@@ -45,9 +45,9 @@ def test_answers_carry_descriptors(pair: tuple[socket.socket, socket.socket]) ->
 @pytest.mark.parametrize("size", [0, 1, 39, 41, 256])
 def test_messages_of_another_size_are_refused(size: int) -> None:
     with pytest.raises(FormatError, match=f"a message of {size} bytes"):
-        Ask.unpack(bytes(size))
+        Request.unpack(bytes(size))
     with pytest.raises(FormatError, match=f"a message of {size} bytes"):
-        Answer.unpack(bytes(size))
+        Response.unpack(bytes(size))
 
 
 def test_nothing_yet_and_never_again_differ(pair: tuple[socket.socket, socket.socket]) -> None:

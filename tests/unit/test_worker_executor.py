@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.channel.frame import Frame
-from gigl_loader.channel.message import Answer, Ask, Outcome, receive
+from gigl_loader.channel.message import Request, Response, Result, receive
 from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory, map_memory
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.sampling.costs import CostCounter
@@ -94,21 +94,21 @@ class Trainer:
 
     def ask(self, batch: int, *, generation: int = 1) -> None:
         self.ring.request_slot(batch % LAYOUT.request_slots, 1)[:] = 0
-        self.executor.put(Ask(batch % LAYOUT.request_slots, 1, generation, 0, batch))
+        self.executor.put(Request(batch % LAYOUT.request_slots, 1, generation, 0, batch))
 
     def begun(self, *batches: int) -> None:
         for batch in batches:
             assert self.gates.begun[batch].wait(SECONDS)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Response:
         data, fds = receive(self.link)
-        answer = Answer.unpack(data)
+        answer = Response.unpack(data)
         for fd in fds:
             assert map_memory(fd, answer.nbytes).size == answer.nbytes
             os.close(fd)
         return answer
 
-    def frame(self, answer: Answer) -> Frame:
+    def frame(self, answer: Response) -> Frame:
         return Frame(memory := self.ring.slots.buffer(answer.slot)[: answer.nbytes], Layout.parse(memory))
 
     def release(self) -> None:
@@ -135,7 +135,7 @@ def test_as_many_batches_as_samplers_are_under_way_and_answered_as_they_finish(t
     for batch in (2, 0, 1, 3):
         trainer.gates.open[batch].set()
         answer = trainer.answer()
-        assert (answer.outcome, answer.request_slot) == (Outcome.FRAME, batch)
+        assert (answer.outcome, answer.request_slot) == (Result.FRAME, batch)
         frame = trainer.frame(answer)
         assert (frame.batch, set(frame.array("seeds").tolist())) == (batch, {batch})
 
@@ -171,8 +171,8 @@ def test_requests_of_an_epoch_that_was_left_are_skipped_and_those_under_way_fini
     outcomes = sorted(
         (answer.outcome, answer.request_slot) for answer in (trainer.answer() for _ in range(5))
     )
-    frames = [(Outcome.FRAME, 0), (Outcome.FRAME, 1), (Outcome.FRAME, 2), (Outcome.FRAME, 3)]
-    assert outcomes == [*frames, (Outcome.SKIPPED, 3)]
+    frames = [(Result.FRAME, 0), (Result.FRAME, 1), (Result.FRAME, 2), (Result.FRAME, 3)]
+    assert outcomes == [*frames, (Result.SKIPPED, 3)]
     assert not trainer.gates.begun[3].is_set()
 
 
@@ -193,7 +193,7 @@ def test_frames_that_fit_no_slot_come_apart(trainer: Trainer) -> None:
     trainer.release()
     for batch in range(3):
         trainer.ask(batch)
-    assert {trainer.answer().outcome for _ in range(3)} == {Outcome.OVERSIZE}
+    assert {trainer.answer().outcome for _ in range(3)} == {Result.OVERSIZE}
 
 
 def test_two_frames_never_share_a_slot(trainer: Trainer) -> None:

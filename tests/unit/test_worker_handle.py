@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gigl_loader.channel.message import Answer, Ask, Outcome, receive
+from gigl_loader.channel.message import Request, Response, Result, receive
 from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory
 from gigl_loader.errors import FormatError
 from gigl_loader.sampling.schedule import BatchRequest
@@ -45,17 +45,17 @@ class PlayedWorker:
         self.ring = Ring(ring_fd, config.ring)
 
     def answer(self, outcome: int, request_slot: int, slot: int = 0, nbytes: int = 10) -> None:
-        self.far.send(Answer(outcome, request_slot, slot, nbytes, 0, 0).pack())
+        self.far.send(Response(outcome, request_slot, slot, nbytes, 0, 0).pack())
 
-    def work(self) -> Ask:
+    def work(self) -> Request:
         """Take a request and write its seeds as its frame."""
-        ask = Ask.unpack(receive(self.far)[0])
+        ask = Request.unpack(receive(self.far)[0])
         slot = self.ring.slots.take()
         assert slot is not None
         self.ring.slots.buffer(slot)[: ask.num_seeds] = self.ring.request_slot(
             ask.request_slot, ask.num_seeds
         )[0]
-        self.answer(Outcome.FRAME, ask.request_slot, slot, ask.num_seeds)
+        self.answer(Result.FRAME, ask.request_slot, slot, ask.num_seeds)
         return ask
 
     def reap(self) -> tuple[str, int | None]:
@@ -168,8 +168,8 @@ def test_answers_of_an_epoch_that_was_left_only_free_what_they_held(handle: Work
     assert list(handle.answers()) == []
     assert room(handle)
     handle.ask(request(0, epoch=1))
-    request_slot = Ask.unpack(receive(played(handle).far)[0]).request_slot
-    played(handle).answer(Outcome.SKIPPED, request_slot)
+    request_slot = Request.unpack(receive(played(handle).far)[0]).request_slot
+    played(handle).answer(Result.SKIPPED, request_slot)
     played(handle).work()
     (delivery,) = handle.answers()
     assert delivery.batch == 0
@@ -222,13 +222,13 @@ def test_requests_to_a_process_that_is_gone_wait_for_its_burial(handle: WorkerHa
 @pytest.mark.parametrize(
     ("outcome", "request_slot", "slot", "nbytes"),
     [
-        (Outcome.FRAME, 0, 0, 10),
-        (Outcome.FRAME, 99, 0, 10),
-        (Outcome.FRAME, 1, 4, 10),
-        (Outcome.FRAME, 1, 2**40, 10),
-        (Outcome.FRAME, 1, 0, 4097),
-        (Outcome.OVERSIZE, 1, 0, 10),
-        (Outcome.SKIPPED, 1, 0, 0),
+        (Result.FRAME, 0, 0, 10),
+        (Result.FRAME, 99, 0, 10),
+        (Result.FRAME, 1, 4, 10),
+        (Result.FRAME, 1, 2**40, 10),
+        (Result.FRAME, 1, 0, 4097),
+        (Result.OVERSIZE, 1, 0, 10),
+        (Result.SKIPPED, 1, 0, 0),
         (17, 1, 0, 10),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_worker_that_breaks_the_protocol_is_refused(
     handle: WorkerHandle, outcome: int, request_slot: int, slot: int, nbytes: int
 ) -> None:
     handle.ask(request(0))
-    assert Ask.unpack(receive(played(handle).far)[0]).request_slot == 1
+    assert Request.unpack(receive(played(handle).far)[0]).request_slot == 1
     played(handle).answer(outcome, request_slot, slot, nbytes)
     with pytest.raises(FormatError, match="worker 5"):
         list(handle.answers())
@@ -248,8 +248,8 @@ def test_a_slot_that_is_in_use_cannot_come_again(handle: WorkerHandle) -> None:
     (delivery,) = handle.answers()
     for kept in (delivery, handle.hand_out(delivery)):
         handle.ask(request(1))
-        ask = Ask.unpack(receive(played(handle).far)[0])
-        played(handle).answer(Outcome.FRAME, ask.request_slot, delivery.slot)
+        ask = Request.unpack(receive(played(handle).far)[0])
+        played(handle).answer(Result.FRAME, ask.request_slot, delivery.slot)
         with pytest.raises(FormatError, match="worker 5 sent"):
             list(handle.answers())
         del kept
@@ -260,11 +260,11 @@ def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle)
     kept = []
     for batch in range(40):
         handle.ask(request(batch))
-        request_slot = Ask.unpack(receive(played(handle).far)[0]).request_slot
+        request_slot = Request.unpack(receive(played(handle).far)[0]).request_slot
         fd = create_memory("gigl-test", 4096)
         os.pwrite(fd, bytes([batch]), 0)
         socket.send_fds(
-            played(handle).far, [Answer(Outcome.OVERSIZE, request_slot, 0, 4096, 0, 0).pack()], [fd]
+            played(handle).far, [Response(Result.OVERSIZE, request_slot, 0, 4096, 0, 0).pack()], [fd]
         )
         os.close(fd)
         (delivery,) = handle.answers()
@@ -277,7 +277,7 @@ def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle)
 def test_a_memory_file_shorter_than_it_says_is_refused(handle: WorkerHandle) -> None:
     handle.ask(request(0))
     fd = create_memory("gigl-test", 100)
-    answer = Answer(Outcome.OVERSIZE, 1, 0, 4096, 0, 0).pack()
+    answer = Response(Result.OVERSIZE, 1, 0, 4096, 0, 0).pack()
     socket.send_fds(played(handle).far, [answer], [fd])
     os.close(fd)
     with pytest.raises(FormatError, match="100 bytes for 4096"):
