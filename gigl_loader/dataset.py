@@ -21,11 +21,10 @@ from gigl_loader.workers.startup_lock import start_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-    import numpy.typing as npt
     from torch_geometric.data import Data, HeteroData
     from typing_extensions import Self
 
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.hosts.host_group import HostGroup
     from gigl_loader.options import EdgeType, NodeType, StoreOptions, Verify
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["DistDataset"]
 

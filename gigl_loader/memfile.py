@@ -10,13 +10,11 @@ import mmap
 import os
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
 
 __all__ = ["create_memory", "map_memory"]
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def create_memory(name: str, nbytes: int) -> int:

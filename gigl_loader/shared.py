@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.processes import run_state
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedTensors"]
 
-Array = npt.NDArray[Any]
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 50e-6, 2e-3
 _FOREVER_S = 1e6

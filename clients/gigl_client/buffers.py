@@ -16,7 +16,7 @@ from gigl_loader.memfile import map_memory
 from gigl_loader.resources import naming_channel
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
 
 __all__ = ["SPARE_SLOTS", "PrivateBuffers", "RingBuffers", "slot_bytes_of"]
 

@@ -23,15 +23,14 @@ from gigl_loader.rpc.credentials import Caller
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
     from typing_extensions import Self
 
     from gigl_client.cluster import Cluster
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["RemoteDistDataset"]
 

@@ -12,14 +12,12 @@ from gigl_loader.rpc.directory import Directory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy.typing as npt
-
     from gigl_client.cluster import Cluster, Server
     from gigl_client.sharding import Share
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import NodeSchema
     from gigl_loader.options import NodeType
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["RemoteNodes"]
 

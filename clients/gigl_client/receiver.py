@@ -18,7 +18,7 @@ from gigl_loader.rpc.replies import MAX_REPLY_BYTES
 if TYPE_CHECKING:
     from gigl_client.buffers import PrivateBuffers, RingBuffers
     from gigl_client.in_flight import InFlightRequest
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.deferred_features import Completion
 

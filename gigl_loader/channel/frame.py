@@ -33,7 +33,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.tensors import Layout
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
 
 __all__ = ["Failure", "Frame"]
 

@@ -10,7 +10,7 @@ from gigl_loader.strict_json import read_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
     from gigl_loader.tensors import Layout
 
 __all__ = ["MAX_HEADER_BYTES", "check"]

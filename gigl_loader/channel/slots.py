@@ -12,11 +12,10 @@ import weakref
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["Bytes", "SlotPool", "slot_of"]
+from gigl_loader.arrays import Bytes
 
-Bytes = npt.NDArray[np.uint8]
+__all__ = ["SlotPool", "slot_of"]
 
 
 class SlotPool:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.tensors import ArraySpec
 
 __all__ = ["Directory"]
 
-Int64Array = npt.NDArray[np.int64]
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
 

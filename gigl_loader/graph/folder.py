@@ -17,12 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
 from gigl_loader.native import forget_mapping, install_bus_error_handler, watch_mapping
 
 __all__ = ["DiskFolder", "FileStatus", "Folder", "MemoryFolder", "Sink", "Status", "folder_from"]
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class FileStatus(NamedTuple):

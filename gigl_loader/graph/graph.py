@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import Document
@@ -29,9 +29,6 @@ from gigl_loader.graph.verifier import LazyVerifier, NoVerifier, Verifier
 from gigl_loader.options import Verify, check_verify
 
 __all__ = ["Graph", "open_partitions"]
-
-Array = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 
 
 class Graph:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import Document
@@ -17,7 +16,6 @@ from gigl_loader.tensors import ArraySpec
 
 __all__ = ["check_part", "check_split", "verify_graph"]
 
-Array = npt.NDArray[Any]
 
 _ROWS = 1 << 20
 

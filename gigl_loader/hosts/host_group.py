@@ -23,14 +23,11 @@ from gigl_loader.topology import Topology, machine_id, own_address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.graph import Graph
     from gigl_loader.hosts.rendezvous import Rendezvous
     from gigl_loader.options import NodeType
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["HostGroup"]
 

@@ -21,14 +21,12 @@ from gigl_loader.sampling.partitioned import PartitionedStore
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.options import NodeType
     from gigl_loader.sampling.source import BatchSampler
     from gigl_loader.sampling.store import NeighborStore
     from gigl_loader.workers.config import WorkerConfig
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["PEERS", "Peers", "open_samplers"]
 

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from gigl_loader.arrays import Bytes
 
-    Bytes = npt.NDArray[np.uint8]
 
 __all__ = ["PinnedSlots"]
 

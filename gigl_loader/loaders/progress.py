@@ -14,12 +14,10 @@ from gigl_loader.graph.schema import type_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
     from gigl_loader.options import SamplingPlan
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["Progress", "check_same_run", "describe_run", "read_state"]
 

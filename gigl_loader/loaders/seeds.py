@@ -12,10 +12,10 @@ import torch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema, NodeSchema
     from gigl_loader.options import NodeType
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["NodeDirectory", "SeedNodes", "read_seed_nodes"]
 

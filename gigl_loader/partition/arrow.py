@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.table import Kind
@@ -19,7 +19,6 @@ from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["is_ragged", "kind_of", "to_numpy"]
 
-Array = npt.NDArray[Any]
 Where = Callable[[int], str]
 
 _NUMBERS = {

@@ -8,11 +8,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Int64Array
 from gigl_loader.graph.schema import NodeType
 
 __all__ = ["ASSIGNERS", "Assigner", "HashAssigner", "RangeAssigner", "assigner_named"]
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class Assigner(Protocol):

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.table import Kind, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["ChainedTable", "ProjectedTable", "Projection", "chain"]
-
-Array = npt.NDArray[Any]
 
 
 class ChainedTable:

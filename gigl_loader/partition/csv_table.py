@@ -8,17 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pc
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.arrow import kind_of, to_numpy
 from gigl_loader.partition.table import Kind
 
 __all__ = ["CsvTable"]
 
-Array = npt.NDArray[Any]
 
 _BLOCK_BYTES = 4 << 20
 _IDS = ("src", "dst", "id")

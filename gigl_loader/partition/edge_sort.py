@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.graph.directory import Directory
 from gigl_loader.native import build_adjacency
 from gigl_loader.partition.job import Job
@@ -20,8 +19,6 @@ from gigl_loader.partition.spill import Kinds, Spill, row_bytes, scatter
 
 __all__ = ["EdgeSorter", "Leaf"]
 
-Array = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 
 _SAMPLE_ROWS = 1 << 14
 _KEYS = ["target", "neighbor", "edge_id"]

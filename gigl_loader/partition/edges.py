@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import DocumentWriter
@@ -28,8 +28,6 @@ from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
 __all__ = ["build_edges"]
 
-Array = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 
 _COLUMN = "column:"
 _TOPOLOGY = {"neighbor": "indices", "edge_id": "edge_ids"}

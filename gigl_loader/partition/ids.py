@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.schema import Column, NodeType
@@ -18,9 +19,6 @@ from gigl_loader.partition.table import GraphTables, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["NodeIds", "as_ids", "assign", "find_all", "node_ids_of", "require_integers"]
-
-Array = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

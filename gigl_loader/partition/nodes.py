@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.paths import ids_path, nodes_path, splits_path
 from gigl_loader.graph.schema import Column, NodeSchema, NodeType
@@ -21,8 +20,6 @@ from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, spec_of
 
 __all__ = ["bucket_cuts", "build_nodes"]
 
-Array = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 
 _COLUMN = "column:"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.table import Kind
@@ -19,7 +19,6 @@ from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["NpyTable", "edge_index_table", "npy_table"]
 
-Array = npt.NDArray[Any]
 
 _NAMES = {dtype: name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
 

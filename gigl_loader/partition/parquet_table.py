@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.arrow import is_ragged, kind_of, to_numpy
 from gigl_loader.partition.table import Kind
 
 __all__ = ["ParquetTable"]
 
-Array = npt.NDArray[Any]
 
 _BUFFER_BYTES = 1 << 20
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
 from gigl_loader.partition.table import (
@@ -24,7 +24,6 @@ from gigl_loader.tensors import spec_of
 
 __all__ = ["tables_from_pyg"]
 
-Array = npt.NDArray[Any]
 
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
 

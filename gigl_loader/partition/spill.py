@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Array
+
 __all__ = ["DiskSpill", "Kind", "Kinds", "MemorySpill", "Spill", "row_bytes", "scatter"]
 
-Array = npt.NDArray[Any]
 Rows = Mapping[str, Array]
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
 Kinds = Mapping[str, Kind]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.schema import NodeType
@@ -17,8 +16,6 @@ from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, Table, is_mask
 
 __all__ = ["SplitMarks", "mark_splits"]
 
-Array = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 
 _NUMBERED = ("train", "val", "test")
 _MAX_SPLITS = 8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
@@ -32,7 +32,6 @@ __all__ = [
     "is_mask",
 ]
 
-Array = npt.NDArray[Any]
 Kind = Column | str
 """What a column holds: numbers of a dtype and row shape, or the name of something else (``text``)."""
 

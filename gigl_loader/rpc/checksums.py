@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.native import copy_crc32c, copy_rows, copy_rows_crc, crc32c
 
@@ -42,9 +42,6 @@ MAX_DAMAGED = 3
 """Attempts that may come damaged, in a row, before the caller is told."""
 
 _TRAILER_BYTES = 4
-
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 def checksum_text(data: bytes) -> str:

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import flight
 
+from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.retry import Backoff
@@ -56,7 +56,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 2_000),
 ]
 
-Bytes = npt.NDArray[np.uint8]
 Result = TypeVar("Result")
 
 

@@ -18,14 +18,12 @@ from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_s
 from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
     from gigl_loader.rpc.connection import Connection
     from gigl_loader.rpc.graph_requests import Inquiry
 
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["Directory", "fetch_manifest"]
 

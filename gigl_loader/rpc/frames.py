@@ -9,13 +9,10 @@ from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.refusals import Gone
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.connection import Connection
 
-    Bytes = npt.NDArray[np.uint8]
 
 __all__ = ["Gone", "fetch_frame"]
 

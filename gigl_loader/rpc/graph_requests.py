@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.request_reader import WIRE_VERSION, RequestReader, known_name
@@ -44,7 +45,6 @@ MAX_LISTED = 1 << 20
 
 HANDLE_BYTES = 16
 
-Int64Array = npt.NDArray[np.int64]
 
 _MAX_FRAME_ASK = 512  # Of 192 bytes. What is longer is no such request, and is parsed when its turn comes.
 _HANDLE = re.compile(r"[0-9a-f]{32}")

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.sampling.store import Bytes, FeatureRequest, Int64Array, NeighborRequest, WireCounts
+    from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, WireCounts
 
 __all__ = ["RemoteStore", "fetch_split"]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.checksums import Unread
 from gigl_loader.rpc.request_reader import MAX_HEADER_BYTES
@@ -55,9 +56,6 @@ MAX_ROW_BYTES = 256 << 20
 
 MAX_DRAWN_EDGES = 16 << 20
 """Of one ask: a service refuses more before it draws. They take 64 to 400 MB, as each has 4 to 24 bytes."""
-
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 def neighbors_document(neighbors: Neighbors) -> list[Bytes]:

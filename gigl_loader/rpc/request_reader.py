@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.strict_json import read_json
@@ -23,8 +24,6 @@ WIRE_VERSION = 2
 
 MAX_HEADER_BYTES = 64 << 10
 """Of a request, and of a reply that is assembled. Real ones have a few hundred bytes and names of columns."""
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class RequestReader:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc import graph_requests
 from gigl_loader.rpc.graph_requests import Inquiry
@@ -49,8 +50,6 @@ MAX_REQUEST_BYTES = 64 << 20
 
 _UINT64 = 2**64
 _HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

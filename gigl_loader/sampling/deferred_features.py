@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import type_name
 from gigl_loader.sampling.frame_schema import FrameCounts, FrameSchema
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.tensors import Layout
 
 __all__ = ["Completion", "OwnPlaces", "StoredPlaces"]
-
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 class StoredPlaces:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Bytes, Int64Array
 from gigl_loader.native import gather
 from gigl_loader.sampling.rows import as_rows
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType, SamplingPlan
 
 __all__ = ["FeatureSource", "GatherRequest", "LocalFeatures"]
-
-Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,9 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.rows import as_rows
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameCounts", "FramePart", "FrameSchema"]
 
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 _PLACES = {"node": "position", "edge": "slot"}
 """By what a part is of: the array that a frame without rows has in place of columns."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.native import batch_key
 from gigl_loader.sampling.frame_schema import FrameCounts, FrameSchema
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from gigl_loader.tensors import Layout
 
 __all__ = ["FrameWriter", "Sampled"]
-
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 class FrameWriter:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Int64Array
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["hot_nodes"]
 
-Int64Array = npt.NDArray[np.int64]
 
 _SAMPLED_EDGES = 1 << 22
 _MAX_SAMPLED_EDGES = 1 << 24

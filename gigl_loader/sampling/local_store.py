@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import Adjacency, copy_rows, draw_hop
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 
 __all__ = ["LocalStore"]
-
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 class LocalStore:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import Self
 
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.native import copy_rows, split_by_owner
 from gigl_loader.sampling.store import (
     NO_BOUND,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FrontierRequest", "PartitionedStore"]
 
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 _MAX_THREADS = 64
 _MAX_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.

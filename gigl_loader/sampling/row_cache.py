@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import type_name
 from gigl_loader.memfile import create_memory, map_memory
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import NodeType
 
 __all__ = ["CachingStore", "RowCache"]
-
-Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

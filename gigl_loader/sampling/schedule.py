@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from gigl_loader.arrays import Int64Array
 from gigl_loader.native import permutation
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.seed_weights import SeedDraw
 
 __all__ = ["BatchRequest", "Schedule", "Shard"]
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

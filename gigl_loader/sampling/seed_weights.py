@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from gigl_loader import native
 from gigl_loader.sampling.schedule import BatchRequest
@@ -18,11 +17,10 @@ from gigl_loader.shared import SharedTensors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gigl_loader.arrays import Float64Array, Int64Array
     from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
-    Float64Array = npt.NDArray[np.float64]
-    Int64Array = npt.NDArray[np.int64]
 
 __all__ = ["WEIGHT", "SeedDraw", "SeedWeightedSampler"]
 

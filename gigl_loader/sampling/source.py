@@ -22,7 +22,7 @@ from gigl_loader.sampling.seed_weights import SeedWeightedSampler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
     from gigl_loader.group import RankGroup
     from gigl_loader.options import SamplingPlan, StoreOptions, WorkerOptions
     from gigl_loader.sampling.costs import CostCounter

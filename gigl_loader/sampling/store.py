@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader.arrays import Bytes, Int64Array
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,8 +28,6 @@ __all__ = [
     "WireCounts",
 ]
 
-Bytes = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 NO_BOUND = 2**63 - 1
 SLOT_BITS = 40

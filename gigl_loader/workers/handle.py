@@ -19,7 +19,7 @@ from gigl_loader.workers.stats import WorkerStats
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
     from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.workers.config import WorkerConfig
 

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import strategies as st
 
+from gigl_loader.arrays import Array
 from gigl_loader.graph import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, Graph, NodeType
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable
-
-Array = npt.NDArray[Any]
 
 
 @dataclass

@@ -34,11 +34,9 @@ from tests.support.sources import small_graph
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Bytes
     from gigl_server.ports.flight import DataService
 
-    Bytes = npt.NDArray[np.uint8]
 
 NBYTES = (5 << 20) + 77
 JOB, THIEF = new_job(), new_job()

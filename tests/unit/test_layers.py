@@ -19,6 +19,7 @@ PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client":
 
 VALUES = frozenset(
     {
+        "arrays",
         "compat",
         "errors",
         "group",
@@ -38,7 +39,7 @@ EVERYTHING = frozenset({""})
 
 MAY_IMPORT = {
     **dict.fromkeys(sorted(VALUES), VALUES),
-    "native": frozenset(),
+    "native": frozenset({"arrays"}),
     "graph": VALUES | {"native"},
     "partition": VALUES | {"native", "graph"},
     "channel": VALUES | {"native"},

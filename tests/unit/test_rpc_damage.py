@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +12,6 @@ from gigl_loader.rpc.refusals import Refused
 from gigl_loader.rpc.replies import Assembly, RowScatter, neighbors_document, read_neighbors
 from tests.unit import test_rpc_replies as replies
 from tests.unit import test_rpc_requests as requests
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @st.composite

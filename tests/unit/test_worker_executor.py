@@ -25,7 +25,7 @@ from gigl_loader.workers.executor import Executor
 from tests.support.leftovers import wait_until
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
     from gigl_loader.sampling.schedule import BatchRequest
     from gigl_loader.sampling.source import SampledBatch
 

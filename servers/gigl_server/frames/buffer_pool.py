@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
 
 __all__ = ["BufferPool"]
 

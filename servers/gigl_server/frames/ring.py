@@ -12,7 +12,7 @@ from gigl_server.frames.ring_memory import RingMemory
 from gigl_server.ports.identity import LOCAL
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
     from gigl_server.ports.identity import Identity
 
 __all__ = ["FrameRing"]

@@ -19,7 +19,8 @@ from gigl_server.ports.quotas import has_quota
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
+
 
 __all__ = ["FrameStore"]
 

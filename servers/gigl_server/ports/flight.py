@@ -23,9 +23,7 @@ from gigl_server.ports.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.credentials import Credentials
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from gigl_server.ports.flight_auth import Call
     from gigl_server.ports.queries import Queries
 
-    Bytes = npt.NDArray[np.uint8]
 
 __all__ = ["DataService", "FrameSource", "open_data_service", "shut_down"]
 

@@ -30,20 +30,15 @@ from gigl_server.ports.byte_semaphore import ByteSemaphore
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy.typing as npt
-
+    from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.options import EdgeType
+    from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
     from gigl_server.counters import Counters
     from gigl_server.ports.byte_semaphore import Loan
     from gigl_server.ports.identity import Identity
-
-    Bytes = npt.NDArray[np.uint8]
-    Int64Array = npt.NDArray[np.int64]
-    from gigl_loader.options import NodeType
 
 __all__ = ["Queries", "Reply"]
 

@@ -13,7 +13,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.sampling.bounds import BatchBounds, TooManyEdges
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.slots import Bytes
+    from gigl_loader.arrays import Bytes
     from gigl_server.counters import Counters
     from gigl_server.frames.buffer_pool import BufferPool
     from gigl_server.sampling.journal import Journal

@@ -1,0 +1,16 @@
+"""Types of NumPy arrays, as annotations name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "Bytes", "Float64Array", "Int64Array"]
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+"""Also what memory is cut in: an array of bytes, not ``bytes``."""
+Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
