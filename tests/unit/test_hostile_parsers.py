@@ -102,8 +102,8 @@ PARSERS: Mapping[str, Parser] = {
     "refusal": Parser(_refusal, 16 << 10),
     "endpoint": Parser(lambda text: Endpoint.from_json(text.decode("utf-8", "replace")), LARGE),
     "manifest": Parser(lambda text: Manifest.parse(text, what="x"), LARGE),
-    "message to a worker": Parser(message.Ask.unpack, 256),
-    "message of a worker": Parser(message.Answer.unpack, 256),
+    "message to a worker": Parser(message.Request.unpack, 256),
+    "message of a worker": Parser(message.Response.unpack, 256),
 }
 
 
