@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigl_loader.channel.slots import SlotPool
+from gigl_loader.channel.slots import SlotPool, private_slots
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import map_memory
 from gigl_loader.resources import naming_channel
@@ -18,15 +16,10 @@ from gigl_loader.resources import naming_channel
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
 
-__all__ = ["SPARE_SLOTS", "PrivateBuffers", "RingBuffers", "slot_bytes_of"]
+__all__ = ["SPARE_SLOTS", "PrivateBuffers", "RingBuffers"]
 
 SPARE_SLOTS = 8
 """Frames that the consumer may keep, and those of an epoch that was left, before others go elsewhere."""
-
-
-def slot_bytes_of(nbytes: int, slots: int) -> int:
-    """Return the size of each of so many slots of ``nbytes``: whole pages, at least one."""
-    return max(nbytes // slots // mmap.PAGESIZE, 1) * mmap.PAGESIZE
 
 
 class RingBuffers:
@@ -71,13 +64,7 @@ class PrivateBuffers:
 
     def __init__(self, nbytes: int, slots: int) -> None:
         """``nbytes`` of address space are set aside; memory is committed when touched."""
-        slot_bytes = slot_bytes_of(nbytes, slots)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
-            flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
-        with naming_channel(nbytes):
-            memory = np.frombuffer(mmap.mmap(-1, slot_bytes * slots, flags=flags), np.uint8)
-        self._slots = SlotPool(memory, np.zeros(slots, np.uint8))
+        self._slots = private_slots(nbytes, slots)
         self._lock = threading.Lock()
         self.oversize = 0
         """Frames that fit no slot."""

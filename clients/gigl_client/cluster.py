@@ -14,7 +14,7 @@ from gigl_loader.group import RankGroup
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.directory import fetch_manifest
 from gigl_loader.rpc.job import new_job
-from gigl_loader.rpc.remote_store import RemoteStore
+from gigl_loader.rpc.remote_store import open_remote_stores
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.partitioned import PartitionedStore
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.sampling.store import NeighborStore
 
 __all__ = ["Cluster", "Server", "connect_cluster"]
 
@@ -87,18 +86,13 @@ class Cluster:
 
         The caller closes it. ``concurrency`` is how many batches ask it at the same time.
         """
-        remote: dict[int, NeighborStore] = {
-            part: RemoteStore(
-                server.endpoint,
-                part,
-                self.caller,
-                schema=self.schema,
-                digest=self.graph_digest,
-                timeout_s=timeout_s,
-            )
-            for server in self.servers
-            for part in server.endpoint.partitions
-        }
+        remote = open_remote_stores(
+            {part: server.endpoint for server in self.servers for part in server.endpoint.partitions},
+            self.caller,
+            schema=self.schema,
+            digest=self.graph_digest,
+            timeout_s=timeout_s,
+        )
         return PartitionedStore(self.schema, local={}, remote=remote, concurrency=concurrency)
 
     def check_usable(self) -> None:

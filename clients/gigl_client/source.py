@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_client.batch_wait import BatchWait
-from gigl_client.buffers import SPARE_SLOTS, PrivateBuffers, slot_bytes_of
+from gigl_client.buffers import SPARE_SLOTS, PrivateBuffers
 from gigl_client.channel_config import ChannelConfig
 from gigl_client.channel_pool import ChannelPool
 from gigl_client.dispatcher import FETCHERS, Dispatcher
 from gigl_client.in_flight import InFlight
 from gigl_client.receiver import Receiver
+from gigl_loader.channel.slots import slot_bytes_of
 from gigl_loader.sampling.deferred_features import Completion
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.sampling.store import WireCounts

@@ -7,15 +7,18 @@ lowest first, which keeps the set of touched slots as small as the number of bat
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 import weakref
 from typing import Any
 
 import numpy as np
 
 from gigl_loader.arrays import Bytes
+from gigl_loader.resources import naming_channel
 
-__all__ = ["SlotPool", "slot_of"]
+__all__ = ["SlotPool", "private_slots", "slot_bytes_of", "slot_of"]
 
 
 class SlotPool:
@@ -85,6 +88,25 @@ class _Lease:
     def __init__(self, slot: Bytes, nbytes: int) -> None:
         self.slot = slot
         self.__array_interface__: dict[str, Any] = slot[:nbytes].__array_interface__
+
+
+def slot_bytes_of(nbytes: int, slots: int) -> int:
+    """Return the size of each of so many slots of ``nbytes``: whole pages, at least one."""
+    return max(nbytes // slots // mmap.PAGESIZE, 1) * mmap.PAGESIZE
+
+
+def private_slots(nbytes: int, slots: int) -> SlotPool:
+    """Return a pool of so many slots in memory of this process. ``MemoryError`` where there is none.
+
+    ``nbytes`` of address space are set aside; pages are committed when they are touched.
+    """
+    slot_bytes = slot_bytes_of(nbytes, slots)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
+        flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
+    with naming_channel(nbytes):
+        memory = np.frombuffer(mmap.mmap(-1, slot_bytes * slots, flags=flags), np.uint8)
+    return SlotPool(memory, np.zeros(slots, np.uint8))
 
 
 def slot_of(array: Bytes) -> Bytes | None:

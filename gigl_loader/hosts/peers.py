@@ -12,7 +12,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.hosts.shared_cache import open_cache
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.remote_store import RemoteStore, fetch_split
+from gigl_loader.rpc.remote_store import fetch_split, open_remote_stores
 from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.local_store import LocalStore
@@ -64,17 +64,15 @@ class Peers:
         A peer is asked for ``timeout_s`` seconds in all before it counts as gone.
         """
         local = {part: LocalStore(graph, part) for part in graph.parts}
+        elsewhere = set(range(graph.schema.num_partitions)) - set(local)
         remote: dict[int, NeighborStore] = {
-            part: RemoteStore(
-                self.holder(part),
-                part,
+            **open_remote_stores(
+                {part: self.holder(part) for part in sorted(elsewhere)},
                 self.caller,
                 schema=graph.schema,
                 digest=graph.manifest.digest,
                 timeout_s=timeout_s,
             )
-            for part in range(graph.schema.num_partitions)
-            if part not in local
         }
         cache = open_cache(self.cache_path, graph) if self.cache_path else None
         if cache is not None:

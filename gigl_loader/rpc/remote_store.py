@@ -15,7 +15,7 @@ from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 from gigl_loader.sampling.store import Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, WireCounts
 
-__all__ = ["RemoteStore", "fetch_split"]
+__all__ = ["RemoteStore", "fetch_split", "open_remote_stores"]
 
+_ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
 """Of one request: 32 MiB of positions, half of what a service reads."""
 
@@ -47,7 +48,7 @@ class RemoteStore:
         schema: GraphSchema,
         digest: str,
         timeout_s: float,
-        attempt_s: float = 30.0,
+        attempt_s: float = _ATTEMPT_S,
     ) -> None:
         """Connects when first asked. ``digest`` is that of the graph, which the peer must have, too.
 
@@ -129,6 +130,24 @@ class RemoteStore:
 
     def _encoded(self, request: NeighborRequest | FeatureRequest | SplitRequest) -> bytes:
         return encode(self._envelope, request, self._schema)
+
+
+def open_remote_stores(
+    owners: Mapping[int, Endpoint],
+    caller: Caller,
+    *,
+    schema: GraphSchema,
+    digest: str,
+    timeout_s: float,
+    attempt_s: float = _ATTEMPT_S,
+) -> dict[int, RemoteStore]:
+    """Return a store for each partition, which ``owners`` names with its owner. As ``RemoteStore``."""
+    return {
+        part: RemoteStore(
+            owner, part, caller, schema=schema, digest=digest, timeout_s=timeout_s, attempt_s=attempt_s
+        )
+        for part, owner in owners.items()
+    }
 
 
 def fetch_split(

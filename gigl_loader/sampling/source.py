@@ -5,8 +5,6 @@ One contract suite (``tests/contract``) runs against every implementation of ``B
 
 from __future__ import annotations
 
-import mmap
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.channel.slots import SlotPool
+from gigl_loader.channel.slots import SlotPool, private_slots
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.resources import naming_channel
 from gigl_loader.sampling.seed_weights import SeedWeightedSampler
 
 if TYPE_CHECKING:
@@ -143,7 +140,7 @@ class InlineSource:
         self._schedule = schedule
         self._store = store
         self._check = check
-        self._slots: SlotPool | None = _private_slots(channel_bytes)
+        self._slots: SlotPool | None = private_slots(channel_bytes, _INLINE_SLOTS)
         self._epoch = -1
         self._position = schedule.num_batches
         self._batches = self._bytes = self._fresh = 0
@@ -230,13 +227,3 @@ def check_epoch(epoch: int, first_batch: int, *, num_batches: int) -> None:
         raise ValueError(f"epochs count from 0, got {epoch}")
     if not 0 <= first_batch <= num_batches:
         raise ValueError(f"first_batch must lie in [0, {num_batches}], got {first_batch}")
-
-
-def _private_slots(nbytes: int) -> SlotPool:
-    slot_bytes = max(nbytes // _INLINE_SLOTS // mmap.PAGESIZE, 1) * mmap.PAGESIZE
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
-        flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
-    with naming_channel(nbytes):
-        memory = np.frombuffer(mmap.mmap(-1, slot_bytes * _INLINE_SLOTS, flags=flags), np.uint8)
-    return SlotPool(memory, np.zeros(_INLINE_SLOTS, np.uint8))

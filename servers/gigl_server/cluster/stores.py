@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.remote_store import RemoteStore
+from gigl_loader.rpc.remote_store import RemoteStore, open_remote_stores
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.store import WireCounts
@@ -44,13 +44,23 @@ class ClusterStores:
             local = {part: LocalStore(self._graph, part) for part in own}
             for store in local.values():
                 undo.callback(store.close)
-            remote = {}
-            for rank, member in enumerate(self._members):
-                for part in member.partitions:
-                    if part not in own:
-                        remote[part] = self._remote_store(member, part)
-                        undo.callback(remote[part].close)
-                        self._remote.append((rank, remote[part]))
+            owners = {
+                part: rank
+                for rank, member in enumerate(self._members)
+                for part in member.partitions
+                if part not in own
+            }
+            remote = open_remote_stores(
+                {part: self._members[rank] for part, rank in owners.items()},
+                self._caller,
+                schema=self._graph.schema,
+                digest=self._graph.manifest.digest,
+                timeout_s=_TIMEOUT_S,
+                attempt_s=_TIMEOUT_S,
+            )
+            for part, far in remote.items():
+                undo.callback(far.close)
+                self._remote.append((owners[part], far))
             store_of_all = PartitionedStore(
                 self._graph.schema, local=local, remote=remote, concurrency=self._concurrency
             )
@@ -69,14 +79,3 @@ class ClusterStores:
         for rank, store in self._remote:
             sums[rank] = sums.get(rank, WireCounts()) + store.wire()
         return sums
-
-    def _remote_store(self, member: Endpoint, part: int) -> RemoteStore:
-        return RemoteStore(
-            member,
-            part,
-            self._caller,
-            schema=self._graph.schema,
-            digest=self._graph.manifest.digest,
-            timeout_s=_TIMEOUT_S,
-            attempt_s=_TIMEOUT_S,
-        )
