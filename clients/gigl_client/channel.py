@@ -11,7 +11,7 @@ from gigl_client.buffers import RingBuffers
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.control_errors import Busy, Unknown
-from gigl_loader.rpc.ring_door import RingRefused, receive_ring
+from gigl_loader.rpc.ring_client import RingRefused, receive_ring
 
 if TYPE_CHECKING:
     from gigl_client.channel_config import ChannelConfig

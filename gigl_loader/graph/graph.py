@@ -11,10 +11,10 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.paths import (
     edges_path,
     ids_path,

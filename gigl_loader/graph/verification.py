@@ -8,8 +8,8 @@ import numpy as np
 
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import Document
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.paths import edges_path, ids_path, nodes_path, splits_path, topology_path
 from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType
 from gigl_loader.tensors import ArraySpec

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.folder import DiskFolder, Folder
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
 from gigl_loader.partition.assigners import Assigner, assigner_named
 from gigl_loader.partition.edges import build_edges

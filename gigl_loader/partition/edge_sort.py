@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
-from gigl_loader.graph.directory import Directory
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.native import build_adjacency
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.spill import Kinds, Spill, row_bytes, scatter

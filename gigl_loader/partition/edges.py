@@ -14,8 +14,8 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.directory import Directory
 from gigl_loader.graph.document import DocumentWriter
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.paths import edges_path, topology_path
 from gigl_loader.graph.schema import EdgeSchema, EdgeType, NodeSchema, NodeType
 from gigl_loader.partition.edge_sort import EdgeSorter, Leaf

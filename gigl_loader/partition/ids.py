@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.directory import Directory
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.job import Job

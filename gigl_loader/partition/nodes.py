@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
-from gigl_loader.graph.directory import Directory
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.paths import ids_path, nodes_path, splits_path
 from gigl_loader.graph.schema import Column, NodeSchema, NodeType
 from gigl_loader.partition.ids import assign, find_all, node_ids_of

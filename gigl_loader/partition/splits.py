@@ -8,7 +8,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.directory import Directory
+from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.schema import NodeType
 from gigl_loader.partition.ids import find_all, require_integers
 from gigl_loader.partition.job import Job

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.memfile import create_memory, map_memory
-from gigl_loader.rpc.ring_door import RingRefused, receive_ring
+from gigl_loader.rpc.ring_client import RingRefused, receive_ring
 from gigl_server.frames import ring_server
 from gigl_server.frames.ring_server import RingServer
 from tests.support.leftovers import wait_until
@@ -162,7 +162,7 @@ def test_another_user_is_not_answered(rings: Rings, monkeypatch: pytest.MonkeyPa
 
 
 def test_another_users_server_is_not_believed(door: RingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_loader.rpc.ring_door.peer_uid", lambda _: 12345)
+    monkeypatch.setattr("gigl_loader.rpc.ring_client.peer_uid", lambda _: 12345)
     with pytest.raises(RingRefused, match=r"the server runs as user 12345, this process as \d+$"):
         receive_ring(door.name, CHANNEL, NBYTES, 10)
 

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.ring_door import ANSWER_NONE, ANSWER_RING, CHANNEL_BYTES, peer_uid
+from gigl_loader.rpc.ring_client import ANSWER_NONE, ANSWER_RING, CHANNEL_BYTES, peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

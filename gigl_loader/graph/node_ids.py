@@ -1,4 +1,4 @@
-"""Directory of a node type: from node id to position, and back."""
+"""Node ids of a node type: from id to position, and back."""
 
 from __future__ import annotations
 
