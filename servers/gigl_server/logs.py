@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 
-from gigl_server.ports.audit import GrpcLogFilter
+from gigl_server.audit import GrpcLogFilter
 
 __all__ = ["LineHandler", "configure_logging", "quiet_grpc"]
 

@@ -17,9 +17,9 @@ from gigl_loader.graph.folder import folder_from
 from gigl_loader.graph.graph import Graph
 from gigl_loader.processes import leave_with
 from gigl_loader.rpc.credentials import Credentials
+from gigl_server.audit import GrpcLogFilter
 from gigl_server.forced_exit import leave_within
 from gigl_server.logs import quiet_grpc
-from gigl_server.ports.audit import GrpcLogFilter
 from gigl_server.preflight import check_peer_limits
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import Envelope
+from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
 from gigl_server.counters import Counters
-from gigl_server.ports.audit import AuditLog
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.flight import open_data_service, shut_down
 from gigl_server.ports.probe import ControlProbe, DataProbe

@@ -14,9 +14,9 @@ from gigl_loader.options import check_verify
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
 from gigl_loader.rpc.requests import Envelope
+from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
 from gigl_server.certificate_renewal import check_renewal
-from gigl_server.cluster.announcements import Announcements
 from gigl_server.cluster.discovery import Discovery
 from gigl_server.cluster.peers import PeerClient, PeerWatch
 from gigl_server.cluster.readiness import Readiness
@@ -24,7 +24,7 @@ from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters
 from gigl_server.frames.ring_server import RingServer
 from gigl_server.limits import Limits
-from gigl_server.ports.audit import AuditLog
+from gigl_server.ports.announcements import Announcements
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.flight_port import DataPort
 from gigl_server.ports.metrics_port import MetricsPort

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gigl_server.counters import Counters
+from gigl_server.identity import LOCAL, Identity
 from gigl_server.limits import Limits
-from gigl_server.ports.identity import LOCAL, Identity
 from gigl_server.sampling.service import SamplingService
 from gigl_server.sessions.channel import ChannelOptions, ReceivedRequest
 from tests.support.sources import PLAN, small_graph, small_schedule

@@ -11,9 +11,9 @@ import pytest
 
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.credentials import Credentials
+from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
 from gigl_server.errors import Refusal, Status
-from gigl_server.ports.audit import AuditLog
 from gigl_server.ports.auth import AuthenticatedCalls
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.identity import LOCAL, Identity
 from gigl_server.sampling.fair_queue import FairQueue
 from tests.support.store_service import Clock
 

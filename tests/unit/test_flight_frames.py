@@ -22,9 +22,9 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.frames import Gone, fetch_frame
 from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.job import job_key, new_job
+from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
 from gigl_server.frames.store import FrameStore
-from gigl_server.ports.audit import AuditLog
 from gigl_server.ports.flight import open_data_service, shut_down
 from gigl_server.ports.queries import Queries
 from tests.support.leftovers import wait_until

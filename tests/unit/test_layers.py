@@ -47,14 +47,14 @@ MAY_IMPORT = {
     "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
     "workers": VALUES | {"native", "graph", "channel", "sampling"},
     "hosts": VALUES | {"graph", "sampling", "workers.config", "rpc"},
-    "dataset": VALUES | {"graph", "sampling", "workers", "hosts.meeting"},
+    "dataset": VALUES | {"graph", "sampling", "workers", "hosts.rendezvous"},
     "loaders": VALUES
     | {
         "native",
         "graph",
         "sampling.source",
         "sampling.schedule",
-        "sampling.weighted",
+        "sampling.seed_weights",
         "channel.frame",
         "channel.slots",
     },
@@ -150,6 +150,39 @@ def test_servers_and_clients_know_neither_each_other_nor_loaders(package: str) -
         for found in imports(path)
         if not found.module.startswith((package, "gigl_loader.")) or ".loaders" in found.module
     ]
+    assert wrong == []
+
+
+SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "ports")
+"""Of ``gigl_server``, as floors: a room imports from those before it, and the values below."""
+SERVER_VALUES = frozenset(
+    {
+        "audit",
+        "bind_check",
+        "certificate_renewal",
+        "counters",
+        "errors",
+        "identity",
+        "limits",
+        "quotas",
+        "supervision",
+    }
+)
+
+
+def test_rooms_of_a_server_are_floors() -> None:
+    """Imports for type checkers count as well: there is no circle of rooms."""
+    wrong = []
+    for name, path in modules("gigl_server"):
+        room = name.partition(".")[0]
+        if room not in SERVER_ROOMS:
+            continue
+        below = {*SERVER_ROOMS[: SERVER_ROOMS.index(room) + 1], *SERVER_VALUES}
+        wrong += [
+            f"{name}:{found.line}: {found.module}"
+            for found in imports(path)
+            if found.module.startswith("gigl_server.") and found.module.split(".")[1] not in below
+        ]
     assert wrong == []
 
 

@@ -15,8 +15,8 @@ from gigl_loader.channel.frame import Frame
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_server.errors import Refusal, Status
-from gigl_server.ports.identity import LOCAL, Identity
-from gigl_server.ports.quotas import has_quota
+from gigl_server.identity import LOCAL, Identity
+from gigl_server.quotas import has_quota
 from tests.support.leftovers import wait_until
 from tests.support.sources import PLAN, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, ask_of, service_of

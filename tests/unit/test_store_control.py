@@ -28,10 +28,10 @@ from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
-from gigl_server.cluster.announcements import Announcements
+from gigl_server.audit import AuditLog
 from gigl_server.cluster.readiness import PeerTraffic, View
 from gigl_server.counters import Counters
-from gigl_server.ports.audit import AuditLog
+from gigl_server.ports.announcements import Announcements
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
 from gigl_server.ports.message_reader import Patience

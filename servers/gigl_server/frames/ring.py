@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_server.frames.ring_memory import RingMemory
-from gigl_server.ports.identity import LOCAL
+from gigl_server.identity import LOCAL
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
 
 __all__ = ["FrameRing"]
 

@@ -6,10 +6,10 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gigl_server.ports.quotas import has_quota
+from gigl_server.quotas import has_quota
 
 if TYPE_CHECKING:
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
 
 __all__ = ["RingMemory"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.rpc.refusals import Kind, Refused
-from gigl_server.ports.identity import LOCAL, Identity
-from gigl_server.ports.quotas import has_quota
+from gigl_server.identity import LOCAL, Identity
+from gigl_server.quotas import has_quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable

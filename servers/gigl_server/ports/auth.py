@@ -13,10 +13,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gigl_server.errors import Refusal
+from gigl_server.identity import Identity
 from gigl_server.ports.control_call import ControlCall, handler, header_values
-from gigl_server.ports.identity import Identity
 from gigl_server.ports.message_reader import MessageReader
-from gigl_server.ports.quotas import Quota
+from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
     import threading
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
-    from gigl_server.ports.audit import AuditLog
     from gigl_server.ports.control_call import Stream
 
     Answer = Callable[[Any, ControlCall], Any]

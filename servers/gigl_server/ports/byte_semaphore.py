@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.refusals import Kind, Refused
-from gigl_server.ports.identity import LOCAL
+from gigl_server.identity import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
 
 __all__ = ["ByteSemaphore", "Loan"]
 

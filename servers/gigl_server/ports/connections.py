@@ -25,7 +25,7 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
 
 __all__ = ["Connections", "Place", "place_of"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
+from gigl_server.audit import AuditLog
 from gigl_server.certificate_renewal import ServedCertificate
-from gigl_server.ports.audit import AuditLog
 from gigl_server.ports.auth import AuthenticatedCalls
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
 from gigl_server.ports.health import Health

@@ -12,7 +12,7 @@ from grpc import _server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
 
 __all__ = ["ControlCall", "Stream", "handler", "header_values"]
 

@@ -15,10 +15,10 @@ from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.replies import CHUNK_BYTES
+from gigl_server.identity import Identity
 from gigl_server.ports.byte_semaphore import ByteSemaphore
 from gigl_server.ports.connections import Connections, place_of
 from gigl_server.ports.flight_auth import GUARD, FlightAuth, identity_of
-from gigl_server.ports.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
-    from gigl_server.ports.audit import AuditLog
     from gigl_server.ports.connections import Place
     from gigl_server.ports.flight_auth import Call
     from gigl_server.ports.queries import Queries

@@ -10,16 +10,16 @@ from pyarrow import flight
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, UNREAD_HEADER, Crc32c, Unread
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Kind, Refused
-from gigl_server.ports.audit import printable
-from gigl_server.ports.identity import Identity
+from gigl_server.audit import printable
+from gigl_server.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
-    from gigl_server.ports.audit import AuditLog
 
 __all__ = ["GUARD", "Call", "FlightAuth", "identity_of"]
 

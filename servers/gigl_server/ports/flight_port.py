@@ -18,8 +18,8 @@ from gigl_server.ports.flight import open_data_service, shut_down
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
-    from gigl_server.ports.audit import AuditLog
     from gigl_server.ports.flight import DataService, FrameSource
     from gigl_server.ports.queries import Queries
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_server.cluster.readiness import View
+    from gigl_server.identity import Identity
     from gigl_server.ports.control_call import ControlCall
-    from gigl_server.ports.identity import Identity
     from gigl_server.ports.reports import PeerCalls
     from gigl_server.sampling.service import SamplingService
     from gigl_server.sessions.channel import Result, SampleTask

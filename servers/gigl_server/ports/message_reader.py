@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gigl_server.identity import Identity
     from gigl_server.ports.control_call import ControlCall
-    from gigl_server.ports.identity import Identity
 
 __all__ = ["MessageReader", "Patience"]
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2
 
 from gigl_server.ports.control_call import handler, header_values
 from gigl_server.ports.message_reader import MessageReader, Patience
-from gigl_server.ports.quotas import Quota
+from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

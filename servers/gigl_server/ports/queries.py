@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
     from gigl_server.counters import Counters
+    from gigl_server.identity import Identity
     from gigl_server.ports.byte_semaphore import Loan
-    from gigl_server.ports.identity import Identity
 
 __all__ = ["Queries", "Reply"]
 

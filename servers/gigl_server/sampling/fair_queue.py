@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
     from gigl_server.sessions.channel import Channel, SampleTask
 
 __all__ = ["FairQueue"]

@@ -8,10 +8,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gigl_server.errors import Refusal, Status
-from gigl_server.frames.shares import FrameShares
-from gigl_server.ports.quotas import has_quota
+from gigl_server.quotas import has_quota
 from gigl_server.sampling.fair_queue import FairQueue
 from gigl_server.sampling.frame_maker import MadeFrame
+from gigl_server.sampling.frame_shares import FrameShares
 from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from gigl_server.frames.buffer_pool import BufferPool
     from gigl_server.frames.store import FrameStore
+    from gigl_server.identity import Identity
     from gigl_server.limits import Limits
-    from gigl_server.ports.identity import Identity
     from gigl_server.sampling.scratch import Scratch
     from gigl_server.sessions.channel import Channel, SampleTask
 

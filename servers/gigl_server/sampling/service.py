@@ -12,8 +12,8 @@ from gigl_server.errors import Refusal, Status
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.frames.ring_memory import RingMemory
 from gigl_server.frames.store import FrameStore
+from gigl_server.identity import LOCAL, Identity
 from gigl_server.limits import Limits
-from gigl_server.ports.identity import LOCAL, Identity
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.journal import Journal
 from gigl_server.sampling.load import ChannelLoad, ServiceLoad

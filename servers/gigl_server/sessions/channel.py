@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gigl_server.ports.identity import LOCAL, Identity
+from gigl_server.identity import LOCAL, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gigl_server.errors import Refusal, Status
-from gigl_server.ports.identity import LOCAL, Identity
-from gigl_server.ports.quotas import has_quota
+from gigl_server.identity import LOCAL, Identity
+from gigl_server.quotas import has_quota
 from gigl_server.sessions.channel import Channel, ChannelOptions, Producer
 from gigl_server.sessions.plans import differences
 

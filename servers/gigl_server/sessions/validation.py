@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import SamplingPlan
     from gigl_server.frames.ring_memory import RingMemory
+    from gigl_server.identity import Identity
     from gigl_server.limits import Limits
-    from gigl_server.ports.identity import Identity
     from gigl_server.sessions.channel import Channel, ChannelOptions, ReceivedRequest
 
 __all__ = [

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from gigl_server.frames.buffer_pool import BufferPool
     from gigl_server.frames.store import FrameStore
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
     from gigl_server.sessions.channel import Channel, SampleTask
 
 __all__ = ["FrameShares"]

@@ -12,10 +12,10 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gigl_server.ports.identity import LOCAL
+from gigl_server.identity import LOCAL
 
 if TYPE_CHECKING:
-    from gigl_server.ports.identity import Identity
+    from gigl_server.identity import Identity
 
 __all__ = ["Quota", "has_quota"]
 

@@ -20,9 +20,9 @@ from gigl_loader.rpc.server_proof import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_server.ports.audit import AuditLog
+    from gigl_server.audit import AuditLog
+    from gigl_server.identity import Identity
     from gigl_server.ports.control_call import ControlCall
-    from gigl_server.ports.identity import Identity
 
 __all__ = ["Announcements"]
 
