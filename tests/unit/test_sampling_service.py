@@ -130,7 +130,7 @@ def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.M
     with service_of() as service:
         trainer = Trainer(service)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.sampling.sampler_pool.Sampler.sample", lambda *_: 1 / 0)
+            patch.setattr("gigl_server.sampling.sampler_pool.LocalSampler.sample", lambda *_: 1 / 0)
             trainer.ask(2)
             outcome = trainer.answers.next()[1]
         assert not outcome.unavailable
@@ -165,7 +165,7 @@ def test_an_owner_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyP
 
     with service_of() as service:
         trainer = Trainer(service)
-        monkeypatch.setattr("gigl_server.sampling.sampler_pool.Sampler.sample", silent)
+        monkeypatch.setattr("gigl_server.sampling.sampler_pool.LocalSampler.sample", silent)
         trainer.ask(2)
         outcome = trainer.answers.next()[1]
         assert outcome.unavailable
