@@ -144,7 +144,7 @@ def test_a_network_that_fails_in_mid_stream_and_heals_loses_nothing(
 ) -> None:
     with served(small_graph()) as endpoint, Proxy((endpoint.host, endpoint.data_port)) as proxy:
         through = replace(endpoint, data_port=proxy.address[1])
-        store = remote_store(small_graph(), through, attempt_s=0.5)
+        store = remote_store(small_graph(), through, attempt_s=5.0)
         healer = threading.Timer(0.2, proxy.resume)
 
         def fail() -> None:
