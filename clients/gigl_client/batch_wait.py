@@ -22,7 +22,7 @@ _MAX_WAIT_S = 3600.0  # At a time: locks take no endless ones.
 
 
 class BatchWait:
-    """Waits for what servers do. Used under the lock of the exchange."""
+    """Waits for what servers do. Used under the lock of the dispatcher."""
 
     def __init__(
         self, channels: ChannelPool, in_flight: InFlight, changed: threading.Condition, *, timeout_s: float

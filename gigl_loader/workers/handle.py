@@ -54,7 +54,7 @@ class Death(NamedTuple):
 
 
 class WorkerHandle:
-    """Sends requests to one process at a time and takes its answers. Waits only to bury and to close."""
+    """Sends requests to one process at a time and takes its answers. Waits only to reap and to close."""
 
     def __init__(self, config: WorkerConfig, *, method: str, spare_slots: int) -> None:
         """Start the first process. Arrays keep at most ``spare_slots`` slots at any time."""

@@ -1,4 +1,4 @@
-"""Sampling processes of the operating system: started, watched and ended."""
+"""Sampling processes: started with a socket, watched, asked for their last words, and ended."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ from gigl_loader.workers.config import Handover
 from gigl_loader.workers.main import worker_main
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
     from gigl_loader.workers.config import WorkerConfig
 
 __all__ = ["Incarnation", "WorkerProcess", "check_start_method", "collect_stacks", "start_process"]
+
+_MAX_TRACE = 32_000
+_TERMINATE_SECONDS = 0.5
+_KILL_SECONDS = 5.0
+_STACKS_SECONDS = 0.5
 
 
 class WorkerProcess(Protocol):
@@ -94,12 +98,6 @@ def _enter(link: socket.socket, close: list[int], lasting: bool) -> None:
         os.close(fd)
     os.environ |= ONE_THREAD
     worker_main(link)
-
-
-_MAX_TRACE = 32_000
-_TERMINATE_SECONDS = 0.5
-_KILL_SECONDS = 5.0
-_STACKS_SECONDS = 0.5
 
 
 class Incarnation:

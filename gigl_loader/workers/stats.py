@@ -15,7 +15,7 @@ __all__ = ["WorkerStats", "statistics"]
 
 @dataclass(slots=True)
 class WorkerStats:
-    """Counters of a lane. They outlive it."""
+    """Counters of one worker. They outlive its processes."""
 
     pid: int = 0
     batches: int = 0

@@ -1,4 +1,4 @@
-"""The book of a remote source: which batches are asked for, ready, or to be asked for again."""
+"""Batches in flight of a remote source: requested, ready, or to be requested again."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ def expected() -> list[bytes]:
     return drain(source)
 
 
-def _open(crew: str, *, workers: int = 1, concurrency: int = 2, in_order: bool = True) -> WorkerSource:
+def _open(samplers: str, *, workers: int = 1, concurrency: int = 2, in_order: bool = True) -> WorkerSource:
     options = WorkerOptions(num_workers=workers, worker_concurrency=concurrency, in_order=in_order)
-    return WorkerSource(small_graph(), PLAN, small_schedule(), options, sampler=crew, timeout_s=20)
+    return WorkerSource(small_graph(), PLAN, small_schedule(), options, sampler=samplers, timeout_s=20)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

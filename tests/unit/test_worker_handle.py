@@ -1,4 +1,4 @@
-"""A lane whose worker is played by the test, message by message."""
+"""A handle whose worker is played by the test, message by message."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerHandle]:
     handle.leave_epoch(1)
     yield handle
     handle.end(0)
-    vars(handle).clear()  # Pytest keeps the lane itself for longer than its memory may live.
+    vars(handle).clear()  # Pytest keeps the handle itself for longer than its memory may live.
 
 
 def played(handle: WorkerHandle) -> PlayedWorker:

@@ -1,4 +1,4 @@
-"""Other storage servers: what they say of themselves, and whether they fit."""
+"""Other storage servers: asked who they are, checked whether they fit, and watched."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["JoinRefused", "PeerAnswer", "PeerClient", "PeerWatch", "check_fit", "check_partitions", "listed"]
 
+_LOGGER = logging.getLogger(__name__)
+
 _WHAT = "storage server"
 _OWN_S = 2.0
+_WATCH_S = 2.0
+_MISSES = 2
+"""A server that does not answer so many times in a row is lost: one slow answer is no news."""
 
 
 class JoinRefused(GiglError):
@@ -172,12 +177,6 @@ def _without_rank(endpoint: Endpoint) -> Iterator[None]:
         raise type(error)(text) from None
 
 
-_LOGGER = logging.getLogger(__name__)
-_TIMEOUT_S = 2.0
-_MISSES = 2
-"""A server that does not answer so many times in a row is lost: one slow answer is no news."""
-
-
 class PeerWatch:
     """Looks after the other servers when it is told to. Sampling does not depend on it: asks find out."""
 
@@ -201,7 +200,7 @@ class PeerWatch:
             if until.is_set():
                 return
             try:
-                answer = self._ask(member.control_address, _TIMEOUT_S)
+                answer = self._ask(member.control_address, _WATCH_S)
                 check_fit(member.control_address, answer, graph=self._graph)
                 if answer.itself.partitions != member.partitions:
                     raise ValueError(f"it came back with partitions {listed(answer.itself.partitions)}")

@@ -42,30 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Queries", "Reply"]
 
-
-def about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
-    """Return the reply as the pieces of a document. ``Refused`` for unknown node ids."""
-    if isinstance(inquiry, IdsRequest):
-        return document({"ids": _ids(graph, inquiry.node_type, inquiry.positions)})
-    if isinstance(inquiry, LocateRequest):
-        return document({"positions": _positions(graph, inquiry)})
-    if isinstance(inquiry, ListRequest):
-        return document({"positions": graph.all_positions(inquiry.node_type, inquiry.first, inquiry.count)})
-    return document({"manifest": np.frombuffer(graph.manifest.to_bytes(), np.uint8)})
-
-
-def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array:
-    ids = graph.node_ids(node_type)
-    return positions if ids is None else ids[positions]
-
-
-def _positions(graph: Graph, ask: LocateRequest) -> Int64Array:
-    try:
-        return graph.positions(ask.node_type, ask.ids)
-    except ValueError as error:
-        raise Refused(Kind.INVALID, str(error)) from None
-
-
 _KEPT_BYTES = 64 << 20
 _KEPT_ROW_BYTES = 256 << 20
 _SENT_BYTES = 2 << 30  # On their way to those who asked, with the requests, which Flight keeps as long.
@@ -241,3 +217,26 @@ def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: 
 
 def _num_edges(graph: Graph, partition: int, edge_type: EdgeType) -> int:
     return len(graph.topology(edge_type, partition)["indices"])
+
+
+def about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
+    """Return the reply as the pieces of a document. ``Refused`` for unknown node ids."""
+    if isinstance(inquiry, IdsRequest):
+        return document({"ids": _ids(graph, inquiry.node_type, inquiry.positions)})
+    if isinstance(inquiry, LocateRequest):
+        return document({"positions": _positions(graph, inquiry)})
+    if isinstance(inquiry, ListRequest):
+        return document({"positions": graph.all_positions(inquiry.node_type, inquiry.first, inquiry.count)})
+    return document({"manifest": np.frombuffer(graph.manifest.to_bytes(), np.uint8)})
+
+
+def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array:
+    ids = graph.node_ids(node_type)
+    return positions if ids is None else ids[positions]
+
+
+def _positions(graph: Graph, ask: LocateRequest) -> Int64Array:
+    try:
+        return graph.positions(ask.node_type, ask.ids)
+    except ValueError as error:
+        raise Refused(Kind.INVALID, str(error)) from None
