@@ -149,7 +149,8 @@ def copy_all(transfer: Transfer, frames: Iterable[Frame]) -> None:
 def make_model(loader: DistNeighborLoader, device: torch.device) -> tuple[Any, Any]:
     (columns,) = (nodes.columns for nodes in loader.dataset.schema.nodes.values())
     channels = columns["x"].shape[0]
-    model = HomogeneousSAGE(dim=channels, hidden=HIDDEN, classes=LABELS, hops=loader.plan.num_hops).to(device)
+    hops = loader.plan.frame(loader.dataset.schema).num_hops
+    model = HomogeneousSAGE(dim=channels, hidden=HIDDEN, classes=LABELS, hops=hops).to(device)
     return model, torch.optim.Adam(model.parameters())
 
 

@@ -22,10 +22,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.job import JOB_HEADER, new_job
 from gigl_loader.rpc.request_reader import WIRE_VERSION
+from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
 __all__ = ["BEHAVIOURS", "Scene", "connected", "ended"]
 
@@ -68,14 +69,8 @@ class _Caller:
 
     def open(self, fanout: tuple[int, ...], *, replace: bool = False, share: int = 1) -> bytes:
         """Make a producer with a channel and return the channel's id. ``grpc.RpcError``."""
-        plan = SamplingPlan(
-            seed_type="node",
-            num_neighbors={_EDGE: fanout},
-            run_seed=1,
-            replace=replace,
-            node_columns={"node": ("x",)},
-            edge_columns={},
-        )
+        sampler = NeighborPlan(seed_type="node", num_neighbors={_EDGE: fanout}, replace=replace)
+        plan = BatchPlan(sampler=sampler, run_seed=1, columns=ColumnPlan(nodes={"node": ("x",)}))
         key = f"key {fanout} {replace}"
         create = messages.CreateProducerRequest(key=key, plan=plan.to_json(), graph=self.scene.graph)
         self.call("CreateProducer", create).result()
@@ -88,7 +83,7 @@ class _Caller:
         return self.call(
             "Sample",
             messages.SampleRequest(
-                channel=channel, epoch=0, batch=batch, seeds=chosen.tobytes(), input_ids=chosen.tobytes()
+                channel=channel, epoch=0, batch=batch, inputs=chosen.tobytes(), index=chosen.tobytes()
             ),
         )
 

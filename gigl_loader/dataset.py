@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
 from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
-from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
 from gigl_loader.topology import Topology, announce_host
@@ -309,17 +308,14 @@ class DistDataset:
     def _inline_source(self, request: SourceRequest) -> InlineSource:
         channel_bytes = request.workers.channel_bytes
         if self._membership is None:
-            sampler = LocalSampler(self._graph, request.plan)
+            sampler = request.plan.open(self._graph)
             check = self._graph.verifier.check
             return InlineSource(sampler, request.schedule, channel_bytes=channel_bytes, check=check)
-        from gigl_loader.sampling.distributed import DistributedSampler
-
         timeout_s = _SHARE_OF_PEERS * request.timeout_s
         store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
         self._stores.add(store)
-        stepped = DistributedSampler(self._graph, request.plan, store)
         return InlineSource(
-            stepped,
+            request.plan.open(self._graph, store),
             request.schedule,
             channel_bytes=channel_bytes,
             store=store,

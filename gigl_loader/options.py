@@ -1,19 +1,14 @@
-"""Options of sampling, workers and graph store: frozen values that are checked when they are made.
+"""Options of sampling processes and of the graph store: frozen values that are checked when they are made.
 
-A ``SamplingPlan`` says which subgraph a batch is; ``WorkerOptions`` say how sampling processes are
-run, ``StoreOptions`` how storage servers are asked. Only the first can change a batch.
+None of them changes a batch.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from gigl_loader.sizes import whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "MAX_KEY",
@@ -21,7 +16,6 @@ __all__ = [
     "VERIFY_MODES",
     "EdgeType",
     "NodeType",
-    "SamplingPlan",
     "StoreOptions",
     "Verify",
     "WorkerOptions",
@@ -37,61 +31,6 @@ features in the background. ``"none"``: only headers are checked."""
 VERIFY_MODES: tuple[Verify, ...] = ("full", "lazy", "none")
 
 START_METHODS = ("spawn", "forkserver", "fork")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingPlan:
-    """Which subgraph belongs to a batch of seeds. Equal plans and seeds give equal batches."""
-
-    seed_type: NodeType
-    """Node type of the seeds."""
-    num_neighbors: Mapping[EdgeType, tuple[int, ...]]
-    """Fanout per hop for every edge type: -1 takes all neighbours, 0 skips the type at that hop."""
-    run_seed: int
-    """Every draw of the run is a function of it, the epoch and the seeds of the batch."""
-    replace: bool = False
-    """Draw with replacement: every node with neighbours then gets exactly ``fanout`` draws."""
-    with_edge: bool = False
-    """Return the ids of sampled edges. Costs one more random read per edge."""
-    node_columns: Mapping[NodeType, tuple[str, ...]]
-    """Columns to gather for the sampled nodes of each type."""
-    edge_columns: Mapping[EdgeType, tuple[str, ...]]
-    """Columns to gather for the sampled edges of each type."""
-
-    def __post_init__(self) -> None:
-        hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
-        if len(hops) > 1:
-            raise ValueError(f"all edge types need the same number of hops, got {sorted(hops)}")
-        for edge_type, fanouts in self.num_neighbors.items():
-            for fanout in fanouts:
-                if fanout < -1:
-                    raise ValueError(
-                        f"fanout {fanout} of {edge_type}: must be -1 (all), 0 (skip) or positive"
-                    )
-        if not 0 <= self.run_seed < 2**64:
-            raise ValueError(f"the run seed must lie in [0, 2**64), got {self.run_seed}")
-
-    @property
-    def num_hops(self) -> int:
-        return len(next(iter(self.num_neighbors.values()), ()))
-
-    def to_json(self) -> str:
-        """Return the plan as JSON, for a sampling process or a digest. Equal plans give equal text."""
-        document = asdict(self)
-        document["num_neighbors"] = sorted((key, value) for key, value in self.num_neighbors.items())
-        document["edge_columns"] = sorted((key, value) for key, value in self.edge_columns.items())
-        return json.dumps(document, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> SamplingPlan:
-        """Undo ``to_json``."""
-        document: dict[str, Any] = json.loads(text)
-        by_edge_type: dict[str, Any] = {
-            field: {tuple(key): tuple(value) for key, value in document.pop(field)}
-            for field in ("num_neighbors", "edge_columns")
-        }
-        node_columns = {key: tuple(value) for key, value in document.pop("node_columns").items()}
-        return cls(**document, **by_edge_type, node_columns=node_columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

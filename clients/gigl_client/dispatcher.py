@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gigl_client.in_flight import Ready
     from gigl_client.receiver import Receiver
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.request import BatchRequest
 
     Responses = queue.SimpleQueue["Response | None"]
 
@@ -173,7 +173,7 @@ class Dispatcher:
         self._in_flight.ask(ask)
         message = _message(ask)
         self.calls += 1
-        self.bytes_out += len(message.seeds) + len(message.input_ids)
+        self.bytes_out += len(message.inputs) + len(message.index)
         try:
             call = channel.server.client.sample(message, self._call_s)
         except Exception as error:  # The client was closed.
@@ -313,8 +313,8 @@ def _message(ask: InFlightRequest) -> SampleRequest:
         epoch=request.epoch,
         batch=request.batch,
         fence=ask.fence,
-        seeds=request.seeds.astype("<i8", copy=False).tobytes(),
-        input_ids=request.input_ids.astype("<i8", copy=False).tobytes(),
+        inputs=request.input_bytes(),
+        index=request.index.astype("<i8", copy=False).tobytes(),
         slot=0 if ask.slot is None else ask.slot + 1,
     )
 

@@ -10,7 +10,7 @@ from gigl_loader.retry import Backoff
 if TYPE_CHECKING:
     from gigl_client.channel import Channel, OpenChannel
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.request import BatchRequest
 
 __all__ = ["InFlight", "InFlightRequest", "Ready", "RetryState"]
 

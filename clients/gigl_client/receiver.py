@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.deferred_features import Completion
+    from gigl_loader.sampling.frame_schema import FrameSchema
 
 __all__ = ["Receiver", "Scratch", "Unfetched"]
 
@@ -53,10 +53,18 @@ class Receiver:
     """Makes frames of replies. Any number of threads may use it, each with a scratch of its own."""
 
     def __init__(
-        self, edge_dir: str, buffers: PrivateBuffers, completion: Completion | None, *, timeout_s: float
+        self,
+        frame: FrameSchema,
+        buffers: PrivateBuffers,
+        completion: Completion | None,
+        *,
+        timeout_s: float,
     ) -> None:
-        """``buffers`` takes what comes over a network, ``completion`` makes whole what came without rows."""
-        self._edge_dir = edge_dir
+        """``frame`` says what complete frames hold; ``completion`` completes those with deferred features.
+
+        ``buffers`` takes what comes over a network.
+        """
+        self._frame = frame
         self._buffers = buffers
         self._completion = completion
         self._fetch_s = min(_FETCH_S, timeout_s)
@@ -81,7 +89,7 @@ class Receiver:
             return self._in_slot(ask, ring, slot, reply.nbytes)
         ask.give_slot()
         if outcome == "failure":
-            raise _failure(ask, reply, self._edge_dir)
+            raise _failure(ask, reply)
         if outcome == "handle":
             return self._fetched(ask, reply.handle, reply.nbytes, scratch)
         raise FormatError(
@@ -90,9 +98,9 @@ class Receiver:
 
     def _in_slot(self, ask: InFlightRequest, ring: RingBuffers, slot: int, nbytes: int) -> Frame:
         if not ask.opened.without_rows:
-            return self._parse(ask, self._lent(ring, slot, nbytes))
+            return self._parsed(ask, self._lent(ring, slot, nbytes))
         try:
-            return self._completed(self._parse(ask, ring.view(slot, nbytes)))
+            return self._completed(ask, ring.view(slot, nbytes))
         finally:
             ring.give(slot)
 
@@ -115,36 +123,37 @@ class Receiver:
             raise Unfetched(error) from None
         with self._lock:
             self.wire_bytes += nbytes
-        frame = self._parse(ask, memory)
-        return self._completed(frame) if bare else frame
+        return self._completed(ask, memory) if bare else self._parsed(ask, memory)
 
-    def _parse(self, ask: InFlightRequest, memory: Bytes) -> Frame:
-        frame = Frame.parse(memory, edge_dir=self._edge_dir)
-        wanted = ask.request
-        if (frame.epoch, frame.batch) != (wanted.epoch, wanted.batch):
-            raise FormatError(
-                f"{ask.channel}: batch {frame.batch} of epoch {frame.epoch} instead of "
-                f"batch {wanted.batch} of epoch {wanted.epoch}"
-            )
-        return frame
+    def _parsed(self, ask: InFlightRequest, memory: Bytes) -> Frame:
+        return _expected(ask, self._frame.parse(memory))
 
-    def _completed(self, skeleton: Frame) -> Frame:
+    def _completed(self, ask: InFlightRequest, memory: Bytes) -> Frame:
         assert self._completion is not None, "no channel without rows is opened where there are no rows"
-        layout = self._completion.layout(skeleton)
-        memory = self._buffers.lend(layout.nbytes)
-        self._completion.write(skeleton, layout, memory)
-        return Frame(memory, layout)
+        deferred = _expected(ask, self._completion.parse(memory))
+        layout = self._completion.layout(deferred)
+        complete = self._buffers.lend(layout.nbytes)
+        self._completion.write(deferred, layout, complete)
+        return Frame(complete, layout)
 
 
-def _failure(ask: InFlightRequest, reply: SampleReply, edge_dir: str) -> Exception:
+def _expected(ask: InFlightRequest, frame: Frame) -> Frame:
+    """Return ``frame``, if it is of the batch that was asked for, and no record of a failure."""
+    wanted = ask.request
+    if (frame.epoch, frame.batch) != (wanted.epoch, wanted.batch) or frame.is_failure:
+        what = "a failure of batch" if frame.is_failure else "batch"
+        raise FormatError(
+            f"{ask.channel}: {what} {frame.batch} of epoch {frame.epoch} instead of "
+            f"batch {wanted.batch} of epoch {wanted.epoch}"
+        )
+    return frame
+
+
+def _failure(ask: InFlightRequest, reply: SampleReply) -> Exception:
     """Return what a server says went wrong, with its traceback as a note."""
-    document = Frame.parse(np.frombuffer(reply.failure, np.uint8), edge_dir=edge_dir)
-    record = json.loads(document.layout.metadata.get("failure", "null"))
-    if record is None:
-        return FormatError(f"{ask.channel}: a failure without a record")
+    failure = Failure.parse(np.frombuffer(reply.failure, np.uint8))
     if reply.unavailable:
-        return StorageUnavailable(f"{ask.channel}: {record['message']}")
-    failure = Failure(epoch=document.epoch, batch=document.batch, **{**record, "worker": None})
-    error = failure.error()
-    add_note(error, f"{ask.channel}, when it sampled:\n{record['traceback']}")
+        return StorageUnavailable(f"{ask.channel}: {failure.message}")
+    error = replace(failure, worker=None).error()
+    add_note(error, f"{ask.channel}, when it sampled:\n{failure.traceback}")
     return error

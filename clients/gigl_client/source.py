@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from gigl_client.cluster import Cluster
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.options import SamplingPlan
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.schedule import BatchRequest, Schedule
+    from gigl_loader.sampling.plan import BatchPlan
+    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.schedule import Schedule
 
 __all__ = ["RemoteSource"]
 
@@ -47,7 +48,7 @@ class RemoteSource:
     def __init__(
         self,
         cluster: Cluster,
-        plan: SamplingPlan,
+        plan: BatchPlan,
         schedule: Schedule,
         *,
         key: str,
@@ -81,7 +82,7 @@ class RemoteSource:
             slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
             timeout_s=timeout_s,
         )
-        has_columns = any(plan.node_columns.values()) or any(plan.edge_columns.values())
+        has_columns = bool(plan.columns)
         self._cluster = cluster
         self._schedule = schedule
         self._pid = os.getpid()
@@ -94,7 +95,7 @@ class RemoteSource:
         if has_columns and (rows == "direct" or (rows == "auto" and num_servers > 1)):
             self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
             completion = Completion(cluster.schema, plan, self._store)
-        self._receiver = Receiver(cluster.schema.edge_dir, self._buffers, completion, timeout_s=timeout_s)
+        self._receiver = Receiver(plan.frame(cluster.schema), self._buffers, completion, timeout_s=timeout_s)
         self._changed = threading.Condition(threading.RLock())
         self._in_flight = InFlight(schedule.num_batches, in_order=in_order)
         self._channels = ChannelPool(

@@ -18,9 +18,11 @@ from gigl_loader.bench.rounds import Case, Figures
 from gigl_loader.bench.workload import Workload
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, type_name
-from gigl_loader.options import SamplingPlan
-from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.plans.neighbor import NeighborPlan
+from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
+from gigl_loader.sampling.source import PlanSampler
 
 __all__ = ["gather_case", "sampler_case"]
 
@@ -66,18 +68,15 @@ _NODE_IDS = f"node/{type_name(HOMOGENEOUS_NODE)}/n_id"
 _EDGE_ROWS = f"edge/{type_name(HOMOGENEOUS_EDGE)}/rows"
 
 
-def _sampler(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> tuple[LocalSampler, Schedule]:
-    plan = SamplingPlan(
-        seed_type=HOMOGENEOUS_NODE,
-        num_neighbors={HOMOGENEOUS_EDGE: workload.fanout},
-        run_seed=1,
-        with_edge=True,
-        node_columns={},
-        edge_columns={},
+def _sampler(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> tuple[PlanSampler, Schedule]:
+    sampler = NeighborPlan(
+        seed_type=HOMOGENEOUS_NODE, num_neighbors={HOMOGENEOUS_EDGE: workload.fanout}, with_edge=True
     )
     positions = graph.positions(HOMOGENEOUS_NODE, seeds)
-    schedule = Schedule(positions, batch_size=workload.batch_size, shuffle=False, drop_last=True, run_seed=1)
-    return LocalSampler(graph, plan), schedule
+    schedule = Schedule(
+        {SEED: positions}, batch_size=workload.batch_size, shuffle=False, drop_last=True, run_seed=1
+    )
+    return BatchPlan(sampler=sampler, run_seed=1).open(graph), schedule
 
 
 def gather_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> Case:

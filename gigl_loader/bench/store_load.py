@@ -22,12 +22,13 @@ from gigl_loader.bench.store import Setup
 from gigl_loader.bench.workload import Workload
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders.neighbor import DistNeighborLoader
-from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_server.local_cluster import LocalCluster
 
 __all__ = ["CROWDED", "IDLE", "KILLED", "crowd_case", "idle_case", "kill_case", "recovered"]
@@ -79,14 +80,10 @@ def recovered(killed: float, came: Sequence[float]) -> float:
 
 def idle_case(graph: Path, workload: Workload, *, channels: int = 1_000) -> Case:
     """Open channels on a server and weigh what they add, those for its own host included."""
-    plan = SamplingPlan(
-        seed_type=HOMOGENEOUS_NODE,
-        num_neighbors={HOMOGENEOUS_EDGE: workload.fanout},
-        run_seed=1,
-        with_edge=True,
-        node_columns={HOMOGENEOUS_NODE: ("x", "y")},
-        edge_columns={},
+    sampler = NeighborPlan(
+        seed_type=HOMOGENEOUS_NODE, num_neighbors={HOMOGENEOUS_EDGE: workload.fanout}, with_edge=True
     )
+    plan = BatchPlan(sampler=sampler, run_seed=1, columns=ColumnPlan(nodes={HOMOGENEOUS_NODE: ("x", "y")}))
 
     def case() -> dict[str, Figures]:
         with (

@@ -27,15 +27,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.channel.rules import MAX_HEADER_BYTES, check
 from gigl_loader.compat import add_note
-from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gigl_loader.arrays import Bytes
 
-__all__ = ["Failure", "Frame"]
+__all__ = ["MAX_HEADER_BYTES", "Failure", "Frame", "check_number", "read_failure", "read_metadata"]
+
+MAX_HEADER_BYTES = 1 << 20
+"""Of a frame: some 7,000 arrays. The record of a failure has up to 300 KiB."""
 
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 4_000
@@ -47,22 +52,11 @@ class Frame:
     __slots__ = ("_batch", "_epoch", "buffer", "layout")
 
     def __init__(self, buffer: Bytes, layout: Layout) -> None:
-        """Trust ``layout``, which was planned by this process. Bytes from elsewhere go to ``parse``."""
+        """Trust ``layout``. Bytes from elsewhere go to ``FrameSchema.parse``."""
         self.buffer = buffer
         self.layout = layout
         self._epoch = int(layout.metadata["epoch"])
         self._batch = int(layout.metadata["batch"])
-
-    @classmethod
-    def parse(cls, buffer: Bytes, *, edge_dir: str) -> Frame:
-        """Check every rule of the format and the values that index others, then return the frame.
-
-        ``edge_dir`` says which side of an edge type is the neighbour: the source (``"in"``) or the
-        destination (``"out"``). Raises ``FormatError`` with the name and the rule.
-        """
-        layout = Layout.parse(buffer, what="frame", max_header=MAX_HEADER_BYTES)
-        check(buffer, layout, edge_dir=edge_dir)
-        return cls(buffer, layout)
 
     @property
     def epoch(self) -> int:
@@ -76,6 +70,11 @@ class Frame:
     @property
     def nbytes(self) -> int:
         return self.layout.nbytes
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the batch failed: the frame then is a record, without arrays."""
+        return "failure" in self.layout.metadata
 
     @property
     def seed_type(self) -> str:
@@ -135,6 +134,16 @@ class Failure:
             worker=worker,
         )
 
+    @classmethod
+    def parse(cls, buffer: Bytes) -> Failure:
+        """Return the failure that a frame records. ``FormatError`` for any other frame."""
+        layout = Layout.parse(buffer, what="frame", max_header=MAX_HEADER_BYTES)
+        epoch, batch = (check_number(layout.metadata, key) for key in ("epoch", "batch"))
+        record = read_failure(layout)
+        if record is None:
+            raise FormatError("frame: it records no failure")
+        return cls(epoch=epoch, batch=batch, **record)
+
     @property
     def layout(self) -> Layout:
         record = {
@@ -171,3 +180,34 @@ def _cut(text: str, length: int) -> str:
     return (
         f"{text[: length // 4]}\n... {len(text) - length} characters left out ...\n{text[-3 * length // 4 :]}"
     )
+
+
+def check_number(metadata: Mapping[str, str], key: str) -> int:
+    """Return a number of the metadata. ``FormatError`` unless it lies in [0, 2**63)."""
+    value = read_metadata(metadata, key)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise FormatError(f"frame: {key} is {metadata[key][:100]!r}, not a number from 0")
+    return value
+
+
+def read_metadata(metadata: Mapping[str, str], key: str) -> Any:
+    """Return the JSON of one entry of a frame's metadata. ``FormatError`` where there is none."""
+    if key not in metadata:
+        raise FormatError(f"frame: metadata lacks {key}")
+    return read_json(metadata[key], what=f"frame: metadata {key}", max_bytes=MAX_HEADER_BYTES)
+
+
+def read_failure(layout: Layout) -> dict[str, Any] | None:
+    """Return the record of a failed batch, checked; ``None`` for a frame of a batch that did not fail."""
+    if "failure" not in layout.metadata:
+        return None
+    kinds = {"type": str, "message": str, "traceback": str, "worker": (int, type(None))}
+    record = read_metadata(layout.metadata, "failure")
+    if not isinstance(record, dict) or record.keys() != kinds.keys():
+        raise FormatError(f"frame: a failure record needs exactly {', '.join(kinds)}")
+    for key, kind in kinds.items():
+        if not isinstance(record[key], kind):  # type: ignore[arg-type]
+            raise FormatError(f"frame: {key} of the failure record is a {type(record[key]).__name__}")
+    if layout.specs:
+        raise FormatError(f"frame: a failed batch has array {next(iter(layout.specs))!r}")
+    return record

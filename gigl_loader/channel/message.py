@@ -43,10 +43,10 @@ class Result(IntEnum):
 
 
 class Request(NamedTuple):
-    """Sample the ``num_seeds`` seeds that lie in slot ``request_slot`` of the ring."""
+    """Sample a batch: its ``num_entries`` entries lie in request slot ``request_slot`` of the ring."""
 
     request_slot: int
-    num_seeds: int
+    num_entries: int
     generation: int
     epoch: int
     batch: int
@@ -81,7 +81,7 @@ NOTHING = Spent()
 
 
 class Response(NamedTuple):
-    """What became of the request in box ``request_slot``."""
+    """What became of the request in slot ``request_slot``."""
 
     outcome: int
     request_slot: int

@@ -4,7 +4,7 @@ One memory file without a name: nothing is left in ``/dev/shm`` after SIGKILL, a
 on ``/dev/shm`` does not bind. Pages are committed when touched. In order it holds
 
 - the control page: the generation that is wanted, what the worker is doing, and the slots' flags;
-- request slots, into which the trainer writes the seeds of a request;
+- request slots, into which the trainer writes the entries of a request;
 - slots, into which the worker writes frames.
 
 The worker takes slots, the trainer gives them back. Everything that must survive the death of a
@@ -64,33 +64,35 @@ class RingLayout:
 
     request_slots: int
     """Requests that may wait at the worker."""
-    seeds_per_request: int
-    """Seeds that a request may have."""
+    request_bytes: int
+    """Of the entries of a request: a multiple of 8."""
     slots: int
     """Frames that may lie in the ring."""
     slot_bytes: int
     """Room for a frame. Larger ones get a memory file of their own."""
 
     def __post_init__(self) -> None:
+        if self.request_bytes % 8:
+            raise ValueError(f"requests take a multiple of 8 bytes, not {self.request_bytes}")
         if not 1 <= self.slots <= _MAX_SLOTS:
             raise ValueError(
                 f"a ring holds 1 to {_MAX_SLOTS} frames, not {self.slots}: lower worker_concurrency"
             )
 
     @classmethod
-    def fit(cls, nbytes: int, *, request_slots: int, seeds_per_request: int, slots: int) -> RingLayout:
+    def fit(cls, nbytes: int, *, request_slots: int, request_bytes: int, slots: int) -> RingLayout:
         """Cut ``nbytes`` in slots of whole pages, at least one page each."""
         slot_bytes = max(nbytes // slots // _PAGE, 1) * _PAGE
         return cls(
             request_slots=request_slots,
-            seeds_per_request=seeds_per_request,
+            request_bytes=-(-request_bytes // 8) * 8,
             slots=slots,
             slot_bytes=slot_bytes,
         )
 
     @property
     def slots_at(self) -> int:
-        return _PAGE + -(-self.request_slots * self.seeds_per_request * 16 // _PAGE) * _PAGE
+        return _PAGE + -(-self.request_slots * self.request_bytes // _PAGE) * _PAGE
 
     @property
     def nbytes(self) -> int:
@@ -106,12 +108,8 @@ class Ring:
         flags = memory[_FLAGS_AT : _FLAGS_AT + layout.slots]
         self.slots = SlotPool(memory[layout.slots_at :], flags)
         self._words: npt.NDArray[np.int64] = memory[:_FLAGS_AT].view(np.int64)
-        request_slots = memory[_PAGE : _PAGE + layout.request_slots * layout.seeds_per_request * 16].view(
-            np.int64
-        )
-        self._request_slots: npt.NDArray[np.int64] = request_slots.reshape(
-            layout.request_slots, 2, layout.seeds_per_request
-        )
+        requests = memory[_PAGE : _PAGE + layout.request_slots * layout.request_bytes]
+        self._request_slots = requests.reshape(layout.request_slots, layout.request_bytes)
 
     @property
     def generation(self) -> int:
@@ -122,9 +120,10 @@ class Ring:
     def generation(self, value: int) -> None:
         self._words[0] = value
 
-    def request_slot(self, request_slot: int, count: int) -> npt.NDArray[np.int64]:
-        """Return the request in a box: ``[2, count]``, seeds (positions) and input ids."""
-        return self._request_slots[request_slot, :, :count]
+    def request_slot(self, request_slot: int) -> npt.NDArray[np.uint8]:
+        """Return the memory of a request: its index, then its input columns one after the other."""
+        found: npt.NDArray[np.uint8] = self._request_slots[request_slot]
+        return found
 
     def note(
         self, state: State, *, epoch: int = 0, batch: int = 0, since_ns: int | None = None, others: int = 0

@@ -14,9 +14,9 @@ from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.remote_store import fetch_split, open_remote_stores
 from gigl_loader.sampling.costs import CostCounter
-from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.plans import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,4 +127,5 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     peers = Peers.from_json(config.reference[PEERS])
     store = peers.open_store(graph, timeout_s=config.timeout_s, concurrency=config.concurrency)
     costs = CostCounter(store.wire)
-    return [DistributedSampler(graph, config.plan, store, costs) for _ in range(config.concurrency)]
+    plan = read_plan(config.plan, graph.schema)
+    return [plan.open(graph, store, costs=costs) for _ in range(config.concurrency)]

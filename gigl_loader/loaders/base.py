@@ -23,6 +23,7 @@ from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
 from gigl_loader.options import StoreOptions
+from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
-    from gigl_loader.options import NodeType, SamplingPlan
+    from gigl_loader.options import NodeType
+    from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.shared import SharedTensors
 
 __all__ = ["BaseDistLoader", "Dataset"]
@@ -62,7 +64,7 @@ class BaseDistLoader:
                 return read_seed_nodes(self.dataset, "train")
 
             def sampling_plan(self, seed_type, run_seed): # 2. what is sampled around each seed
-                return SamplingPlan(seed_type=seed_type, run_seed=run_seed, ...)
+                return BatchPlan(sampler=NeighborPlan(seed_type=seed_type, ...), run_seed=run_seed)
 
             def collate(self, tensors):                   # 3. a batch of a frame's tensors
                 return MyBatch(...)
@@ -82,7 +84,7 @@ class BaseDistLoader:
     drop_last: bool
     name: str
     num_workers: int
-    plan: SamplingPlan
+    plan: BatchPlan
     """Which subgraph belongs to a batch."""
     seed: int
     """Run seed."""
@@ -238,7 +240,7 @@ class BaseDistLoader:
         """Return the seeds of an epoch. Called once, first."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its seeds are")
 
-    def sampling_plan(self, seed_type: NodeType, run_seed: int) -> SamplingPlan:
+    def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch. Called after ``seed_nodes``; again by a resume."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it samples")
 
@@ -472,7 +474,7 @@ class BaseDistLoader:
         plan = self.sampling_plan(self._seeds.node_type, run_seed)
         vars(self).update(seed=run_seed, plan=plan)
         self._schedule = Schedule(
-            self._seeds.positions,
+            {SEED: self._seeds.positions},
             batch_size=self.batch_size,
             shuffle=self.shuffle,
             drop_last=self.drop_last,

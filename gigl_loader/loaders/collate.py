@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
-
-from gigl_loader.graph.schema import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
@@ -23,7 +20,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.loaders.transfer import FrameTensors
-    from gigl_loader.options import EdgeType, NodeType, SamplingPlan
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
 
 __all__ = ["Collator", "check_column_names", "reversed_edge_types", "seed_index"]
 
@@ -88,34 +86,28 @@ class Collator:
     def __init__(
         self,
         schema: GraphSchema,
-        plan: SamplingPlan,
+        frame: FrameSchema,
         *,
         num_hops: int | None = None,
         places: Tensor | None = None,
     ) -> None:
-        """``places`` maps a seed's index to its place in the user's input, where these differ.
+        """``places`` maps an entry's index to its place in the user's input, where these differ.
 
         ``num_hops`` is needed where the plan has no edge type to tell it.
         """
-        self._seed_type = plan.seed_type
+        self._seed_type = frame.seed_type
         self._homogeneous = schema.homogeneous
-        self._num_hops = plan.num_hops if num_hops is None else num_hops
+        self._num_hops = frame.num_hops if num_hops is None else num_hops
         self._places = places
         message_types = _message_types(schema)
-        of_nodes = {name for nodes in schema.nodes.values() for name in nodes.columns}
-        self._nodes = [_NodeArrays.of(kind, plan.node_columns.get(kind, ())) for kind in schema.nodes]
-        self._edges = [
-            _EdgeArrays.of(
-                kind,
-                message_types[kind],
-                plan.edge_columns.get(kind, ()),
-                with_ids=plan.with_edge,
-                # A batch of one node and one edge type has its attributes side by side.
-                taken=of_nodes if schema.homogeneous else set(),
-            )
-            for kind in schema.edges
-            if kind in plan.num_neighbors
-        ]
+        # A batch of one node and one edge type has its attributes side by side.
+        taken = (
+            {name for nodes in schema.nodes.values() for name in nodes.columns}
+            if schema.homogeneous
+            else set()
+        )
+        self._nodes = [_NodeArrays.of(each) for each in frame.nodes]
+        self._edges = [_EdgeArrays.of(each, message_types, taken=taken) for each in frame.edges]
 
     def __call__(self, tensors: FrameTensors) -> Any:
         """Return the batch of one frame (``Data`` or ``HeteroData``)."""
@@ -204,9 +196,9 @@ class _NodeArrays:
     """Attribute -> name in the frame."""
 
     @classmethod
-    def of(cls, node_type: NodeType, columns: Iterable[str]) -> _NodeArrays:
-        name = type_name(node_type)
-        return cls(node_type, name, f"node/{name}/n_id", _names(f"node/{name}/", columns))
+    def of(cls, nodes: TypeArrays) -> _NodeArrays:
+        columns = {each.feature: each.name for each in nodes.features}
+        return cls(str(nodes.kind), nodes.name, f"{nodes.prefix}/n_id", columns)
 
     def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
         node_ids = tensors.tensor(self.node_ids)
@@ -228,20 +220,16 @@ class _EdgeArrays:
 
     @classmethod
     def of(
-        cls,
-        edge_type: EdgeType,
-        message_type: EdgeType,
-        columns: Iterable[str],
-        *,
-        with_ids: bool,
-        taken: Set[str],
+        cls, edges: TypeArrays, message_types: Mapping[EdgeType, EdgeType], *, taken: Set[str]
     ) -> _EdgeArrays:
         """A column whose name is ``taken`` gets the prefix ``edge_``."""
-        name = type_name(edge_type)
-        edge_ids = f"edge/{name}/e_id" if with_ids else None
-        names = _names(f"edge/{name}/", columns)
-        attributes = {f"edge_{column}" if column in taken else column: names[column] for column in names}
-        return cls(edge_type, message_type, name, edge_ids, attributes)
+        assert not isinstance(edges.kind, str)
+        edge_ids = f"{edges.prefix}/e_id" if edges.with_ids else None
+        columns = {
+            f"edge_{each.feature}" if each.feature in taken else each.feature: each.name
+            for each in edges.features
+        }
+        return cls(edges.kind, message_types[edges.kind], edges.name, edge_ids, columns)
 
     def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
         attributes = {attribute: tensors.tensor(name) for attribute, name in self.columns.items()}
@@ -255,10 +243,6 @@ def _message_types(schema: GraphSchema) -> Mapping[EdgeType, EdgeType]:
     if schema.edge_dir == "in" or schema.homogeneous:
         return {edge_type: edge_type for edge_type in schema.edges}
     return reversed_edge_types(schema.edges)
-
-
-def _names(prefix: str, columns: Iterable[str]) -> Mapping[str, str]:
-    return {column: prefix + quote(column, safe="") for column in columns}
 
 
 def _padded(counts: Iterable[int], length: int) -> list[int]:

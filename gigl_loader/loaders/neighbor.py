@@ -13,7 +13,9 @@ from gigl_loader.loaders.arguments import LoaderOptions, flag, whole_number
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator, check_column_names
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
-from gigl_loader.options import EdgeType, NodeType, SamplingPlan
+from gigl_loader.options import EdgeType, NodeType
+from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
@@ -68,21 +70,18 @@ class DistNeighborLoader(BaseDistLoader):
     def seed_nodes(self) -> SeedNodes:
         return read_seed_nodes(self.dataset, self._input_nodes)
 
-    def sampling_plan(self, seed_type: NodeType, run_seed: int) -> SamplingPlan:
+    def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
         schema = self.dataset.schema
         check_column_names(schema)
         num_neighbors = read_num_neighbors(schema, self._num_neighbors)
         edge_columns = {kind: tuple(edges.columns) for kind, edges in schema.edges.items()}
         with_edge = any(edge_columns.values()) if self._with_edge is None else self._with_edge
-        return SamplingPlan(
-            seed_type=seed_type,
-            num_neighbors=num_neighbors,
-            run_seed=run_seed,
-            replace=self._replace,
-            with_edge=with_edge,
-            node_columns={kind: tuple(nodes.columns) for kind, nodes in schema.nodes.items()},
-            edge_columns=edge_columns,
+        sampler = NeighborPlan(
+            seed_type=seed_type, num_neighbors=num_neighbors, replace=self._replace, with_edge=with_edge
         )
+        node_columns = {kind: tuple(nodes.columns) for kind, nodes in schema.nodes.items()}
+        columns = ColumnPlan(nodes=node_columns, edges=edge_columns)
+        return BatchPlan(sampler=sampler, run_seed=run_seed, columns=columns)
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
@@ -95,7 +94,7 @@ class DistNeighborLoader(BaseDistLoader):
         asked = None if isinstance(self._num_neighbors, Mapping) else len(self._num_neighbors)
         return Collator(
             self.dataset.schema,
-            self.plan,
+            self.plan.frame(self.dataset.schema),
             num_hops=asked,
             places=None if places is None else torch.from_numpy(places),
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
-    from gigl_loader.options import SamplingPlan
+    from gigl_loader.sampling.plan import BatchPlan
 
 
 __all__ = ["Progress", "check_same_run", "describe_run", "read_state"]
@@ -79,7 +79,7 @@ def read_state(state: Mapping[str, Any], *, num_batches: int, most_batches: int)
 
 
 def describe_run(
-    nodes: NodeDirectory, plan: SamplingPlan, seeds: SeedNodes, **cut: int | bool | str
+    nodes: NodeDirectory, plan: BatchPlan, seeds: SeedNodes, **cut: int | bool | str
 ) -> dict[str, Any]:
     """Return, as plain values, all that batches depend on but run seed and epoch.
 

@@ -122,22 +122,22 @@ class Channel(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., ring_door: _Optional[str] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("channel", "epoch", "batch", "fence", "seeds", "input_ids", "slot")
+    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
-    SEEDS_FIELD_NUMBER: _ClassVar[int]
-    INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     channel: bytes
     epoch: int
     batch: int
     fence: int
-    seeds: bytes
-    input_ids: bytes
+    inputs: bytes
+    index: bytes
     slot: int
-    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., seeds: _Optional[bytes] = ..., input_ids: _Optional[bytes] = ..., slot: _Optional[int] = ...) -> None: ...
+    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class SampleReply(_message.Message):
     __slots__ = ("in_slot", "handle", "failure", "skipped", "nbytes", "unavailable", "sampling_s", "waiting_s")

@@ -146,7 +146,7 @@ def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborRequest, schema: 
     wanted = {"counts": True, "positions": True, "edge_ids": ask.with_edge_ids, "slots": ask.with_slots}
     _check_names(layout, [name for name, flag in wanted.items() if flag])
     counts = _array(layout, buffer, "counts", len(ask.targets), ("I32",))
-    _check_range("counts", counts, 0, ask.fanout + 1 if ask.fanout >= 0 else 2**31)
+    _check_range("counts", counts, 0, ask.rule.fanout + 1 if ask.rule.fanout >= 0 else 2**31)
     total = int(counts.sum(dtype=np.int64))
     positions = _array(layout, buffer, "positions", total)
     _check_range("positions", positions, 0, schema.nodes[schema.neighbor_type(ask.edge_type)].count)

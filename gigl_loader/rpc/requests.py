@@ -26,7 +26,7 @@ from gigl_loader.rpc.request_reader import (
     are_names,
     known_name,
 )
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def encode(
             "edge_type": json.dumps(request.edge_type),
             "key": str(request.key),
             "hop": str(request.hop),
-            "fanout": str(request.fanout),
-            "flags": json.dumps([name for name in _FLAGS if getattr(request, name)]),
+            "fanout": str(request.rule.fanout),
+            "flags": json.dumps(_flags(request)),
         }
         return _document(envelope, "neighbors", arguments, _relative(request.targets, first))
     if isinstance(request, FeatureRequest):
@@ -152,7 +152,12 @@ def parse(
     return read
 
 
-_FLAGS = ("replace", "with_edge_ids", "with_slots")
+_RULE_FLAGS = ("replace",)
+_FLAGS = (*_RULE_FLAGS, "with_edge_ids", "with_slots")
+
+
+def _flags(request: NeighborRequest) -> list[str]:
+    return [name for name in _FLAGS if getattr(request.rule if name in _RULE_FLAGS else request, name)]
 
 
 def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
@@ -166,8 +171,11 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         targets=fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition]),
         key=fields.number("key", 0, _UINT64),
         hop=fields.number("hop", 0, _HOPS),
-        fanout=fields.number("fanout", -1, 2**31),
-        **{name: name in flags for name in _FLAGS},
+        rule=DrawRule(
+            fanout=fields.number("fanout", -1, 2**31), **{name: name in flags for name in _RULE_FLAGS}
+        ),
+        with_edge_ids="with_edge_ids" in flags,
+        with_slots="with_slots" in flags,
     )
 
 

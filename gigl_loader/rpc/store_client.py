@@ -168,7 +168,7 @@ class StoreClient:
     def create_producer(self, key: str, plan: str, graph: str, timeout_s: float) -> bool:
         """Make the producer of ``key``, or join it; return whether this call made it.
 
-        ``plan`` is ``SamplingPlan.to_json()``, ``graph`` the digest. ``ValueError`` for another plan than
+        ``plan`` is ``BatchPlan.to_json()``, ``graph`` the digest. ``ValueError`` for another plan than
         that of the producer there, and for another graph.
         """
         request = messages.CreateProducerRequest(key=key, plan=plan, graph=graph)

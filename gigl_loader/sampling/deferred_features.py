@@ -1,9 +1,9 @@
-"""Frames without rows, and how they are completed where they arrive.
+"""Frames with deferred features, and their completion where they arrive.
 
-A skeleton is a frame that has, in place of the columns of a type, one array that says where their rows
-lie: ``node/T/position``, and ``edge/E/slot`` in the terms of a partitioned store (partition and place,
-see ``SLOT_BITS``). Who receives it lays out the complete frame, which has the bytes that it would have had
-if it had been written whole, and asks the owners for the rows.
+In place of the features of a type, such a frame has one array that says where they lie: ``node/T/position``,
+and ``edge/E/slot`` in the terms of a partitioned store (partition and place, see ``SLOT_BITS``). The receiver
+lays out the complete frame and asks the owners for the features. The result has the bytes of a frame that was
+written whole.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import numpy as np
 
 from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import type_name
-from gigl_loader.sampling.frame_schema import FrameCounts, FrameSchema
 from gigl_loader.sampling.store import SLOT_BITS
 
 if TYPE_CHECKING:
@@ -23,16 +21,18 @@ if TYPE_CHECKING:
 
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
-    from gigl_loader.options import SamplingPlan
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.features import FeatureSource, GatherRequest
+    from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
+    from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
     from gigl_loader.tensors import Layout
 
-__all__ = ["Completion", "OwnPlaces", "StoredPlaces"]
+__all__ = ["Completion", "LocalPlaces", "StoredPlaces"]
 
 
 class StoredPlaces:
-    """A ``FeatureSource`` of skeletons: writes the rows' places instead of the rows."""
+    """A ``FeatureSource`` that writes where features lie instead of the features."""
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
         for want in wants:
@@ -40,13 +40,13 @@ class StoredPlaces:
             out.reshape(-1).view(np.int64)[:] = want.rows
 
 
-class OwnPlaces(StoredPlaces):
+class LocalPlaces(StoredPlaces):
     """The same for a graph that lies wholly on this host, where slots count through all partitions."""
 
-    def __init__(self, graph: Graph, plan: SamplingPlan) -> None:
+    def __init__(self, graph: Graph, columns: ColumnPlan) -> None:
         parts = range(graph.schema.num_partitions)
         self._bounds: dict[NodeType | EdgeType, Int64Array] = {}
-        for edge_type in plan.edge_columns:
+        for edge_type in columns.edges:
             counts = [len(graph.topology(edge_type, part)["indices"]) for part in parts]
             self._bounds[edge_type] = np.cumsum([0, *counts], dtype=np.int64)
 
@@ -61,65 +61,62 @@ class OwnPlaces(StoredPlaces):
 
 
 class Completion:
-    """Makes complete frames of the skeletons of a plan. Thread-safe where the source of rows is."""
+    """Completes the frames of a plan that came with deferred features. Thread-safe where the source is."""
 
-    def __init__(self, schema: GraphSchema, plan: SamplingPlan, rows: FeatureSource) -> None:
-        """``rows`` answers in the terms of a partitioned store."""
+    def __init__(self, schema: GraphSchema, plan: BatchPlan, features: FeatureSource) -> None:
+        """``features`` answers in the terms of a partitioned store."""
         self._schema = schema
-        self._plan = plan
-        self._whole = FrameSchema.whole(schema, plan)
-        self._bare = self._whole.without_rows()
-        self._rows = rows
+        self._whole = plan.frame(schema)
+        self._deferred = self._whole.with_deferred_features()
+        self._features = features
+        self._kept = list(_names(self._whole))
 
-    def layout(self, skeleton: Frame) -> Layout:
-        """Return the layout of the complete frame. ``FormatError`` for what is no skeleton of this plan."""
-        specs = skeleton.layout.specs
-        try:
-            counts = FrameCounts(
-                epoch=skeleton.epoch,
-                batch=skeleton.batch,
-                num_seeds=specs["seeds"].shape[0],
-                num_nodes=skeleton.num_sampled_nodes,
-                num_edges=skeleton.num_sampled_edges,
-                num_targets={
-                    part.name: specs[f"{part.prefix}/colptr"].shape[0] - 1 for part in self._bare.edges
-                },
-            )
-            expected = self._bare.layout(counts)
-        except KeyError as error:
-            raise FormatError(f"frame without rows: {error} is missing") from None
-        if dict(expected.specs) != dict(specs) or skeleton.seed_type != type_name(self._plan.seed_type):
-            raise FormatError("frame without rows: it is not one of the plan that was asked for")
-        return self._whole.layout(counts)
+    def parse(self, buffer: Bytes) -> Frame:
+        """Return the frame with deferred features in ``buffer``. ``FormatError`` names a broken rule."""
+        frame = self._deferred.parse(buffer)
+        for arrays, count in self._places():
+            if arrays.deferred is not None and not frame.is_failure:
+                _check_places(arrays.deferred.name, frame.array(arrays.deferred.name), count)
+        return frame
 
-    def write(self, skeleton: Frame, layout: Layout, buffer: Bytes) -> None:
-        """Write the complete frame to the start of ``buffer``. Errors are those of the source of rows."""
+    def layout(self, deferred: Frame) -> Layout:
+        """Return the layout of the complete frame of one that ``parse`` returned."""
+        return self._whole.layout(self._deferred.counts(deferred.layout))
+
+    def write(self, deferred: Frame, layout: Layout, buffer: Bytes) -> None:
+        """Write the complete frame to the start of ``buffer``. Errors are those of the source of features."""
         buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
-        kept = skeleton.layout.specs.keys() & layout.specs.keys() - self._columns
-        for name in kept:
-            np.copyto(layout.view(buffer, name), skeleton.array(name))
-        self._rows.gather(list(self._wants(skeleton, layout, buffer)))
+        for name in self._kept:
+            np.copyto(layout.view(buffer, name), deferred.array(name))
+        self._features.gather(list(self._gather_requests(deferred, layout, buffer)))
 
-    @property
-    def _columns(self) -> set[str]:
-        """Names of columns: one may be called ``position``, too."""
-        parts = (*self._whole.nodes, *self._whole.edges)
-        return {name for part in parts for name, _ in part.columns.values()}
+    def _places(self) -> Iterator[tuple[TypeArrays, int]]:
+        """Yield the arrays of each type, and the end of the places that its features have."""
+        for nodes in self._deferred.nodes:
+            yield nodes, self._schema.nodes[str(nodes.kind)].count
+        for edges in self._deferred.edges:
+            yield edges, self._schema.num_partitions << SLOT_BITS
 
-    def _wants(self, skeleton: Frame, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
-        for bare, whole in zip(self._bare.nodes, self._whole.nodes, strict=True):
-            for name, _ in bare.columns.values():
-                positions = skeleton.array(name)
-                _check_places(name, positions, self._schema.nodes[str(whole.kind)].count)
-                yield whole.want(positions, layout, buffer, distinct=True)
-        for bare, whole in zip(self._bare.edges, self._whole.edges, strict=True):
-            for name, _ in bare.columns.values():
-                slots = skeleton.array(name)
-                _check_places(name, slots, self._schema.num_partitions << SLOT_BITS)
-                yield whole.want(slots, layout, buffer, distinct=not self._plan.replace)
+    def _gather_requests(self, deferred: Frame, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
+        frame, whole = self._deferred, self._whole
+        types = (
+            *zip(frame.nodes, whole.nodes, [True] * len(whole.nodes), strict=True),
+            *zip(frame.edges, whole.edges, [whole.distinct_edges] * len(whole.edges), strict=True),
+        )
+        for arrays, complete, distinct in types:
+            if arrays.deferred is not None:
+                places = deferred.array(arrays.deferred.name)
+                yield complete.gather_request(places, layout, buffer, distinct=distinct)
+
+
+def _names(frame: FrameSchema) -> Iterator[str]:
+    """Yield the names of the arrays that both forms of a frame have."""
+    yield from (each.name for each in frame.inputs)
+    for arrays in (*frame.nodes, *frame.edges):
+        yield from (each.name for each in arrays.arrays if each.origin in ("sampled", "computed"))
 
 
 def _check_places(name: str, places: Int64Array, count: int) -> None:
     # As unsigned numbers, negative places are larger than any other: one pass checks both bounds.
     if len(places) and places.view(np.uint64).max() >= count:
-        raise FormatError(f"frame without rows: {name!r} leaves the {count} that there are")
+        raise FormatError(f"frame without features: {name!r} leaves the {count} that there are")

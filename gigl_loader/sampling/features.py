@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import Column
-    from gigl_loader.options import EdgeType, NodeType, SamplingPlan
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.plan import ColumnPlan
 
 __all__ = ["FeatureSource", "GatherRequest", "LocalFeatures"]
 
@@ -46,17 +47,17 @@ class FeatureSource(Protocol):
 class LocalFeatures:
     """The columns of a graph that lies wholly on this host. Slots of edges count through all partitions."""
 
-    def __init__(self, graph: Graph, plan: SamplingPlan) -> None:
+    def __init__(self, graph: Graph, columns: ColumnPlan) -> None:
         self._graph = graph
         self._stored: dict[tuple[NodeType | EdgeType, str], _Stored] = {}
-        for node_type, names in plan.node_columns.items():
-            bounds, columns = graph.bounds(node_type), graph.schema.nodes[node_type].columns
-            self._open(node_type, names, columns, bounds, partial(graph.node_column, node_type))
-        for edge_type, names in plan.edge_columns.items():
+        for node_type, names in columns.nodes.items():
+            bounds, known = graph.bounds(node_type), graph.schema.nodes[node_type].columns
+            self._open(node_type, names, known, bounds, partial(graph.node_column, node_type))
+        for edge_type, names in columns.edges.items():
             counts = [len(graph.topology(edge_type, part)["indices"]) for part in self._parts]
             bounds = np.cumsum([0, *counts], dtype=np.int64)
-            columns = graph.schema.edges[edge_type].columns
-            self._open(edge_type, names, columns, bounds, partial(graph.edge_column, edge_type))
+            known = graph.schema.edges[edge_type].columns
+            self._open(edge_type, names, known, bounds, partial(graph.edge_column, edge_type))
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
         for want in wants:

@@ -1,12 +1,16 @@
-"""Schema of the frames of a plan: their arrays, by graph schema, plan and counts."""
+"""Schema of the frames of a plan: their arrays. Layout, parser and checks are generated from it.
+
+What a frame holds is told once, by the plan that makes it; the bytes that arrive are compared with that.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from gigl_loader.arrays import Bytes, Int64Array
+from gigl_loader.channel.frame import MAX_HEADER_BYTES, Frame, check_number, read_failure, read_metadata
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.rows import as_rows
@@ -15,23 +19,132 @@ from gigl_loader.tensors import ArraySpec, Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.options import EdgeType, NodeType, SamplingPlan
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.plan import ColumnPlan
 
-__all__ = ["FrameCounts", "FramePart", "FrameSchema"]
+__all__ = ["FrameArray", "FrameCounts", "FrameSchema", "TypeArrays"]
+
+_I64, _I32 = Column("I64"), Column("I32")
+_DEFERRED = {"node": "position", "edge": "slot"}
+"""By what a type is of: the array that a frame with deferred features has in place of all of them."""
+
+Origin = Literal["input", "sampled", "computed", "feature", "deferred"]
 
 
-_PLACES = {"node": "position", "edge": "slot"}
-"""By what a part is of: the array that a frame without rows has in place of columns."""
+@dataclass(frozen=True, slots=True)
+class FrameArray:
+    """One array of a frame."""
+
+    name: str
+    """In the frame."""
+    of: NodeType | EdgeType | None
+    """Its rows are the sampled nodes or edges of this type; ``None``: the entries of the input."""
+    column: Column
+    """Dtype, and shape of a row."""
+    origin: Origin
+    """Where its values come from. Only those of a ``feature`` may be deferred."""
+    feature: str = ""
+    """Name of the feature in the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeArrays:
+    """The arrays of one node type, or of one edge type."""
+
+    kind: NodeType | EdgeType
+    name: str
+    """The type, encoded."""
+    arrays: tuple[FrameArray, ...]
+    ends: tuple[str, str] = ("", "")
+    """Of an edge type: the encoded node types of neighbours and of targets."""
+
+    @classmethod
+    def of_nodes(cls, schema: GraphSchema, kind: NodeType, features: Sequence[str]) -> TypeArrays:
+        """Return ``n_id`` and the features of a node type."""
+        name = type_name(kind)
+        node_ids = FrameArray(f"node/{name}/n_id", kind, _I64, "sampled")
+        columns = schema.nodes[kind].columns
+        return cls(kind, name, (node_ids, *_features("node", kind, features, columns)))
+
+    @classmethod
+    def of_edges(
+        cls, schema: GraphSchema, kind: EdgeType, features: Sequence[str], *, with_edge: bool
+    ) -> TypeArrays:
+        """Return ``rows``, ``colptr``, the edge ids where they are asked for, and the features."""
+        prefix = f"edge/{type_name(kind)}"
+        rows = FrameArray(f"{prefix}/rows", kind, _I32, "sampled")
+        colptr = FrameArray(f"{prefix}/colptr", kind, _I64, "sampled")
+        ids = [FrameArray(f"{prefix}/e_id", kind, _I64, "sampled")] if with_edge else []
+        columns = schema.edges[kind].columns
+        arrays = (rows, colptr, *ids, *_features("edge", kind, features, columns))
+        ends = (type_name(schema.neighbor_type(kind)), type_name(schema.target_type(kind)))
+        return cls(kind, type_name(kind), arrays, ends)
+
+    @property
+    def prefix(self) -> str:
+        return self.arrays[0].name.rpartition("/")[0]
+
+    @property
+    def features(self) -> tuple[FrameArray, ...]:
+        return tuple(each for each in self.arrays if each.origin == "feature")
+
+    @property
+    def deferred(self) -> FrameArray | None:
+        """The array that stands for the features, where they are deferred."""
+        return next((each for each in self.arrays if each.origin == "deferred"), None)
+
+    @property
+    def gathered(self) -> tuple[FrameArray, ...]:
+        """The arrays that a ``FeatureSource`` fills: the features, or the one that stands for them."""
+        return tuple(each for each in self.arrays if each.origin in ("feature", "deferred"))
+
+    @property
+    def with_ids(self) -> bool:
+        """Whether the ids of sampled edges are there."""
+        return any(each.name == f"{self.prefix}/e_id" and each.origin == "sampled" for each in self.arrays)
+
+    def gather_request(
+        self, rows: Int64Array, layout: Layout, buffer: Bytes, *, distinct: bool
+    ) -> GatherRequest:
+        """Return what is to be gathered into a frame. Arrays whose rows have no bytes are complete already.
+
+        ``rows``: int64 [N], positions of nodes or slots of edges. ``distinct``: none is named twice.
+        """
+        filled = [each for each in self.gathered if each.column.row_bytes]
+        return GatherRequest(
+            kind=self.kind,
+            columns=tuple(each.feature for each in filled),
+            rows=rows,
+            distinct=distinct,
+            out=[as_rows(layout.view(buffer, each.name), each.column.row_bytes) for each in filled],
+        )
+
+    def with_deferred_features(self) -> TypeArrays:
+        """Return the arrays with one that tells where the features lie in place of them, if there are any."""
+        if not self.features:
+            return self
+        kept = tuple(each for each in self.arrays if each.origin != "feature")
+        name = f"{self.prefix}/{_DEFERRED[self.prefix.partition('/')[0]]}"
+        return replace(self, arrays=(*kept, FrameArray(name, self.kind, _I64, "deferred")))
+
+
+def _features(
+    what: str, kind: NodeType | EdgeType, names: Sequence[str], columns: Mapping[str, Column]
+) -> Iterator[FrameArray]:
+    for name in names:
+        yield FrameArray(f"{what}/{type_name(kind)}/{type_name(name)}", kind, columns[name], "feature", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameCounts:
-    """What a layout depends on besides schema and plan. Keys are encoded types."""
+    """What a layout depends on besides the schema. Keys are encoded types."""
 
     epoch: int
     batch: int
-    num_seeds: int
+    num_entries: int
+    """Of the input."""
     num_nodes: Mapping[str, list[int]]
     """Per hop."""
     num_edges: Mapping[str, list[int]]
@@ -39,90 +152,167 @@ class FrameCounts:
     """Expanded nodes of the edge type's target type: ``len(colptr) - 1``."""
 
 
-class FramePart(NamedTuple):
-    """What a frame holds of one type."""
-
-    kind: NodeType | EdgeType
-    name: str
-    prefix: str
-    columns: dict[str, tuple[str, Column]]
-    """By column: its name in the frame, and what it is."""
-
-    @classmethod
-    def of(
-        cls, what: str, kind: NodeType | EdgeType, names: Sequence[str], columns: Mapping[str, Column]
-    ) -> FramePart:
-        prefix = f"{what}/{type_name(kind)}"
-        stored = {name: (f"{prefix}/{type_name(name)}", columns[name]) for name in names}
-        return cls(kind, type_name(kind), prefix, stored)
-
-    def with_places(self) -> FramePart:
-        """Return the part with the places of the rows for its only column, if there are any rows."""
-        if not self.columns:
-            return self
-        place = _PLACES[self.prefix.partition("/")[0]]
-        return self._replace(columns={place: (f"{self.prefix}/{place}", Column("I64"))})
-
-    def column_specs(self, count: int) -> Iterator[tuple[str, ArraySpec]]:
-        return ((frame_name, column.spec(count)) for frame_name, column in self.columns.values())
-
-    def want(self, rows: Int64Array, layout: Layout, buffer: Bytes, *, distinct: bool) -> GatherRequest:
-        """Return what the columns need. Those of rows without bytes are complete already."""
-        filled = {name: each for name, each in self.columns.items() if each[1].row_bytes}
-        out = [as_rows(layout.view(buffer, name), column.row_bytes) for name, column in filled.values()]
-        return GatherRequest(kind=self.kind, columns=tuple(filled), rows=rows, distinct=distinct, out=out)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSchema:
-    """The arrays of the frames of a plan, whole or without rows."""
+    """The arrays of the frames of a plan, whole or with deferred features."""
 
-    plan: SamplingPlan
-    nodes: tuple[FramePart, ...]
-    edges: tuple[FramePart, ...]
+    seed_type: NodeType
+    num_hops: int
+    inputs: tuple[FrameArray, ...]
+    nodes: tuple[TypeArrays, ...]
+    edges: tuple[TypeArrays, ...]
+    distinct_edges: bool = True
+    """No frame holds an edge twice."""
 
     @classmethod
-    def whole(cls, schema: GraphSchema, plan: SamplingPlan) -> FrameSchema:
-        """Return the shape of complete frames."""
-        nodes = (
-            FramePart.of("node", each, plan.node_columns.get(each, ()), found.columns)
-            for each, found in schema.nodes.items()
-        )
+    def around_seeds(
+        cls,
+        schema: GraphSchema,
+        columns: ColumnPlan,
+        *,
+        seed_type: NodeType,
+        num_hops: int,
+        edge_types: Sequence[EdgeType],
+        with_edge: bool,
+        distinct_edges: bool = True,
+    ) -> FrameSchema:
+        """Return the schema of batches of nodes and edges around seeds of one type."""
+        inputs = (FrameArray("seeds", None, _I64, "input"), FrameArray("input_id", None, _I64, "input"))
+        nodes = (TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ())) for each in schema.nodes)
         edges = (
-            FramePart.of("edge", each, plan.edge_columns.get(each, ()), found.columns)
-            for each, found in schema.edges.items()
-            if each in plan.num_neighbors
+            TypeArrays.of_edges(schema, each, columns.edges.get(each, ()), with_edge=with_edge)
+            for each in edge_types
         )
-        return cls(plan, tuple(nodes), tuple(edges))
+        return cls(
+            seed_type=seed_type,
+            num_hops=num_hops,
+            inputs=inputs,
+            nodes=tuple(nodes),
+            edges=tuple(edges),
+            distinct_edges=distinct_edges,
+        )
 
-    def without_rows(self) -> FrameSchema:
-        """Return the shape of skeletons: ``position`` or ``slot`` (I64) stand for all columns of a type."""
+    def with_deferred_features(self) -> FrameSchema:
+        """Return the schema of frames with ``position`` or ``slot`` (I64) for all features of a type."""
         return replace(
             self,
-            nodes=tuple(part.with_places() for part in self.nodes),
-            edges=tuple(part.with_places() for part in self.edges),
+            nodes=tuple(each.with_deferred_features() for each in self.nodes),
+            edges=tuple(each.with_deferred_features() for each in self.edges),
         )
 
     def layout(self, counts: FrameCounts) -> Layout:
         """Return the layout of a frame with so many of everything."""
-        seeds = ArraySpec("I64", (counts.num_seeds,))
-        specs = {"seeds": seeds, "input_id": seeds}
-        for part in self.nodes:
-            count = sum(counts.num_nodes[part.name])
-            specs[f"{part.prefix}/n_id"] = ArraySpec("I64", (count,))
-            specs.update(part.column_specs(count))
-        for part in self.edges:
-            count = sum(counts.num_edges[part.name])
-            specs[f"{part.prefix}/rows"] = ArraySpec("I32", (count,))
-            specs[f"{part.prefix}/colptr"] = ArraySpec("I64", (counts.num_targets[part.name] + 1,))
-            if self.plan.with_edge:
-                specs[f"{part.prefix}/e_id"] = ArraySpec("I64", (count,))
-            specs.update(part.column_specs(count))
         metadata = {
             "epoch": str(counts.epoch),
             "batch": str(counts.batch),
-            "seed_type": json.dumps(type_name(self.plan.seed_type)),
+            "seed_type": json.dumps(type_name(self.seed_type)),
             "num_sampled_nodes": json.dumps(dict(counts.num_nodes)),
             "num_sampled_edges": json.dumps(dict(counts.num_edges)),
         }
-        return Layout.plan(specs, metadata)
+        return Layout.plan(self._specs(counts), metadata)
+
+    def parse(self, buffer: Bytes) -> Frame:
+        """Return the frame in ``buffer`` (uint8), or of the failure of its batch.
+
+        Everything is checked: afterwards all arrays are those of this schema, and all local indices are in
+        bounds. ``FormatError`` names the rule that is broken.
+        """
+        layout = Layout.parse(buffer, what="frame", max_header=MAX_HEADER_BYTES)
+        for key in ("epoch", "batch"):
+            check_number(layout.metadata, key)
+        if read_failure(layout) is None:
+            counts = self.counts(layout)
+            _check_arrays(layout, self._specs(counts))
+            for edges in self.edges:
+                _check_edges(buffer, layout, edges, counts)
+        return Frame(buffer, layout)
+
+    def counts(self, layout: Layout) -> FrameCounts:
+        """Return what the layout of a frame was made of. ``FormatError`` where it cannot be one."""
+        seed_type = read_metadata(layout.metadata, "seed_type")
+        if seed_type != type_name(self.seed_type):
+            raise FormatError(f"frame: seed_type is {str(seed_type)[:100]!r}, not {self.seed_type!r}")
+        nodes = _per_hop(layout.metadata, "num_sampled_nodes", self.nodes, self.num_hops + 1)
+        edges = _per_hop(layout.metadata, "num_sampled_edges", self.edges, self.num_hops)
+        num_entries = _length(layout, self.inputs[0].name)
+        if nodes[seed_type][0] > num_entries:
+            raise FormatError(f"frame: {nodes[seed_type][0]} distinct seeds among {num_entries}")
+        targets = {each.name: _length(layout, f"{each.prefix}/colptr") - 1 for each in self.edges}
+        return FrameCounts(
+            epoch=int(layout.metadata["epoch"]),
+            batch=int(layout.metadata["batch"]),
+            num_entries=num_entries,
+            num_nodes=nodes,
+            num_edges=edges,
+            num_targets=targets,
+        )
+
+    def _specs(self, counts: FrameCounts) -> dict[str, ArraySpec]:
+        specs = {each.name: each.column.spec(counts.num_entries) for each in self.inputs}
+        for nodes in self.nodes:
+            count = sum(counts.num_nodes[nodes.name])
+            specs.update((each.name, each.column.spec(count)) for each in nodes.arrays)
+        for edges in self.edges:
+            count = sum(counts.num_edges[edges.name])
+            specs.update((each.name, each.column.spec(count)) for each in edges.arrays)
+            colptr = edges.arrays[1]
+            specs[colptr.name] = colptr.column.spec(counts.num_targets[edges.name] + 1)
+        return specs
+
+
+def _per_hop(
+    metadata: Mapping[str, str], key: str, types: Sequence[TypeArrays], length: int
+) -> dict[str, list[int]]:
+    counts = read_metadata(metadata, key)
+    if not isinstance(counts, dict) or not all(_is_counts(value) for value in counts.values()):
+        raise FormatError(f"frame: {key} must map types to lists of numbers per hop")
+    expected = [each.name for each in types]
+    if list(counts) != expected and counts.keys() != set(expected):
+        raise FormatError(f"frame: {key} has types {sorted(counts)!r:.200}, not {sorted(expected)!r:.200}")
+    for name, value in counts.items():
+        if len(value) != length:
+            raise FormatError(f"frame: {key} of {name} has {len(value)} numbers, not {length}")
+    return counts
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**48 for item in value)
+
+
+def _length(layout: Layout, name: str) -> int:
+    spec = layout.specs.get(name)
+    if spec is None:
+        raise FormatError(f"frame: array {name!r} is missing")
+    if len(spec.shape) != 1:
+        raise FormatError(f"frame: {name!r} is {spec.dtype} {list(spec.shape)}, not 1-D I64")
+    return spec.shape[0]
+
+
+def _check_arrays(layout: Layout, expected: Mapping[str, ArraySpec]) -> None:
+    """Raise unless the arrays are exactly those expected."""
+    if layout.specs == expected:
+        return
+    for name, spec in expected.items():
+        found = layout.specs.get(name)
+        if found is None:
+            raise FormatError(f"frame: array {name!r} is missing")
+        if found != spec:
+            raise FormatError(
+                f"frame: {name!r} is {found.dtype} {list(found.shape)}, not {spec.dtype} {list(spec.shape)}"
+            )
+    unknown = next(name for name in layout.specs if name not in expected)
+    raise FormatError(f"frame: array {unknown!r:.200} belongs to no frame of this plan")
+
+
+def _check_edges(buffer: Bytes, layout: Layout, edges: TypeArrays, counts: FrameCounts) -> None:
+    """Rows are neighbours that exist, and colptr cuts them in groups of targets that exist."""
+    neighbors, targets = (sum(counts.num_nodes[end]) for end in edges.ends)
+    rows = layout.view(buffer, edges.arrays[0].name)
+    colptr = layout.view(buffer, edges.arrays[1].name)
+    if not 1 <= len(colptr) <= targets + 1:
+        raise FormatError(f"frame: colptr of {edges.name} has {len(colptr)} entries for {targets} nodes")
+    if colptr[0] != 0 or colptr[-1] != len(rows) or (colptr[1:] < colptr[:-1]).any():
+        raise FormatError(f"frame: colptr of {edges.name} does not rise from 0 to {len(rows)}")
+    # As unsigned numbers, negative rows are larger than any other: one pass checks both bounds.
+    if len(rows) and rows.view("u4").max() >= neighbors:
+        raise FormatError(f"frame: rows of {edges.name} leave the {neighbors} sampled nodes")

@@ -1,101 +1,134 @@
-"""The frames of a plan: what they hold, and how they are written, whoever draws the edges."""
+"""Writer of frames: lays out a sampled batch, and writes it in place."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.native import batch_key
-from gigl_loader.sampling.frame_schema import FrameCounts, FrameSchema
+from gigl_loader.sampling.frame_schema import FrameCounts
+from gigl_loader.sampling.request import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_loader.graph.graph import Graph
-    from gigl_loader.native import Batch
-    from gigl_loader.options import EdgeType, NodeType, SamplingPlan
+    import numpy.typing as npt
+
+    from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.features import FeatureSource, GatherRequest
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.tensors import Layout
 
-__all__ = ["FrameWriter", "Sampled"]
+__all__ = ["DrawnBatch", "FrameWriter", "Sampled"]
+
+
+class DrawnBatch(Protocol):
+    """Nodes and edges of a batch, by number of node or edge type. ``native.Batch`` is one."""
+
+    def nodes_per_hop(self, node_type: int) -> list[int]: ...
+    def edges_per_hop(self, edge_type: int) -> list[int]: ...
+    def num_targets(self, edge_type: int) -> int:
+        """``len(colptr) - 1``."""
+
+    def write_positions(self, node_type: int, out: Int64Array) -> None: ...
+    def write_node_ids(self, node_type: int, out: Int64Array) -> None: ...
+    def write_rows(self, edge_type: int, out: npt.NDArray[np.int32]) -> None: ...
+    def write_colptr(self, edge_type: int, out: Int64Array) -> None: ...
+    def write_edge_ids(self, edge_type: int, out: Int64Array) -> None: ...
+    def write_slots(self, edge_type: int, out: Int64Array) -> None: ...
 
 
 class FrameWriter:
-    """Lays out and writes the frames of a plan over a graph. Used by one sampler: not thread-safe."""
+    """Lays out and writes the frames of a plan. Used by one sampler: not thread-safe."""
 
-    def __init__(self, graph: Graph, plan: SamplingPlan, *, without_rows: bool = False) -> None:
-        """Of ``graph``, the schema and the node ids are used."""
-        schema = graph.schema
-        whole = FrameSchema.whole(schema, plan)
-        self._shape = whole.without_rows() if without_rows else whole
-        self.plan = plan
+    def __init__(self, context: SamplerContext) -> None:
+        """Of the context's graph, the schema and the node ids are used."""
+        graph, schema = context.graph, context.graph.schema
+        self._frame = context.frame
+        self._run_seed = context.plan.run_seed
         self.node_types: list[NodeType] = list(schema.nodes)
-        self.edge_types: list[EdgeType] = [each for each in schema.edges if each in plan.num_neighbors]
+        self.edge_types: list[EdgeType] = [
+            each for each in schema.edges if each in {edges.kind for edges in self._frame.edges}
+        ]
         self.node_ids = [graph.node_ids(node_type) for node_type in self.node_types]
-        self.seed_type = self.node_types.index(plan.seed_type)
-        place = {node_type: index for index, node_type in enumerate(self.node_types)}
-        self.target_types = [place[schema.target_type(each)] for each in self.edge_types]
-        self.neighbor_types = [place[schema.neighbor_type(each)] for each in self.edge_types]
+        self.seed_type = self.node_types.index(self._frame.seed_type)
+        number = {node_type: index for index, node_type in enumerate(self.node_types)}
+        self.target_types = [number[schema.target_type(each)] for each in self.edge_types]
+        self.neighbor_types = [number[schema.neighbor_type(each)] for each in self.edge_types]
         self.num_nodes = [nodes.count for nodes in schema.nodes.values()]
-        self._scratch = [np.empty(0, np.int64) for _ in [*self._shape.nodes, *self._shape.edges]]
+        self._scratch = [np.empty(0, np.int64) for _ in [*self._frame.nodes, *self._frame.edges]]
 
     @property
     def with_slots(self) -> bool:
-        """The places of edges are needed, for their columns."""
-        return any(part.columns for part in self._shape.edges)
+        """Whether the places of edges are needed, for their features."""
+        return any(edges.gathered for edges in self._frame.edges)
 
     @property
     def scratch_bytes(self) -> int:
         return sum(each.nbytes for each in self._scratch)
 
     def seed_ids(self, request: BatchRequest) -> Int64Array:
-        """Return the node ids of the request's seeds."""
-        ids = self.node_ids[self.seed_type]
-        return request.seeds if ids is None else ids[request.seeds]
+        """Return the node ids of the request's seeds, int64 [B]."""
+        ids, seeds = self.node_ids[self.seed_type], request.inputs[SEED]
+        return seeds if ids is None else ids[seeds]
 
     def key(self, request: BatchRequest) -> int:
         """Return the key of every draw of the request's batch."""
-        return batch_key(self.plan.run_seed, request.epoch, self.seed_ids(request))
+        return batch_key(self._run_seed, request.epoch, self.seed_ids(request))
 
-    def layout(self, batch: Batch, request: BatchRequest) -> Layout:
-        """Return the layout of the frame of ``batch``."""
-        nodes, edges = self._shape.nodes, self._shape.edges
+    def sampled(
+        self, batch: DrawnBatch, request: BatchRequest, features: FeatureSource, costs: CostCounter
+    ) -> Sampled:
+        """Return ``batch`` as something that can be written, valid for as long as ``batch`` is."""
+        nodes, edges = self._frame.nodes, self._frame.edges
         counts = FrameCounts(
             epoch=request.epoch,
             batch=request.batch,
-            num_seeds=len(request.seeds),
-            num_nodes={part.name: batch.nodes_per_hop(index) for index, part in enumerate(nodes)},
-            num_edges={part.name: batch.edges_per_hop(index) for index, part in enumerate(edges)},
-            num_targets={part.name: batch.num_targets(index) for index, part in enumerate(edges)},
+            num_entries=len(request),
+            num_nodes={each.name: batch.nodes_per_hop(index) for index, each in enumerate(nodes)},
+            num_edges={each.name: batch.edges_per_hop(index) for index, each in enumerate(edges)},
+            num_targets={each.name: batch.num_targets(index) for index, each in enumerate(edges)},
         )
-        return self._shape.layout(counts)
+        return Sampled(
+            writer=self,
+            batch=batch,
+            request=request,
+            features=features,
+            costs=costs,
+            layout=self._frame.layout(counts),
+        )
 
-    def write(self, batch: Batch, columns: FeatureSource, layout: Layout, buffer: Bytes) -> None:
-        """Write nodes and edges of ``batch``, and have the columns filled."""
-        for index, part in enumerate(self._shape.nodes):
-            batch.write_node_ids(index, layout.view(buffer, f"{part.prefix}/n_id"))
-        for index, part in enumerate(self._shape.edges):
-            batch.write_rows(index, layout.view(buffer, f"{part.prefix}/rows"))
-            batch.write_colptr(index, layout.view(buffer, f"{part.prefix}/colptr"))
-            if self.plan.with_edge:
-                batch.write_edge_ids(index, layout.view(buffer, f"{part.prefix}/e_id"))
-        columns.gather(list(self._wants(batch, layout, buffer)))
+    def write(self, sampled: Sampled, buffer: Bytes) -> None:
+        """Write the frame of a batch, and have the features filled."""
+        batch, layout = sampled.batch, sampled.layout
+        buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
+        layout.view(buffer, "seeds")[:] = self.seed_ids(sampled.request)
+        layout.view(buffer, "input_id")[:] = sampled.request.index
+        for index, nodes in enumerate(self._frame.nodes):
+            batch.write_node_ids(index, layout.view(buffer, f"{nodes.prefix}/n_id"))
+        for index, edges in enumerate(self._frame.edges):
+            batch.write_rows(index, layout.view(buffer, f"{edges.prefix}/rows"))
+            batch.write_colptr(index, layout.view(buffer, f"{edges.prefix}/colptr"))
+            if edges.with_ids:
+                batch.write_edge_ids(index, layout.view(buffer, f"{edges.prefix}/e_id"))
+        sampled.features.gather(list(self._gather_requests(batch, layout, buffer)))
 
-    def _wants(self, batch: Batch, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
-        for index, part in enumerate(self._shape.nodes):
-            if part.columns:
+    def _gather_requests(self, batch: DrawnBatch, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
+        for index, nodes in enumerate(self._frame.nodes):
+            if nodes.gathered:
                 positions = self._borrow(index, sum(batch.nodes_per_hop(index)))
                 batch.write_positions(index, positions)
-                yield part.want(positions, layout, buffer, distinct=True)
-        for index, part in enumerate(self._shape.edges):
-            if part.columns:
-                slots = self._borrow(len(self._shape.nodes) + index, sum(batch.edges_per_hop(index)))
+                yield nodes.gather_request(positions, layout, buffer, distinct=True)
+        for index, edges in enumerate(self._frame.edges):
+            if edges.gathered:
+                slots = self._borrow(len(self._frame.nodes) + index, sum(batch.edges_per_hop(index)))
                 batch.write_slots(index, slots)
-                yield part.want(slots, layout, buffer, distinct=not self.plan.replace)
+                yield edges.gather_request(slots, layout, buffer, distinct=self._frame.distinct_edges)
 
     def _borrow(self, index: int, count: int) -> Int64Array:
         if len(self._scratch[index]) < count:
@@ -103,36 +136,24 @@ class FrameWriter:
         return self._scratch[index][:count]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled:
     """A batch whose nodes and edges are drawn: its size is known, and it can be written anywhere.
 
     Valid until its sampler begins another.
     """
 
-    def __init__(
-        self,
-        *,
-        form: FrameWriter,
-        batch: Batch,
-        request: BatchRequest,
-        columns: FeatureSource,
-        costs: CostCounter,
-    ) -> None:
-        self._form = form
-        self._batch = batch
-        self._request = request
-        self._columns = columns
-        self._costs = costs
-        self.layout = form.layout(batch, request)
+    writer: FrameWriter
+    batch: DrawnBatch
+    request: BatchRequest
+    features: FeatureSource
+    costs: CostCounter
+    layout: Layout
 
     def write(self, buffer: Bytes) -> None:
         """Write the frame to the start of ``buffer`` (uint8, at least ``layout.nbytes`` long).
 
-        The gather into ``buffer`` is the only copy of the columns.
+        The gather into ``buffer`` is the only copy of the features.
         """
-        layout = self.layout
-        with self._costs.gathering():
-            buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
-            layout.view(buffer, "seeds")[:] = self._form.seed_ids(self._request)
-            layout.view(buffer, "input_id")[:] = self._request.input_ids
-            self._form.write(self._batch, self._columns, layout, buffer)
+        with self.costs.gathering():
+            self.writer.write(self, buffer)

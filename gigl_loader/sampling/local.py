@@ -12,15 +12,18 @@ from gigl_loader.native import Adjacency, NeighborSampler
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.sampling.bounds import BatchBounds
 from gigl_loader.sampling.costs import CostCounter
-from gigl_loader.sampling.deferred_features import OwnPlaces
+from gigl_loader.sampling.deferred_features import LocalPlaces
 from gigl_loader.sampling.features import LocalFeatures
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
+from gigl_loader.sampling.request import SEED
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.options import EdgeType, SamplingPlan
+    from gigl_loader.options import EdgeType
     from gigl_loader.sampling.features import FeatureSource
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.plans.neighbor import NeighborPlan
+    from gigl_loader.sampling.request import BatchRequest
 
 __all__ = ["LocalSampler"]
 
@@ -32,41 +35,31 @@ class LocalSampler:
     on how the graph is partitioned. Not thread-safe.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        plan: SamplingPlan,
-        costs: CostCounter | None = None,
-        *,
-        without_rows: bool = False,
-        bounds: BatchBounds | None = None,
-    ) -> None:
-        """All partitions of ``graph`` are opened. What sampling costs is added to ``costs``.
-
-        With ``without_rows``, frames are skeletons, and no column is read. ``bounds`` of a batch are by
-        default those of the machine.
-        """
-        self.bounds = bounds or BatchBounds.of_machine()
-        self.costs = CostCounter() if costs is None else costs
-        self._form = FrameWriter(graph, plan, without_rows=without_rows)
-        self._columns: FeatureSource = (OwnPlaces if without_rows else LocalFeatures)(graph, plan)
+    def __init__(self, context: SamplerContext, plan: NeighborPlan) -> None:
+        """All partitions of the context's graph are opened; its store is not used."""
+        graph = context.graph
+        self.bounds = context.bounds or BatchBounds.of_machine()
+        self.costs = context.costs or CostCounter()
+        self._writer = writer = FrameWriter(context)
+        places = LocalPlaces if context.deferred else LocalFeatures
+        self._features: FeatureSource = places(graph, context.plan.columns)
         self._native = NeighborSampler(
-            adjacencies=[_adjacency(graph, edge_type) for edge_type in self._form.edge_types],
-            target_types=self._form.target_types,
-            neighbor_types=self._form.neighbor_types,
-            addresses=[edge_type_address(edge_type) for edge_type in self._form.edge_types],
-            fanouts=[plan.num_neighbors[edge_type] for edge_type in self._form.edge_types],
-            node_ids=self._form.node_ids,
-            num_nodes=self._form.num_nodes,
+            adjacencies=[_adjacency(graph, edge_type) for edge_type in writer.edge_types],
+            target_types=writer.target_types,
+            neighbor_types=writer.neighbor_types,
+            addresses=[edge_type_address(edge_type) for edge_type in writer.edge_types],
+            fanouts=[plan.num_neighbors[edge_type] for edge_type in writer.edge_types],
+            node_ids=writer.node_ids,
+            num_nodes=writer.num_nodes,
             replace=plan.replace,
             with_edge_ids=plan.with_edge,
-            with_slots=self._form.with_slots,
+            with_slots=writer.with_slots,
         )
 
     @property
     def scratch_bytes(self) -> int:
         """Memory that is kept for the next batch."""
-        return self._native.scratch_bytes + self._form.scratch_bytes
+        return self._native.scratch_bytes + self._writer.scratch_bytes
 
     def sample(self, request: BatchRequest) -> Sampled:
         """Sample the batch; its nodes and edges are then known, its columns not yet gathered.
@@ -74,22 +67,17 @@ class LocalSampler:
         The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
         ``BatchTooLarge`` for a batch beyond the bounds.
         """
+        writer, seeds = self._writer, request.inputs[SEED]
         with self.costs.sampling():
-            key = self._form.key(request)
+            key = writer.key(request)
             try:
-                self._native.sample(self._form.seed_type, request.seeds, key, max_edges=self.bounds.edges)
+                self._native.sample(writer.seed_type, seeds, key, max_edges=self.bounds.edges)
             except NativeTooLarge:
-                raise self.bounds.too_many_edges(len(request.seeds)) from None
+                raise self.bounds.too_many_edges(len(seeds)) from None
             except RuntimeError as error:
                 raise FormatError(str(error)) from None
-            sampled = Sampled(
-                form=self._form,
-                batch=self._native,
-                request=request,
-                columns=self._columns,
-                costs=self.costs,
-            )
-        self.bounds.check_frame(sampled.layout.nbytes, len(request.seeds))
+            sampled = writer.sampled(self._native, request, self._features, self.costs)
+        self.bounds.check_frame(sampled.layout.nbytes, len(seeds))
         return sampled
 
 

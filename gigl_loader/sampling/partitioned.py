@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.features import GatherRequest
-    from gigl_loader.sampling.store import NeighborStore
+    from gigl_loader.sampling.store import DrawRule, NeighborStore
 
 __all__ = ["FrontierRequest", "PartitionedStore"]
 
@@ -40,13 +40,12 @@ _MAX_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same
 class FrontierRequest:
     """One hop of one edge type for targets of all partitions."""
 
-    edge_type: EdgeType
     targets: Sequence[Int64Array]
     """Positions, by partition."""
+    edge_type: EdgeType
     key: int
     hop: int
-    fanout: int
-    replace: bool
+    rule: DrawRule
     with_edge_ids: bool
     with_slots: bool
     max_edges: int = NO_BOUND
@@ -59,8 +58,7 @@ class FrontierRequest:
             targets=self.targets[part],
             key=self.key,
             hop=self.hop,
-            fanout=self.fanout,
-            replace=self.replace,
+            rule=self.rule,
             with_edge_ids=self.with_edge_ids,
             with_slots=self.with_slots,
             max_edges=self.max_edges,

@@ -1,4 +1,4 @@
-"""Schedule of a run: the seeds of every batch of every epoch, by rank."""
+"""Schedule of a run: the requests of every epoch, by rank."""
 
 from __future__ import annotations
 
@@ -9,23 +9,15 @@ import numpy as np
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.native import permutation
+from gigl_loader.sampling.request import BatchRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gigl_loader.arrays import Array
     from gigl_loader.sampling.seed_weights import SeedDraw
 
-__all__ = ["BatchRequest", "Schedule", "Shard"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchRequest:
-    """What is asked of a sampler: one batch, named by epoch and number, and its seeds."""
-
-    epoch: int
-    batch: int
-    seeds: Int64Array
-    """Positions [B], in input order or shuffled; may repeat."""
-    input_ids: Int64Array
-    """Place of each seed in the input [B]."""
+__all__ = ["Schedule", "Shard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +56,7 @@ class Schedule:
 
     def __init__(
         self,
-        seeds: Int64Array,
+        inputs: Mapping[str, Array],
         *,
         batch_size: int,
         shuffle: bool,
@@ -73,17 +65,21 @@ class Schedule:
         shard: Shard = WHOLE,
         draw: SeedDraw | None = None,
     ) -> None:
-        """With ``draw``, a request counts for its number of seeds only: whoever samples draws them."""
+        """``inputs``: the columns of the plan by name, [N] each.
+
+        With ``draw``, only the number of entries of a request counts: its seeds are drawn by the sampler.
+        """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.seeds = seeds
+        self.inputs = inputs
+        self.num_entries = len(next(iter(inputs.values())))
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.run_seed = run_seed
         self.shard = shard
         self.draw = draw
-        self._whole_steps = len(seeds) // (batch_size * shard.world_size)
+        self._whole_steps = self.num_entries // (batch_size * shard.world_size)
         self._order: tuple[int, Int64Array] | None = None
 
     def sharded(self, shard: Shard) -> Schedule:
@@ -91,7 +87,7 @@ class Schedule:
         if shard == self.shard:
             return self
         return Schedule(
-            self.seeds,
+            self.inputs,
             batch_size=self.batch_size,
             shuffle=self.shuffle,
             drop_last=self.drop_last,
@@ -115,16 +111,18 @@ class Schedule:
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of an epoch of {self.num_batches}")
         places = self._whole_step(batch) if batch < self._whole_steps else self._last_step()
-        input_ids = (
+        index = (
             self._order_of(epoch)[places.start : places.stop]
             if self.shuffle
             else np.arange(places.start, places.stop, dtype=np.int64)
         )
-        return BatchRequest(epoch, batch, self.seeds[input_ids], input_ids)
+        return BatchRequest(
+            epoch, batch, index, {name: column[index] for name, column in self.inputs.items()}
+        )
 
     @property
     def _remaining(self) -> int:
-        return len(self.seeds) - self._whole_steps * self.batch_size * self.shard.world_size
+        return self.num_entries - self._whole_steps * self.batch_size * self.shard.world_size
 
     def _whole_step(self, step: int) -> range:
         """Return this rank's places in the order of an epoch, of a step in which all batches are full."""
@@ -138,14 +136,14 @@ class Schedule:
             return range(0)
         share, longer = divmod(remaining, world_size)
         if not share and rank >= remaining:
-            again = (rank - remaining) % len(self.seeds)
+            again = (rank - remaining) % self.num_entries
             return range(again, again + 1) if self.shard.even_batches else range(0)
-        begin = len(self.seeds) - remaining + rank * share + min(rank, longer)
+        begin = self.num_entries - remaining + rank * share + min(rank, longer)
         return range(begin, begin + share + (rank < longer))
 
     def _order_of(self, epoch: int) -> Int64Array:
         if self._order is None or self._order[0] != epoch:
-            order = np.empty(len(self.seeds), np.int64)
+            order = np.empty(self.num_entries, np.int64)
             permutation(self.run_seed, epoch, order)
             self._order = (epoch, order)
         return self._order[1]

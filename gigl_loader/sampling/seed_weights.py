@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigl_loader import native
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.request import SEED, BatchRequest
 from gigl_loader.shared import SharedTensors
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class SeedDraw:
     Both lie in shared memory: a sampling process gets two descriptors.
     """
 
-    def __init__(self, weights: SharedTensors, seeds: SharedTensors, *, run_seed: int) -> None:
+    def __init__(self, weights: SharedTensors, seeds: SharedTensors) -> None:
         self._weights = weights
         self._seeds = seeds
-        self._run_seed = run_seed
+        self._run_seed = int(seeds.array("run_seed"))
         self._positions: Int64Array = seeds.array("positions")
         self._places: Int64Array | None = seeds.array("places") if "places" in seeds else None
         self._rank = int(seeds.array("rank"))
@@ -59,18 +59,22 @@ class SeedDraw:
 
         ``ValueError`` where the weights cannot be drawn by as they stand.
         """
-        seeds = {"positions": positions, "rank": np.array(rank), "timeout_s": np.array(float(timeout_s))}
+        seeds = {
+            "positions": positions,
+            "rank": np.array(rank),
+            "run_seed": np.array(run_seed, np.uint64),
+            "timeout_s": np.array(float(timeout_s)),
+        }
         if places is not None:
             seeds["places"] = places
-        draw = cls(weights, SharedTensors.create(seeds), run_seed=run_seed)
+        draw = cls(weights, SharedTensors.create(seeds))
         draw.read(np.empty(len(positions)), np.empty(len(positions)))
         return draw
 
     @classmethod
-    def received(cls, files: Mapping[str, int], *, run_seed: int) -> SeedDraw:
+    def received(cls, files: Mapping[str, int]) -> SeedDraw:
         """Take over descriptors that :attr:`files` of another process names."""
-        weights, seeds = SharedTensors(files["weights"]), SharedTensors(files["seeds"])
-        return cls(weights, seeds, run_seed=run_seed)
+        return cls(SharedTensors(files["weights"]), SharedTensors(files["seeds"]))
 
     @property
     def files(self) -> dict[str, int]:
@@ -103,12 +107,12 @@ class SeedDraw:
         """
         total = self.read(weights, sums)
         key = native.batch_key(self._run_seed, asked.epoch, np.array([self._rank, asked.batch], np.int64))
-        drawn = np.empty(len(asked.seeds))
+        drawn = np.empty(len(asked))
         native.uniforms(key, drawn)
         chosen = np.searchsorted(sums, drawn * total, side="right")
         # A product of tiny numbers may round up to the total, beyond the last seed that has a weight.
         np.minimum(chosen, np.searchsorted(sums, total), out=chosen)
-        return BatchRequest(asked.epoch, asked.batch, self._positions[chosen], chosen)
+        return BatchRequest(asked.epoch, asked.batch, chosen, {SEED: self._positions[chosen]})
 
     def _complaint(self, weights: Float64Array) -> str:
         wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))

@@ -21,14 +21,25 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.group import RankGroup
-    from gigl_loader.options import SamplingPlan, StoreOptions, WorkerOptions
+    from gigl_loader.options import StoreOptions, WorkerOptions
+    from gigl_loader.sampling.bounds import BatchBounds
     from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.schedule import BatchRequest, Schedule
+    from gigl_loader.sampling.plan import BatchPlan
+    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.tensors import Layout
     from gigl_loader.topology import Topology
 
-__all__ = ["BatchSampler", "BatchSource", "InlineSource", "SampledBatch", "SourceRequest", "check_epoch"]
+__all__ = [
+    "BatchSampler",
+    "BatchSource",
+    "InlineSource",
+    "PlanSampler",
+    "SampledBatch",
+    "SourceRequest",
+    "check_epoch",
+]
 
 _INLINE_SLOTS = 8
 
@@ -40,7 +51,7 @@ class SourceRequest:
     The same, whatever the dataset is. Each takes what has a meaning there.
     """
 
-    plan: SamplingPlan
+    plan: BatchPlan
     schedule: Schedule
     name: str
     """Of the loader, for messages and for storage servers."""
@@ -78,6 +89,17 @@ class BatchSampler(Protocol):
 
     def sample(self, request: BatchRequest) -> SampledBatch:
         """Sample, and size the frame."""
+
+
+class PlanSampler(BatchSampler, Protocol):
+    """A sampler that a plan opens. Its memory is bounded, and told."""
+
+    bounds: BatchBounds
+    """Of the next batches."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that is kept for the next batch."""
 
 
 class BatchSource(Protocol):

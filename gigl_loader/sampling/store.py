@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_BOUND",
     "SLOT_BITS",
+    "DrawRule",
     "FeatureRequest",
     "NeighborRequest",
     "NeighborStore",
@@ -35,6 +36,15 @@ SLOT_BITS = 40
 by ``p << SLOT_BITS``: nobody needs to know how many edges others have. ``csrc/stitch.h`` has it, too."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawRule:
+    """How the neighbours of a target are drawn. ``csrc/block_drawer.h`` has it, too (``HopDraw``)."""
+
+    fanout: int
+    """-1 takes all neighbours."""
+    replace: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NeighborRequest:
     """One hop of one edge type, for targets of one partition."""
@@ -45,9 +55,7 @@ class NeighborRequest:
     key: int
     """Of the batch: with hop, edge type and node id it addresses every draw."""
     hop: int
-    fanout: int
-    """-1 takes all neighbours."""
-    replace: bool
+    rule: DrawRule
     with_edge_ids: bool
     with_slots: bool
     max_edges: int = NO_BOUND

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.channel.message import receive_fds, send_fds
 from gigl_loader.channel.ring import RingLayout, create_memory, map_memory
-from gigl_loader.options import SamplingPlan
+from gigl_loader.sampling.request import InputColumn
 
 if TYPE_CHECKING:
     import socket
@@ -29,7 +29,10 @@ class WorkerConfig:
     sampler: str
     """``module:function`` that takes this setting and returns a sequence of ``BatchSampler``: as many
     batches are sampled at once, a thread for each."""
-    plan: SamplingPlan
+    plan: str
+    """``BatchPlan.to_json()``."""
+    inputs: tuple[InputColumn, ...]
+    """The columns of its requests."""
     reference: dict[str, Any] = field(repr=False)
     """Names the graph; not shown, for the token of its peers is in it. File descriptors in it are those of
     the process that reads them."""
@@ -42,16 +45,21 @@ class WorkerConfig:
     """Where seeds are drawn by weights: descriptors of the weights and of the seeds, by these names."""
 
     def to_json(self) -> str:
-        plain = ("worker", "life", "trainer_pid", "sampler", "concurrency", "timeout_s", "draw")
+        plain = ("worker", "life", "trainer_pid", "sampler", "plan", "concurrency", "timeout_s", "draw")
         document = {name: getattr(self, name) for name in plain}
-        document |= {"plan": self.plan.to_json(), "ring": asdict(self.ring), "reference": self.reference}
+        document |= {
+            "inputs": [asdict(each) for each in self.inputs],
+            "ring": asdict(self.ring),
+            "reference": self.reference,
+        }
         return json.dumps(document)
 
     @classmethod
     def from_json(cls, text: bytes) -> WorkerConfig:
         document = json.loads(text)
-        plan, ring = SamplingPlan.from_json(document.pop("plan")), RingLayout(**document.pop("ring"))
-        return cls(**document, plan=plan, ring=ring)
+        inputs = tuple(InputColumn(**each) for each in document.pop("inputs"))
+        ring = RingLayout(**document.pop("ring"))
+        return cls(**document, inputs=inputs, ring=ring)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

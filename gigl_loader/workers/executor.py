@@ -15,12 +15,13 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.message import Response, Result, Spent
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.request import INDEX_BYTES, BatchRequest, entry_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gigl_loader.channel.message import Request
+    from gigl_loader.sampling.request import InputColumn
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
 __all__ = ["Executor"]
@@ -35,11 +36,16 @@ class Executor:
         samplers: Sequence[BatchSampler],
         link: socket.socket,
         *,
+        inputs: Sequence[InputColumn],
         worker: int,
         trace_fd: int,
     ) -> None:
-        """Answers go to ``link``, frames into ``ring``, and the text of a crash to ``trace_fd``."""
+        """Responses go to ``link``, frames into ``ring``, and the text of a crash to ``trace_fd``.
+
+        ``inputs`` are the columns of a request.
+        """
         self._ring = ring
+        self._inputs = tuple(inputs)
         self._link = link
         self._worker = worker
         self._trace_fd = trace_fd
@@ -110,8 +116,15 @@ class Executor:
             os.close(placed.fd)
 
     def _request(self, ask: Request) -> BatchRequest:
-        seeds, input_ids = self._ring.request_slot(ask.request_slot, ask.num_seeds).copy()
-        return BatchRequest(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
+        index_bytes, nbytes = ask.num_entries * INDEX_BYTES, ask.num_entries * entry_bytes(self._inputs)
+        entries = self._ring.request_slot(ask.request_slot)[:nbytes].copy()
+        return BatchRequest.read(
+            ask.epoch,
+            ask.batch,
+            index=entries[:index_bytes],
+            inputs=entries[index_bytes:],
+            columns=self._inputs,
+        )
 
     def _place(self, sampled: SampledBatch) -> _Placed:
         """Write a frame into a slot, or into a memory file where no slot is large enough."""

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from gigl_loader.channel.message import Request, Response, Result, receive
 from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
 from gigl_loader.errors import FormatError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.arrays import Bytes
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.workers.config import WorkerConfig
 
 __all__ = ["Death", "Delivery", "WorkerHandle"]
@@ -98,11 +100,11 @@ class WorkerHandle:
 
     def ask(self, request: BatchRequest) -> None:
         """Send a request. If the process is gone, its end of file will tell."""
-        count = len(request.seeds)
         request_slot = self._free_request_slots.pop()
-        self._ring.request_slot(request_slot, count)[:] = request.seeds, request.input_ids
+        entries = np.frombuffer(request.index.tobytes() + request.input_bytes(), np.uint8)
+        self._ring.request_slot(request_slot)[: len(entries)] = entries
         ask = self._open[request_slot] = Request(
-            request_slot, count, self._generation, request.epoch, request.batch
+            request_slot, len(request), self._generation, request.epoch, request.batch
         )
         with suppress(BrokenPipeError, ConnectionResetError):
             self.incarnation.link.send(ask.pack())

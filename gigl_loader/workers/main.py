@@ -54,9 +54,10 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     One: it never waits, so a second one would only compete with it.
     """
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.sampling.local import LocalSampler
+    from gigl_loader.sampling.plans import read_plan
 
-    return [LocalSampler(Graph.from_reference(config.reference), config.plan)]
+    graph = Graph.from_reference(config.reference)
+    return [read_plan(config.plan, graph.schema).open(graph)]
 
 
 def _leave_traces_in(handover: Handover) -> None:
@@ -78,9 +79,11 @@ def _serve(link: socket.socket, handover: Handover) -> None:
     module, _, function = config.sampler.partition(":")
     samplers: Sequence[BatchSampler] = getattr(import_module(module), function)(config)
     if config.draw is not None:
-        draw = SeedDraw.received(config.draw, run_seed=config.plan.run_seed)
+        draw = SeedDraw.received(config.draw)
         samplers = [SeedWeightedSampler(sampler, draw) for sampler in samplers]
-    executor = Executor(ring, samplers, link, worker=config.worker, trace_fd=handover.trace_fd)
+    executor = Executor(
+        ring, samplers, link, inputs=config.inputs, worker=config.worker, trace_fd=handover.trace_fd
+    )
     ring.note(State.IDLE)
     with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left while we were starting.
         executor.say_up()

@@ -14,11 +14,12 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader.channel.frame import Frame
+from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.compat import add_note
 from gigl_loader.errors import FormatError, WorkerDied
 from gigl_loader.resources import naming_channel
+from gigl_loader.sampling.request import entry_bytes
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.workers.config import WorkerConfig
 from gigl_loader.workers.handle import WorkerHandle
@@ -27,8 +28,10 @@ from gigl_loader.workers.stall_detector import LOOK_S, StallDetector
 from gigl_loader.workers.stats import statistics
 
 if TYPE_CHECKING:
+    from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.options import SamplingPlan, WorkerOptions
+    from gigl_loader.options import WorkerOptions
+    from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.workers.handle import Death, Delivery
 
@@ -57,7 +60,7 @@ class WorkerSource:
     def __init__(
         self,
         graph: Graph,
-        plan: SamplingPlan,
+        plan: BatchPlan,
         schedule: Schedule,
         options: WorkerOptions,
         *,
@@ -72,6 +75,7 @@ class WorkerSource:
         """
         check_start_method(options.start_method)
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
+        self._frame = plan.frame(graph.schema)
         self._schedule = schedule
         self._options = options
         self._timeout_s = timeout_s
@@ -146,14 +150,15 @@ class WorkerSource:
     def stats(self) -> dict[str, Any]:
         return {**statistics(self._tallies), "seconds_waiting": self._seconds_waiting}
 
-    def _start(self, plan: SamplingPlan, sampler: str) -> None:
+    def _start(self, plan: BatchPlan, sampler: str) -> None:
         options = self._options
         spare_slots = max(_MIN_SPARE_SLOTS, _SPARE_SLOTS // options.num_workers)
         in_flight = min(options.worker_concurrency, _MAX_IN_FLIGHT)
+        largest = max(min(self._schedule.batch_size, self._schedule.num_entries), 1)
         ring = RingLayout.fit(
             options.channel_bytes // options.num_workers,
             request_slots=in_flight,
-            seeds_per_request=max(min(self._schedule.batch_size, len(self._schedule.seeds)), 1),
+            request_bytes=largest * entry_bytes(plan.inputs),
             slots=in_flight + spare_slots,
         )
         for worker in range(options.num_workers):
@@ -162,7 +167,8 @@ class WorkerSource:
                 life=0,
                 trainer_pid=self._pid,
                 sampler=sampler,
-                plan=plan,
+                plan=plan.to_json(),
+                inputs=plan.inputs,
                 reference=self._graph.reference,
                 ring=ring,
                 concurrency=in_flight,
@@ -234,7 +240,7 @@ class WorkerSource:
         self._position = batch + 1
         memory = delivery.handle.hand_out(delivery)
         self._hand_out()
-        frame = Frame.parse(memory, edge_dir=self._graph.schema.edge_dir)
+        frame = self._frame.parse(memory)
         if (frame.epoch, frame.batch) != (self._epoch, batch):
             raise FormatError(f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {batch}")
         frame.raise_failure()
@@ -250,7 +256,7 @@ class WorkerSource:
         for other in [each for each in self._ready.values() if each.unavailable]:
             other.handle.drop(self._ready.pop(other.batch))
             heapq.heappush(self._returned, other.batch)
-        Frame.parse(record, edge_dir=self._graph.schema.edge_dir).raise_failure()
+        raise Failure.parse(record).error()
 
     def _replace(self, handle: WorkerHandle, fd: int) -> None:
         """Start a worker in the place of one that is gone, as long as that makes sense."""

@@ -15,7 +15,6 @@ import pytest
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import SamplingError
-from gigl_loader.sampling.local import LocalSampler
 from tests.support.faults import FaultPlan
 from tests.support.remote_sources import REMOTE_KINDS, RemoteKind, served
 from tests.support.sources import (
@@ -42,7 +41,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def expected() -> dict[int, list[bytes]]:
     """The batches of two epochs, straight from the sampler."""
-    sampler, schedule = LocalSampler(small_graph(), PLAN), small_schedule()
+    sampler, schedule = PLAN.open(small_graph()), small_schedule()
     epochs: dict[int, list[bytes]] = {}
     for epoch in (0, 1):
         epochs[epoch] = []
@@ -137,7 +136,7 @@ def test_arrays_outlive_the_source(kind: Kind, expected: dict[int, list[bytes]])
     del source, frames
     gc.collect()
     for array, frame_bytes in zip(arrays, expected[0], strict=False):
-        parsed = Frame.parse(np.frombuffer(frame_bytes, np.uint8), edge_dir="in")
+        parsed = PLAN.frame(small_graph().schema).parse(np.frombuffer(frame_bytes, np.uint8))
         assert (array == parsed.array("node/node/n_id")).all()
 
 

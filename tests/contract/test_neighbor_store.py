@@ -12,6 +12,7 @@ import pytest
 from gigl_loader.sampling.rows import as_rows
 from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from tests.support import oracle
+from tests.support.plans import rule
 from tests.support.stores import STORE_KINDS, StoreGraph, StoreKind, store_graphs
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ def stores(kind: StoreKind, graph: StoreGraph) -> Iterator[list[NeighborStore]]:
 
 def _ask(edge_type: EdgeType, targets: npt.NDArray[Any], **changes: Any) -> NeighborRequest:
     given: dict[str, Any] = {
-        "fanout": 3,
         "hop": 1,
-        "replace": False,
         "with_edge_ids": True,
         "with_slots": True,
+        **changes,
     }
+    drawn = {name: given.pop(name) for name in ("fanout", "replace") if name in given}
     return NeighborRequest(
-        edge_type=edge_type, targets=targets.astype(np.int64), key=KEY, **{**given, **changes}
+        rule=rule(**drawn), edge_type=edge_type, targets=targets.astype(np.int64), key=KEY, **given
     )
 
 

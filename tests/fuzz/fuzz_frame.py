@@ -17,14 +17,13 @@ atheris: Any = importlib.import_module("atheris")  # Has no types, and no wheel 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports():
-    from gigl_loader.channel.frame import Frame
     from gigl_loader.errors import FormatError
-    from tests.support.frames import Draft, read_everything
+    from tests.support.frames import Draft, frame_schema, read_everything
 
 
 def read_or_refuse(data: bytes) -> None:
     try:
-        frame = Frame.parse(np.frombuffer(data, np.uint8), edge_dir="in")
+        frame = frame_schema().parse(np.frombuffer(data, np.uint8))
     except FormatError:
         return
     if "failure" not in frame.layout.metadata:

@@ -22,7 +22,7 @@ from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN, remote_store, served
 from tests.support.proxy import Proxy
@@ -52,8 +52,7 @@ def ask() -> NeighborRequest:
         targets=np.arange(600),
         key=5,
         hop=0,
-        fanout=5,
-        replace=False,
+        rule=DrawRule(fanout=5),
         with_edge_ids=False,
         with_slots=False,
     )

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from gigl_client import RemoteDistDataset
 from gigl_loader.cli.app import build_app
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller, Credentials
@@ -31,13 +30,14 @@ from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.local_cluster import LocalCluster
 from tests.support.leftovers import is_gone, wait_until
+from tests.support.plans import neighbor_plan
 from tests.support.store_graph import write_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EDGE = ("node", "to", "node")
-PLAN = SamplingPlan(
+PLAN = neighbor_plan(
     seed_type="node",
     num_neighbors={EDGE: (3, 3)},
     run_seed=7,
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_a_server_that_drains(graph: Path) -> None:
             client.create_producer("key", PLAN.to_json(), client.cluster(10).graph, 10)
             channel = client.open_channel("key", name="", credit=2, timeout_s=10)
             seeds = np.arange(4).tobytes()
-            request = messages.SampleRequest(channel=channel.id, seeds=seeds, input_ids=seeds)
+            request = messages.SampleRequest(channel=channel.id, inputs=seeds, index=seeds)
             assert client.sample(request, 10).result().handle
         process.send_signal(signal.SIGTERM)
         line_with(process, "draining")

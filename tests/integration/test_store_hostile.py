@@ -262,14 +262,14 @@ def test_a_channel_that_breaks_a_rule(stranger: HostileClient, fields: dict[str,
         ({"channel": b""}, "INVALID_ARGUMENT|NOT_FOUND"),
         ({"channel": noise(16)}, "NOT_FOUND"),
         ({"channel": noise(1000)}, "INVALID_ARGUMENT|NOT_FOUND"),
-        ({"seeds": SEEDS[:-1]}, "INVALID_ARGUMENT"),
-        ({"seeds": SEEDS[:-8]}, "INVALID_ARGUMENT"),
-        ({"input_ids": b""}, "INVALID_ARGUMENT"),
-        ({"seeds": b"", "input_ids": b""}, "INVALID_ARGUMENT"),
-        ({"seeds": np.full(10, 1000).tobytes()}, "INVALID_ARGUMENT"),
-        ({"seeds": np.full(10, -1).tobytes()}, "INVALID_ARGUMENT"),
-        ({"seeds": np.full(10, 2**62).tobytes()}, "INVALID_ARGUMENT"),
-        ({"seeds": SEEDS * 110_000, "input_ids": SEEDS * 110_000}, "INVALID_ARGUMENT"),
+        ({"inputs": SEEDS[:-1]}, "INVALID_ARGUMENT"),
+        ({"inputs": SEEDS[:-8]}, "INVALID_ARGUMENT"),
+        ({"index": b""}, "INVALID_ARGUMENT"),
+        ({"inputs": b"", "index": b""}, "INVALID_ARGUMENT"),
+        ({"inputs": np.full(10, 1000).tobytes()}, "INVALID_ARGUMENT"),
+        ({"inputs": np.full(10, -1).tobytes()}, "INVALID_ARGUMENT"),
+        ({"inputs": np.full(10, 2**62).tobytes()}, "INVALID_ARGUMENT"),
+        ({"inputs": SEEDS * 110_000, "index": SEEDS * 110_000}, "INVALID_ARGUMENT"),
         ({"slot": 1}, "INVALID_ARGUMENT"),
         ({"slot": 2**32 - 1}, "INVALID_ARGUMENT"),
     ],
@@ -280,15 +280,15 @@ def test_an_ask_that_breaks_a_rule(stranger: HostileClient, fields: dict[str, An
         "channel": stranger.open_channel(),
         "epoch": 0,
         "batch": 0,
-        "seeds": SEEDS,
-        "input_ids": SEEDS,
+        "inputs": SEEDS,
+        "index": SEEDS,
     }
     assert stranger.status("Sample", **good | fields) in status.split("|")
     assert stranger.status("Sample", **good) == "OK"
 
 
 def test_the_largest_numbers(stranger: HostileClient) -> None:
-    fields: dict[str, Any] = {"channel": stranger.open_channel(), "seeds": SEEDS, "input_ids": SEEDS}
+    fields: dict[str, Any] = {"channel": stranger.open_channel(), "inputs": SEEDS, "index": SEEDS}
     for name in ("epoch", "batch", "fence"):
         assert stranger.status("Sample", **fields | {name: 2**64 - 1}) == "INVALID_ARGUMENT"
         assert stranger.status("Sample", **fields | {name: 2**63 - 1}) == "OK"
@@ -296,14 +296,14 @@ def test_the_largest_numbers(stranger: HostileClient) -> None:
 
 def test_a_slot_that_is_not_in_the_ring(stranger: HostileClient) -> None:
     channel = stranger.open_channel(ring_slots=2, ring_slot_bytes=1 << 20)
-    fields = {"channel": channel, "seeds": SEEDS, "input_ids": SEEDS}
+    fields = {"channel": channel, "inputs": SEEDS, "index": SEEDS}
     assert stranger.status("Sample", slot=3, **fields) == "INVALID_ARGUMENT"
     assert stranger.status("Sample", slot=2, **fields) == "OK"
 
 
 def test_more_asks_than_the_credit(store: Store, stranger: HostileClient) -> None:
     channel = stranger.open_channel(credit=2)
-    fields = {"channel": channel, "seeds": SEEDS, "input_ids": SEEDS}
+    fields = {"channel": channel, "inputs": SEEDS, "index": SEEDS}
     handles = [said(stranger, batch=number, **fields).handle for number in range(2)]
     assert stranger.status("Sample", batch=2, **fields) == "RESOURCE_EXHAUSTED"
     assert stranger.take(encode_frame_request(handles[0])) > 0
@@ -345,7 +345,7 @@ def kept(caller: HostileClient, channel: bytes) -> list[bytes]:
 def test_a_job_sees_and_ends_only_what_is_its_own(store: Store, stranger: HostileClient) -> None:
     channel = stranger.open_channel()
     thief = store.stranger()
-    fields = {"channel": channel, "seeds": SEEDS, "input_ids": SEEDS}
+    fields = {"channel": channel, "inputs": SEEDS, "index": SEEDS}
     assert thief.status("Sample", **fields) == "NOT_FOUND"
     assert thief.status("OpenChannel", key="key", name="n", credit=1, share=1) == "NOT_FOUND"
     assert thief.status("CloseChannel", channel=channel) == "OK"
@@ -360,7 +360,7 @@ def test_a_job_sees_and_ends_only_what_is_its_own(store: Store, stranger: Hostil
 
 def test_a_frame_is_taken_once_and_by_its_job_only(store: Store, stranger: HostileClient) -> None:
     channel = stranger.open_channel()
-    reply = said(stranger, channel=channel, seeds=SEEDS, input_ids=SEEDS)
+    reply = said(stranger, channel=channel, inputs=SEEDS, index=SEEDS)
     ticket, thief = encode_frame_request(reply.handle), store.stranger()
     for headers in (thief.headers, stranger.headers[:1], [*stranger.headers, *thief.headers[1:]]):
         with pytest.raises(flight.FlightError):
@@ -472,7 +472,7 @@ def test_frames_that_nobody_fetches_are_bounded(store: Store) -> None:
     sizes = []
     for _ in range(20):
         channel = caller.open_channel(credit=8)
-        asked: dict[str, Any] = {"channel": channel, "seeds": seeds, "input_ids": seeds}
+        asked: dict[str, Any] = {"channel": channel, "inputs": seeds, "index": seeds}
         replies = [caller.say("Sample", batch=number, **asked) for number in range(8)]
         sizes += [messages.SampleReply.FromString(reply).nbytes for reply in replies]
         assert caller.status("Sample", batch=8, **asked) == "RESOURCE_EXHAUSTED"

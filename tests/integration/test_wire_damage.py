@@ -25,7 +25,7 @@ from gigl_loader import DistNeighborLoader
 from gigl_loader.errors import FormatError, GiglError
 from gigl_loader.rpc.checksums import Unread
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.peers import remote_store, served
 from tests.support.proxy import Proxy
@@ -69,8 +69,7 @@ def neighbors(store: NeighborStore, key: int) -> list[npt.NDArray[Any]]:
             targets=np.arange(40),
             key=key,
             hop=0,
-            fanout=4,
-            replace=True,
+            rule=DrawRule(fanout=4, replace=True),
             with_edge_ids=True,
             with_slots=False,
         )

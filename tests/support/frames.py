@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.channel.frame import Frame
+from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.tensors import Layout, spec_of
+from tests.support.plans import neighbor_plan
 
-__all__ = ["Draft", "read_everything"]
+if TYPE_CHECKING:
+    from gigl_loader.channel.frame import Frame
+    from gigl_loader.sampling.frame_schema import FrameSchema
+
+__all__ = ["Draft", "frame_schema", "read_everything"]
+
+EdgeDir = Literal["in", "out"]
+_EDGE_TYPE = ("item", "buys+back", "user")
 
 
 class Draft:
@@ -52,8 +61,27 @@ class Draft:
             layout.view(buffer, name)[...] = array
         return buffer
 
-    def parse(self, *, edge_dir: str = "in") -> Frame:
-        return Frame.parse(self.buffer(), edge_dir=edge_dir)
+    def parse(self, *, edge_dir: EdgeDir = "in") -> Frame:
+        return frame_schema(edge_dir).parse(self.buffer())
+
+
+@functools.cache
+def frame_schema(edge_dir: EdgeDir = "in") -> FrameSchema:
+    """Return the schema that the draft fits."""
+    nodes = {
+        "user": NodeSchema(count=100, bounds=(0, 100), columns={}, splits={}),
+        "item": NodeSchema(count=9, bounds=(0, 9), columns={"x": Column("F32", (3,))}, splits={}),
+    }
+    edges = {_EDGE_TYPE: EdgeSchema(count=20, wide_indices=False, columns={"w": Column("BOOL")})}
+    schema = GraphSchema(edge_dir=edge_dir, homogeneous=False, nodes=nodes, edges=edges, num_partitions=1)
+    plan = neighbor_plan(
+        seed_type="user",
+        num_neighbors={_EDGE_TYPE: (-1,)},
+        with_edge=True,
+        node_columns={"item": ("x",)},
+        edge_columns={_EDGE_TYPE: ("w",)},
+    )
+    return plan.frame(schema)
 
 
 def read_everything(frame: Frame, *, edge_dir: str = "in") -> None:

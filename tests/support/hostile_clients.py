@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from pyarrow import flight
 
-from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.job import JOB_HEADER, new_job
+from tests.support.plans import neighbor_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ METHODS = {
 
 _CALL_S = 20.0
 
-PLAN = SamplingPlan(
+PLAN = neighbor_plan(
     seed_type="node",
     num_neighbors={("node", "to", "node"): (3, 2)},
     run_seed=1,

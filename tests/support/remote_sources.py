@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import BatchSource
     from gigl_server.sampling.service import SamplingService
     from gigl_server.server import StorageServer

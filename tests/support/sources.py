@@ -10,13 +10,14 @@ import numpy as np
 
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
-from gigl_loader.options import SamplingPlan, WorkerOptions
+from gigl_loader.options import WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.workers.source import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, GraphWithFaults
+from tests.support.plans import neighbor_plan
 
 if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
@@ -28,7 +29,7 @@ NUM_BATCHES = 12
 _NUM_NODES = 600
 _EDGE = ("node", "to", "node")
 
-PLAN = SamplingPlan(
+PLAN = neighbor_plan(
     seed_type="node",
     num_neighbors={_EDGE: (5, 5)},
     run_seed=7,
@@ -61,7 +62,7 @@ def small_graph(num_partitions: int = 1) -> Graph:
 def small_schedule() -> Schedule:
     """Twelve batches of fifty seeds, shuffled."""
     return Schedule(
-        np.arange(_NUM_NODES), batch_size=50, shuffle=True, drop_last=False, run_seed=PLAN.run_seed
+        {SEED: np.arange(_NUM_NODES)}, batch_size=50, shuffle=True, drop_last=False, run_seed=PLAN.run_seed
     )
 
 
@@ -78,7 +79,7 @@ class SourceKind:
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
         if not self.workers:
-            sampler = LocalSampler(small_graph(), PLAN)
+            sampler = PLAN.open(small_graph())
             channel = {name: options[name] for name in ("channel_bytes",) if name in options}
             faulty = sampler if faults is None else FaultySampler(sampler, faults)
             return InlineSource(faulty, small_schedule(), **channel)

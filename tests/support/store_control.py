@@ -94,5 +94,5 @@ def opened(client: StoreClient, *, key: str = "train", **order: Any) -> bytes:
 def sample_request(channel: bytes, batch: int, **changes: Any) -> SampleRequest:
     """Ask for a batch of the small graph's schedule."""
     ask = ask_of(batch)
-    given = {"seeds": ask.seeds, "input_ids": ask.input_ids, **changes}
+    given = {"inputs": ask.inputs, "index": ask.index, **changes}
     return SampleRequest(channel=channel, epoch=ask.epoch, batch=batch, **given)

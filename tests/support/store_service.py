@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_server.counters import Counters
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.limits import Limits
@@ -18,7 +19,6 @@ from tests.support.sources import PLAN, small_graph, small_schedule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_loader.options import SamplingPlan
     from gigl_server.sessions.channel import Result, SampleTask
 
 __all__ = ["JOB", "OTHER_JOB", "Answers", "Clock", "Gate", "Trainer", "ask_of", "service_of"]
@@ -58,7 +58,7 @@ class Answers:
 def ask_of(batch: int, *, epoch: int = 0, **changes: Any) -> ReceivedRequest:
     """The ask for a batch of the small graph's schedule."""
     request = small_schedule().request(epoch, batch)
-    given = {"seeds": request.seeds.tobytes(), "input_ids": request.input_ids.tobytes(), **changes}
+    given = {"inputs": request.input_bytes(), "index": request.index.tobytes(), **changes}
     return ReceivedRequest(epoch=epoch, batch=batch, **given)
 
 
@@ -71,7 +71,7 @@ class Trainer:
         *,
         job: bytes = JOB,
         key: str = "train",
-        plan: SamplingPlan = PLAN,
+        plan: BatchPlan = PLAN,
         caller: Identity = LOCAL,
         comes: bool = True,
         **order: Any,

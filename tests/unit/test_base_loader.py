@@ -16,7 +16,7 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, SamplingError, WorkerDied
-from gigl_loader.options import SamplingPlan
+from gigl_loader.sampling.plan import BatchPlan
 from tests.support.pyg_graphs import homogeneous, same_batch
 from tests.support.scripted import Script, ScriptedDataset
 
@@ -251,7 +251,7 @@ def test_a_transform_that_raises_is_the_users_error_and_the_next_batch_follows()
 
 def test_no_source_is_left_when_construction_fails() -> None:
     class Late(DistNeighborLoader):
-        def sampling_plan(self, seed_type: str, run_seed: int) -> SamplingPlan:
+        def sampling_plan(self, seed_type: str, run_seed: int) -> BatchPlan:
             raise ValueError("a bad plan")
 
     script = Script()

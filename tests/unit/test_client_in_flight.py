@@ -9,7 +9,7 @@ import numpy as np
 
 from gigl_client.in_flight import InFlight, InFlightRequest
 from gigl_loader.channel.frame import Frame
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.request import BatchRequest
 
 
 def _channel() -> Any:
@@ -19,7 +19,7 @@ def _channel() -> Any:
 def _ask(in_flight: InFlight, channel: Any, opened: object = None, now: float = 0.0) -> InFlightRequest:
     batch = in_flight.next(now)
     assert batch is not None
-    request = BatchRequest(in_flight.epoch, batch, np.empty(0, np.int64), np.empty(0, np.int64))
+    request = BatchRequest(in_flight.epoch, batch, np.empty(0, np.int64), {})
     ask = InFlightRequest(
         request=request,
         fence=in_flight.fence,

@@ -13,8 +13,10 @@ from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.loaders.collate import Collator, check_column_names, reversed_edge_types, seed_index
 from gigl_loader.loaders.memory import ReusedMemory
 from gigl_loader.loaders.transfer import HostTensors, PackedTensors
-from gigl_loader.options import EdgeType, SamplingPlan
+from gigl_loader.options import EdgeType
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
+from tests.support.plans import neighbor_plan
 
 NODE, EDGE = "node", ("node", "to", "node")
 BF16 = "BF16"
@@ -48,8 +50,8 @@ def _schema(
     return GraphSchema(edge_dir=edge_dir, homogeneous=homogeneous, nodes=nodes, edges=edges, num_partitions=1)
 
 
-def _plan(schema: GraphSchema, seed_type: str, *, hops: int = 2, with_edge: bool = True) -> SamplingPlan:
-    return SamplingPlan(
+def _plan(schema: GraphSchema, seed_type: str, *, hops: int = 2, with_edge: bool = True) -> BatchPlan:
+    return neighbor_plan(
         seed_type=seed_type,
         num_neighbors=dict.fromkeys(schema.edges, (2,) * hops),
         run_seed=0,
@@ -86,7 +88,7 @@ def _homogeneous() -> tuple[Collator, Frame]:
         },
         {"node/node/half": BF16},
     )
-    return Collator(schema, _plan(schema, NODE)), frame
+    return Collator(schema, _plan(schema, NODE).frame(schema)), frame
 
 
 def _tensors(frame: Frame, kind: str) -> HostTensors | PackedTensors:
@@ -136,7 +138,9 @@ def test_places_stand_in_for_the_index_of_a_seed() -> None:
     schema = _schema(
         nodes={NODE: _node_schema(9)}, edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={})}
     )
-    collate = Collator(schema, _plan(schema, NODE, with_edge=False), places=torch.tensor([100, 200, 300]))
+    collate = Collator(
+        schema, _plan(schema, NODE, with_edge=False).frame(schema), places=torch.tensor([100, 200, 300])
+    )
     batch = collate(HostTensors(frame, ReusedMemory()))
     assert batch.input_id.tolist() == [300, 100, 200]
     assert "e_id" not in batch
@@ -149,7 +153,9 @@ def test_a_graph_without_edge_types_has_an_empty_edge_index_and_hops_as_asked() 
         {"seeds": np.array([3]), "input_id": np.array([0]), "node/node/n_id": np.array([3])},
         {"epoch": 0, "batch": 0, "num_sampled_nodes": {"node": [1]}, "num_sampled_edges": {}},
     )
-    batch = Collator(schema, _plan(schema, NODE), num_hops=2)(HostTensors(frame, ReusedMemory()))
+    batch = Collator(schema, _plan(schema, NODE).frame(schema), num_hops=2)(
+        HostTensors(frame, ReusedMemory())
+    )
     assert batch.edge_index.shape == (2, 0)
     assert batch.edge_index.dtype == torch.int64
     assert batch.num_sampled_nodes == [1, 0, 0]
@@ -198,7 +204,7 @@ def _hetero(edge_dir: str) -> tuple[Collator, Frame]:
             "num_sampled_edges": {"user+has%20bought+item": [1], "shop+sells+item": [0]},
         },
     )
-    return Collator(schema, _plan(schema, "user", hops=1)), frame
+    return Collator(schema, _plan(schema, "user", hops=1).frame(schema)), frame
 
 
 @pytest.mark.parametrize("kind", ["host", "packed"])
@@ -293,7 +299,7 @@ def test_an_edge_column_named_like_one_of_the_nodes_gets_a_prefix() -> None:
     )
     check_column_names(schema)
     plan = _plan(schema, NODE, hops=1, with_edge=False)
-    batch = Collator(schema, plan)(HostTensors(frame, ReusedMemory()))
+    batch = Collator(schema, plan.frame(schema))(HostTensors(frame, ReusedMemory()))
     assert batch.time.tolist() == [30, 40]
     assert batch.edge_time.tolist() == [0.5]
 

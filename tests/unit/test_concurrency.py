@@ -9,7 +9,6 @@ import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.options import WorkerOptions
-from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.workers.source import WorkerSource
 from tests.support.sampler_stubs import DYING_CREW, FREE_CREW, PAIRED_CREW, UNAVAILABLE_CREW, Before
@@ -24,7 +23,7 @@ from tests.support.sources import (
 )
 
 if TYPE_CHECKING:
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import BatchSource
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -123,7 +122,7 @@ def test_inline_too(expected: list[bytes]) -> None:
             failing.clear()
             raise StorageUnavailable("host 1 (10.0.0.2:7000), partition 1: no answer")
 
-    with closing(InlineSource(Before(LocalSampler(small_graph(), PLAN), happen), small_schedule())) as source:
+    with closing(InlineSource(Before(PLAN.open(small_graph()), happen), small_schedule())) as source:
         source.start_epoch(0)
         frames, outages = _drained_with_outages(source)
     assert frames == expected
@@ -147,7 +146,7 @@ def test_a_failure_of_another_kind_is_not_retried(expected: list[bytes]) -> None
         if request.batch == 3:
             raise OSError("not that")
 
-    with closing(InlineSource(Before(LocalSampler(small_graph(), PLAN), happen), small_schedule())) as source:
+    with closing(InlineSource(Before(PLAN.open(small_graph()), happen), small_schedule())) as source:
         source.start_epoch(0)
         assert drain(source, 3) == expected[:3]
         with pytest.raises(SamplingError, match="not that"):

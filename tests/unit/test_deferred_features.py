@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,13 @@ import pytest
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import FormatError
-from gigl_loader.options import SamplingPlan
 from gigl_loader.sampling.deferred_features import Completion
-from gigl_loader.sampling.distributed import DistributedSampler
-from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.tensors import Layout
+from tests.support.plans import neighbor_plan, seed_request
 from tests.support.stores import StoreGraph, store_graphs
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 EDGE_TYPES = [("item", "similar", "item"), ("user", "likes", "item"), ("user", "trusts", "user")]
 
 
-def _plan(**changes: Any) -> SamplingPlan:
+def _plan(**changes: Any) -> BatchPlan:
     options: dict[str, Any] = {
         "seed_type": "item",
         "num_neighbors": {each: (3, 2) for each in EDGE_TYPES},  # noqa: C420 - each its own
@@ -36,7 +34,7 @@ def _plan(**changes: Any) -> SamplingPlan:
         "node_columns": {"item": ("x", "y", "none"), "user": ("flag",)},
         "edge_columns": {EDGE_TYPES[0]: ("w",), EDGE_TYPES[1]: ("w",)},
     }
-    return SamplingPlan(**{**options, **changes})
+    return neighbor_plan(**{**options, **changes})
 
 
 PLANS = [
@@ -60,26 +58,26 @@ def _frame(sampler: BatchSampler, request: BatchRequest, edge_dir: str = "in") -
     sampled = sampler.sample(request)
     buffer = np.zeros(sampled.layout.nbytes, np.uint8)
     sampled.write(buffer)
-    return Frame.parse(buffer, edge_dir=edge_dir)
+    return Frame(buffer, Layout.parse(buffer))
 
 
 def _request(count: int = 20) -> BatchRequest:
-    return BatchRequest(epoch=3, batch=1, seeds=np.arange(count) * 3, input_ids=np.arange(count))
+    return seed_request(3, 1, np.arange(count) * 3)
 
 
 @pytest.mark.parametrize("graph", store_graphs(), ids=str)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("count", [0, 20])
 def test_a_completed_frame_has_the_bytes_of_a_whole_one(
-    graph: StoreGraph, plan: SamplingPlan, count: int
+    graph: StoreGraph, plan: BatchPlan, count: int
 ) -> None:
     edge_dir = graph.graph.schema.edge_dir
-    whole = _frame(LocalSampler(graph.graph, plan), _request(count), edge_dir)
+    whole = _frame(plan.open(graph.graph), _request(count), edge_dir)
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, plan, store)
         samplers: list[BatchSampler] = [
-            LocalSampler(graph.graph, plan, without_rows=True),
-            DistributedSampler(graph.graph, plan, store, without_rows=True),
+            plan.open(graph.graph, deferred=True),
+            plan.open(graph.graph, store, deferred=True),
         ]
         skeletons = [_frame(each, _request(count), edge_dir) for each in samplers]
         assert skeletons[0].buffer.tobytes() == skeletons[1].buffer.tobytes()
@@ -91,7 +89,7 @@ def test_a_completed_frame_has_the_bytes_of_a_whole_one(
 
 def test_a_skeleton_names_rows_and_has_no_columns() -> None:
     graph = store_graphs()[0]
-    skeleton = _frame(LocalSampler(graph.graph, _plan(), without_rows=True), _request())
+    skeleton = _frame(_plan().open(graph.graph, deferred=True), _request())
     names = {name for name in skeleton.names if name.count("/") == 2}
     assert {name.rpartition("/")[2] for name in names if name.startswith("node")} == {"n_id", "position"}
     without_columns = "edge/user+trusts+user"
@@ -101,36 +99,36 @@ def test_a_skeleton_names_rows_and_has_no_columns() -> None:
     assert skeleton.array("node/item/position")[:20].tolist() == (np.arange(20) * 3).tolist()
 
 
+def _refused(completion: Completion, frame: Frame, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        completion.parse(frame.buffer)
+
+
 @pytest.mark.parametrize("value", [-1, 70, 2**62])
 def test_places_that_do_not_exist_are_refused(value: int) -> None:
     graph = store_graphs()[0]
-    skeleton = _frame(LocalSampler(graph.graph, _plan(), without_rows=True), _request())
-    skeleton.array("node/item/position")[4] = value
+    deferred = _frame(_plan().open(graph.graph, deferred=True), _request())
+    deferred.array("node/item/position")[4] = value
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, _plan(), store)
-        layout = completion.layout(skeleton)
-        with pytest.raises(FormatError, match="'node/item/position' leaves the 70"):
-            completion.write(skeleton, layout, np.zeros(layout.nbytes, np.uint8))
+        _refused(completion, deferred, "'node/item/position' leaves the 70")
 
 
 @pytest.mark.parametrize("other", [_plan(with_edge=False), _plan(node_columns={"item": ("x",)})])
-def test_a_skeleton_of_another_plan_is_refused(other: SamplingPlan) -> None:
+def test_a_frame_of_another_plan_is_refused(other: BatchPlan) -> None:
     graph = store_graphs()[0]
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, _plan(), store)
-        skeleton = _frame(LocalSampler(graph.graph, other, without_rows=True), _request())
-        with pytest.raises(FormatError, match="not one of the plan"):
-            completion.layout(skeleton)
+        deferred = _frame(other.open(graph.graph, deferred=True), _request())
+        _refused(completion, deferred, "is missing")
 
 
 def test_a_frame_of_other_types_is_refused() -> None:
     graph = store_graphs()[0]
     with closing(_open(graph)) as store:
         completion = Completion(graph.graph.schema, _plan(), store)
-        few = dataclasses.replace(_plan(), num_neighbors={EDGE_TYPES[0]: (3,)}, edge_columns={})
-        skeleton = _frame(LocalSampler(graph.graph, few, without_rows=True), _request())
-        with pytest.raises(FormatError, match="is missing"):
-            completion.layout(skeleton)
-        empty = Frame(np.empty(0, np.uint8), Layout.plan({}, {"epoch": "0", "batch": "0"}))
-        with pytest.raises(FormatError, match="is missing"):
-            completion.layout(empty)
+        few = _plan(num_neighbors={EDGE_TYPES[0]: (3, 2)}, edge_columns={})
+        _refused(completion, _frame(few.open(graph.graph, deferred=True), _request()), "has types")
+        empty = np.frombuffer(Layout.plan({}, {"epoch": "0", "batch": "0"}).header, np.uint8)
+        with pytest.raises(FormatError, match="lacks seed_type"):
+            completion.parse(empty)

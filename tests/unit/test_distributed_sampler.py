@@ -18,16 +18,15 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import type_name
-from gigl_loader.options import SamplingPlan
 from gigl_loader.partition import build_graph
 from gigl_loader.partition.assigners import ASSIGNERS, Assigner
-from gigl_loader.sampling.distributed import DistributedSampler
-from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.tensors import Layout
 from tests.support import oracle
+from tests.support.plans import neighbor_plan, seed_request
 from tests.support.stores import random_tables
 
 if TYPE_CHECKING:
@@ -100,16 +99,16 @@ def _frame(sampler: BatchSampler, request: BatchRequest) -> tuple[Layout, npt.ND
 
 def _request(graph: Graph, node_type: str, seed_ids: list[int]) -> BatchRequest:
     seeds = graph.positions(node_type, np.array(seed_ids, np.int64))
-    return BatchRequest(epoch=3, batch=1, seeds=seeds, input_ids=np.arange(len(seeds), dtype=np.int64))
+    return seed_request(3, 1, seeds)
 
 
-def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -> SamplingPlan:
+def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -> BatchPlan:
     given: dict[str, Any] = {
         "with_edge": True,
         "node_columns": {"item": ("x", "y", "none"), "user": ("flag",)},
         "edge_columns": {each: ("w",) for each in fanouts},  # noqa: C420 - each its own
     }
-    return SamplingPlan(seed_type=seed_type, num_neighbors=fanouts, run_seed=5, **{**given, **options})
+    return neighbor_plan(seed_type=seed_type, num_neighbors=fanouts, run_seed=5, **{**given, **options})
 
 
 @st.composite
@@ -151,14 +150,14 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
     ids = whole.node_ids(case["seed_type"])
     seeds = (seed_ids if ids is None else ids[seed_ids]).tolist()
     with closing(_opened(graph, home=case["home"])) as store:
-        _, stepped = _frame(DistributedSampler(graph, plan, store), _request(graph, case["seed_type"], seeds))
-    layout, fused = _frame(LocalSampler(whole, plan), _request(whole, case["seed_type"], seeds))
+        _, stepped = _frame(plan.open(graph, store), _request(graph, case["seed_type"], seeds))
+    layout, fused = _frame(plan.open(whole), _request(whole, case["seed_type"], seeds))
     assert stepped.tobytes() == fused.tobytes()
     _check_oracle(case, plan, layout, fused, seeds)
 
 
 def _check_oracle(
-    case: dict[str, Any], plan: SamplingPlan, layout: Layout, buffer: Any, seeds: list[int]
+    case: dict[str, Any], plan: BatchPlan, layout: Layout, buffer: Any, seeds: list[int]
 ) -> None:
     expected = oracle.sample(
         random_tables(sparse=case["sparse"])[1],
@@ -187,9 +186,9 @@ def test_batches_follow_each_other_in_the_same_memory(partitions: int, assigner:
     assert ids is not None
     with closing(_opened(graph)) as store:
         samplers: list[BatchSampler] = [
-            DistributedSampler(graph, plan, store),
-            LocalSampler(whole, plan),
-            LocalSampler(graph, plan),
+            plan.open(graph, store),
+            plan.open(whole),
+            plan.open(graph),
         ]
         for seeds in (ids[:50], ids[60:61], ids[:0], ids[10:40]):
             frames = [
@@ -204,7 +203,7 @@ def test_no_row_is_asked_for_twice() -> None:
     graph = _graph(4, "hash", "in", sparse=False)
     plan = _plan("item", dict.fromkeys(EDGE_TYPES, (20, 20)), replace=True)
     with closing(_opened(graph)) as store:
-        _frame(DistributedSampler(graph, plan, store), _request(graph, "item", list(range(30))))
+        _frame(plan.open(graph, store), _request(graph, "item", list(range(30))))
         asked = [
             (part, kind, rows)
             for part, each in store._stores.items()
@@ -233,8 +232,8 @@ def test_edge_ids_wide_in_one_partition_alone_change_no_frame() -> None:
     store = PartitionedStore(graph.schema, local={0: LocalStore(graph, 0)}, remote={1: Wide(narrow, [])})
     seeds = list(range(30))
     with closing(store):
-        _, stepped = _frame(DistributedSampler(graph, plan, store), _request(graph, "item", seeds))
-    _, fused = _frame(LocalSampler(whole, plan), _request(whole, "item", seeds))
+        _, stepped = _frame(plan.open(graph, store), _request(graph, "item", seeds))
+    _, fused = _frame(plan.open(whole), _request(whole, "item", seeds))
     assert stepped.tobytes() == fused.tobytes()
 
 
@@ -271,10 +270,8 @@ def test_an_answer_that_cannot_be_is_refused_and_the_next_batch_is_right(change:
     liar = Liar(LocalStore(graph, 1), [], lambda found: change(found) if truth["active"] else found)
     request = _request(graph, "item", list(range(50)))
     with closing(PartitionedStore(graph.schema, local={0: LocalStore(graph, 0)}, remote={1: liar})) as store:
-        sampler = DistributedSampler(graph, plan, store)
+        sampler = plan.open(graph, store)
         with pytest.raises(FormatError, match=rule):
             sampler.sample(request)
         truth["active"] = False
-        assert (
-            _frame(sampler, request)[1].tobytes() == _frame(LocalSampler(graph, plan), request)[1].tobytes()
-        )
+        assert _frame(sampler, request)[1].tobytes() == _frame(plan.open(graph), request)[1].tobytes()

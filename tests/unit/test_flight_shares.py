@@ -19,7 +19,7 @@ from pyarrow import flight
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.rpc.tokens import Token, authorization
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import connections as connections_module
 from gigl_server.ports.connections import Connections, place_of
@@ -44,8 +44,7 @@ LISTS = NeighborRequest(
     targets=np.arange(600).repeat(200),
     key=5,
     hop=0,
-    fanout=30,
-    replace=True,
+    rule=DrawRule(fanout=30, replace=True),
     with_edge_ids=True,
     with_slots=True,
 )

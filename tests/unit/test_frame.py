@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.channel.frame import Failure, Frame
+from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.tensors import Layout
-from tests.support.frames import Draft, read_everything
+from tests.support.frames import Draft, frame_schema, read_everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_arrays_are_views_and_aligned() -> None:
 
 def test_a_buffer_may_be_longer_than_its_frame() -> None:
     buffer = Draft().buffer()
-    frame = Frame.parse(np.concatenate([buffer, np.full(100, 255, np.uint8)]), edge_dir="in")
+    frame = frame_schema().parse(np.concatenate([buffer, np.full(100, 255, np.uint8)]))
     assert frame.nbytes == len(buffer)
 
 
@@ -91,7 +91,7 @@ def test_a_cut_frame_is_refused() -> None:
     buffer = Draft().buffer()
     for length in (0, 7, 8, 100, len(buffer) - 1):
         with failing("frame"):
-            Frame.parse(buffer[:length], edge_dir="in")
+            frame_schema().parse(buffer[:length])
 
 
 # --- one refusal per rule of the frame
@@ -111,17 +111,17 @@ WRONG_METADATA = [
     ("num_sampled_nodes", {"user": 3}, "num_sampled_nodes must map types to lists"),
     ("num_sampled_edges", {"item+buys%2Bback+user": [-3]}, "num_sampled_edges must map types to lists"),
     ("num_sampled_edges", {"item+buys%2Bback+user": ["3"]}, "num_sampled_edges must map types to lists"),
-    ("num_sampled_nodes", {"user": [2, 1], "item": [2]}, "disagree on the number of hops"),
-    ("num_sampled_edges", {"item+buys%2Bback+user": [3, 0]}, "disagree on the number of hops"),
-    ("num_sampled_nodes", {}, "seed_type 'user' is no type"),
+    ("num_sampled_nodes", {"user": [2, 1], "item": [2]}, "of item has 1 numbers, not 2"),
+    ("num_sampled_edges", {"item+buys%2Bback+user": [3, 0]}, "has 2 numbers, not 1"),
+    ("num_sampled_nodes", {}, r"num_sampled_nodes has types \[\], not \['item', 'user'\]"),
     ("seed_type", None, "metadata lacks seed_type"),
-    ("seed_type", 5, "seed_type '5' is no type"),
-    ("seed_type", "tag", "seed_type 'tag' is no type"),
+    ("seed_type", 5, "seed_type is '5', not 'user'"),
+    ("seed_type", "tag", "seed_type is 'tag', not 'user'"),
     ("num_sampled_nodes", {"user": [4, 1], "item": [0, 2]}, "4 distinct seeds among 3"),
-    ("num_sampled_nodes", {"user": [2, 2], "item": [0, 2]}, "has shape \\[3.*\\], but 4 were sampled"),
-    ("num_sampled_edges", {"item+buys%2Bback+user": [4]}, "has shape \\[3.*\\], but 4 were sampled"),
-    ("num_sampled_edges", {}, "array 'edge/.*' belongs to no sampled type"),
-    ("num_sampled_nodes", {"user": [2, 1]}, "array 'node/item/.*' belongs to no sampled type"),
+    ("num_sampled_nodes", {"user": [2, 2], "item": [0, 2]}, r"n_id' is I64 \[3\], not I64 \[4\]"),
+    ("num_sampled_edges", {"item+buys%2Bback+user": [4]}, r"is .* \[3\], not .* \[4\]"),
+    ("num_sampled_edges", {}, r"num_sampled_edges has types \[\]"),
+    ("num_sampled_nodes", {"user": [2, 1]}, r"num_sampled_nodes has types \['user'\]"),
 ]
 
 
@@ -162,7 +162,7 @@ def test_an_array_of_the_format_has_one_dtype_and_one_dimension(name: str) -> No
     wide.arrays[name] = wide.arrays[name].astype(np.float64)
     deep.arrays[name] = deep.arrays[name][:, None]
     for draft in (wide, deep):
-        with failing(r"is .*, not 1-D I"):
+        with failing(r"is .*, not (1-D )?I(64|32)"):
             draft.parse()
 
 
@@ -182,7 +182,7 @@ def test_an_array_of_the_format_has_one_dtype_and_one_dimension(name: str) -> No
 def test_an_array_that_belongs_nowhere_is_refused(name: str) -> None:
     draft = Draft()
     draft.arrays[name] = np.zeros(3, np.int64)
-    with failing("belongs to no sampled type"):
+    with failing("belongs to no frame of this plan"):
         draft.parse()
 
 
@@ -192,24 +192,24 @@ def test_an_array_that_belongs_nowhere_is_refused(name: str) -> None:
 def test_arrays_of_a_type_have_a_row_each(name: str) -> None:
     draft = Draft()
     draft.arrays[name] = draft.arrays[name][:-1]
-    with failing("were sampled"):
+    with failing(r"is \w+ \[.*\], not \w+ \["):
         draft.parse()
 
 
 def test_seeds_and_input_ids_pair_up() -> None:
     draft = Draft()
     draft.arrays["input_id"] = draft.arrays["input_id"][:-1]
-    with failing("3 seeds, but 2 input ids"):
+    with failing(r"'input_id' is I64 \[2\], not I64 \[3\]"):
         draft.parse()
 
 
 @pytest.mark.parametrize("edge_type", ["item+user", "item+a+b+user", "tag+a+user", "item+a+tag", "item"])
-def test_an_edge_type_joins_sampled_node_types(edge_type: str) -> None:
+def test_edge_types_are_those_of_the_plan(edge_type: str) -> None:
     draft = Draft()
     for name in [name for name in draft.arrays if name.startswith("edge/")]:
         draft.arrays[f"edge/{edge_type}/{name.rpartition('/')[2]}"] = draft.arrays.pop(name)
     draft.metadata["num_sampled_edges"] = {edge_type: [3]}
-    with failing("does not join two sampled node types"):
+    with failing("num_sampled_edges has types"):
         draft.parse()
 
 
@@ -256,7 +256,7 @@ def test_a_failure_travels_whole() -> None:
     failure = Failure.of(error, epoch=2, batch=5, worker=1)
     buffer = np.zeros(failure.layout.nbytes, np.uint8)
     failure.write(buffer)
-    frame = Frame.parse(buffer, edge_dir="in")
+    frame = frame_schema().parse(buffer)
     assert (frame.epoch, frame.batch, frame.names) == (2, 5, ())
     with pytest.raises(SamplingError, match="worker 1, epoch 2, batch 5: KeyError: 'not there'") as raised:
         frame.raise_failure()
@@ -291,7 +291,7 @@ def test_long_failures_are_cut() -> None:
 def test_wrong_failure_records_are_refused(record: str, message: str) -> None:
     layout = Layout.plan({}, {"epoch": "0", "batch": "0", "failure": record})
     with failing(message):
-        Frame.parse(np.frombuffer(layout.header, np.uint8), edge_dir="in")
+        frame_schema().parse(np.frombuffer(layout.header, np.uint8))
 
 
 def test_a_failed_batch_has_no_arrays() -> None:
@@ -309,7 +309,7 @@ FUZZ = settings(max_examples=200, deadline=None)
 def survives(buffer: npt.NDArray[np.uint8]) -> None:
     """Parsing refuses with FormatError, or gives a frame of which everything can be used."""
     try:
-        frame = Frame.parse(buffer, edge_dir="in")
+        frame = frame_schema().parse(buffer)
     except FormatError:
         return
     if "failure" not in frame.layout.metadata:

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from gigl_loader.channel import message
-from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.rpc import request_reader, requests
@@ -29,10 +28,13 @@ from gigl_loader.rpc.replies import Assembly
 from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import Layout
+from tests.support.frames import frame_schema
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from gigl_loader.channel.frame import Frame
 
 MAX_TIMES_SLOWER = 12
 """Than reading benign JSON of the same size; slack of 50 ms for the clock and this machine's other work."""
@@ -60,7 +62,7 @@ def _layout(text: bytes) -> Layout:
 
 
 def _frame(text: bytes) -> Frame:
-    return Frame.parse(np.frombuffer(_headed(text), np.uint8), edge_dir="in")
+    return frame_schema().parse(np.frombuffer(_headed(text), np.uint8))
 
 
 def _request(text: bytes) -> object:

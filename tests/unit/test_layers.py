@@ -52,8 +52,12 @@ MAY_IMPORT = {
     | {
         "native",
         "graph",
-        "sampling.source",
+        "sampling.frame_schema",
+        "sampling.plan",
+        "sampling.plans",
+        "sampling.request",
         "sampling.schedule",
+        "sampling.source",
         "sampling.seed_weights",
         "channel.frame",
         "channel.slots",

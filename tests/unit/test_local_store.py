@@ -8,7 +8,7 @@ import pytest
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.graph import Graph
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import NeighborRequest
+from gigl_loader.sampling.store import DrawRule, NeighborRequest
 from tests.support.stores import store_graphs
 
 EDGE = ("item", "similar", "item")
@@ -25,8 +25,7 @@ def _ask(graph: Graph) -> NeighborRequest:
         targets=np.arange(*graph.bounds("item")[1:3]),
         key=1,
         hop=0,
-        fanout=-1,
-        replace=False,
+        rule=DrawRule(fanout=-1),
         with_edge_ids=True,
         with_slots=True,
     )

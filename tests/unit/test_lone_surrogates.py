@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.channel.frame import Failure, Frame
+from gigl_loader.channel.frame import Failure
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller
@@ -78,4 +78,4 @@ def test_a_failure_is_told_though_its_message_cannot_be_encoded() -> None:
     frame = np.zeros(failure.layout.nbytes, np.uint8)
     failure.write(frame)
     with pytest.raises(Exception, match=r"OSError: no file \\udc80\\ud800"):
-        Frame.parse(frame, edge_dir="in").raise_failure()
+        raise Failure.parse(frame).error()

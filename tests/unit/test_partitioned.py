@@ -16,7 +16,7 @@ from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.rows import as_rows
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors, WireCounts
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest, Neighbors, WireCounts
 from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def _ask(graph: Graph) -> FrontierRequest:
         targets=[np.arange(bounds[p], bounds[p + 1]) for p in range(3)],
         key=7,
         hop=0,
-        fanout=2,
-        replace=False,
+        rule=DrawRule(fanout=2),
         with_edge_ids=False,
         with_slots=False,
     )
@@ -186,8 +185,7 @@ def test_owners_of_nothing_that_is_wanted_are_not_asked(graph: Graph) -> None:
             targets=[nobody, ask.targets[1], nobody],
             key=7,
             hop=0,
-            fanout=2,
-            replace=False,
+            rule=DrawRule(fanout=2),
             with_edge_ids=False,
             with_slots=False,
         )

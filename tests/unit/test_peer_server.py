@@ -27,7 +27,7 @@ from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.remote_store import fetch_split
 from gigl_loader.rpc.requests import Envelope, encode_ping
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import flight as data_port
 from tests.support.certificates import Authority
@@ -78,10 +78,8 @@ def has_ipv6() -> bool:
 
 
 def ask(**changes: Any) -> NeighborRequest:
-    given: dict[str, Any] = {"targets": np.arange(50), "fanout": 3, **changes}
-    return NeighborRequest(
-        edge_type=EDGE, key=5, hop=0, replace=False, with_edge_ids=True, with_slots=True, **given
-    )
+    given: dict[str, Any] = {"targets": np.arange(50), "rule": DrawRule(fanout=3), **changes}
+    return NeighborRequest(edge_type=EDGE, key=5, hop=0, with_edge_ids=True, with_slots=True, **given)
 
 
 def works(graph: Graph, endpoint: Endpoint) -> bool:
@@ -267,7 +265,7 @@ def test_more_edges_than_a_reply_may_have_are_refused_before_they_are_drawn(
     graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, fanout: int
 ) -> None:
     monkeypatch.setattr("gigl_loader.sampling.local_store.draw_hop", lambda *_, **__: 1 / 0)
-    many = replace(ask(fanout=fanout), replace=True)
+    many = ask(rule=DrawRule(fanout=fanout, replace=True))
     ticket = requests.encode(Envelope(graph=graph.manifest.digest, partition=0), many, graph.schema)
     record = refusal(endpoint, ticket)
     assert record["kind"] == "too large"
@@ -280,7 +278,7 @@ def test_an_ask_that_is_too_large_is_answered_in_parts(
     graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, fanout: int, replacing: bool
 ) -> None:
     store = remote_store(graph, endpoint)
-    given = replace(ask(fanout=fanout), replace=replacing)
+    given = ask(rule=DrawRule(fanout=fanout, replace=replacing))
     whole = store.sample(given)
     assert store.wire().calls == 1
     monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", len(whole.positions))

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.options import SamplingPlan
-from gigl_server.sessions.plans import differences, read_plan
+from gigl_loader.sampling.plan_fields import differences
+from gigl_loader.sampling.plans import read_plan
+from tests.support.plans import neighbor_plan, with_sampler
 from tests.support.stores import store_graphs
 
 SCHEMA = store_graphs()[0].graph.schema
 EDGE = ("user", "likes", "item")
-PLAN = SamplingPlan(
+PLAN = neighbor_plan(
     seed_type="item",
     num_neighbors={EDGE: (3, -1), ("user", "trusts", "user"): (0, 2)},
     run_seed=2**64 - 1,
@@ -32,7 +33,7 @@ def document() -> dict[str, Any]:
 
 def test_a_plan_is_read_back_equal() -> None:
     assert read_plan(PLAN.to_json(), SCHEMA) == PLAN
-    bare = SamplingPlan(seed_type="user", num_neighbors={}, run_seed=0, node_columns={}, edge_columns={})
+    bare = neighbor_plan(seed_type="user", num_neighbors={}, run_seed=0, node_columns={}, edge_columns={})
     assert read_plan(bare.to_json(), SCHEMA) == bare
 
 
@@ -44,7 +45,7 @@ def test_a_plan_is_read_back_equal() -> None:
         ("[]", "a plan is a JSON object, not list"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": 1, "a": 2}', "a name comes twice"),
-        ("{}", "the plan lacks edge_columns, node_columns, num_neighbors"),
+        ("{}", "the plan lacks node_columns: are the versions equal?"),
     ],
 )
 def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
@@ -92,6 +93,6 @@ def test_each_rule_is_named(field: str, value: object, message: str) -> None:
 
 
 def test_differences_name_the_fields_with_both_values() -> None:
-    other = replace(PLAN, run_seed=5, with_edge=False)
+    other = with_sampler(replace(PLAN, run_seed=5), with_edge=False)
     text = "run_seed is 18446744073709551615 there and 5 here, with_edge is True there and False here"
-    assert differences(PLAN, other) == text
+    assert differences(PLAN.to_json(), other.to_json()) == text

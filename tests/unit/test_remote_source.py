@@ -23,7 +23,7 @@ from gigl_loader.channel.slots import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from tests.support.leftovers import wait_until
 from tests.support.remote_sources import SmallCluster, served
@@ -54,7 +54,7 @@ def _fresh(small: SmallCluster) -> Iterator[SmallCluster]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[bytes]:
-    sampler, schedule = LocalSampler(small_graph(), PLAN), small_schedule()
+    sampler, schedule = PLAN.open(small_graph()), small_schedule()
     frames = []
     for batch in range(NUM_BATCHES):
         sampled = sampler.sample(schedule.request(0, batch))
@@ -619,7 +619,9 @@ def test_seeds_that_cannot_be_drawn_fail_their_batch(one: SmallCluster) -> None:
 
 
 def test_an_empty_epoch_needs_nobody(one: SmallCluster) -> None:
-    schedule = Schedule(np.empty(0, np.int64), batch_size=4, shuffle=False, drop_last=False, run_seed=1)
+    schedule = Schedule(
+        {SEED: np.empty(0, np.int64)}, batch_size=4, shuffle=False, drop_last=False, run_seed=1
+    )
     with closing(one.open(schedule=schedule)) as source:
         assert source.num_batches == 0
         source.start_epoch(0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-LAYOUT = RingLayout(request_slots=3, seeds_per_request=100, slots=4, slot_bytes=8192)
+LAYOUT = RingLayout(request_slots=3, request_bytes=1600, slots=4, slot_bytes=8192)
 
 
 @contextmanager
@@ -35,8 +35,8 @@ def ring_fd() -> Iterator[int]:
 
 def test_both_sides_see_the_same_ring(ring_fd: int) -> None:
     trainer, worker = Ring(ring_fd, LAYOUT), Ring(ring_fd, LAYOUT)
-    trainer.request_slot(1, 50)[:] = np.arange(100).reshape(2, 50)
-    assert (worker.request_slot(1, 50) == np.arange(100).reshape(2, 50)).all()
+    trainer.request_slot(1)[:100] = np.arange(100)
+    assert (worker.request_slot(1)[:100] == np.arange(100)).all()
     slot = worker.slots.take()
     assert slot == 0
     worker.slots.buffer(slot)[:] = 9
@@ -50,13 +50,13 @@ def test_both_sides_see_the_same_ring(ring_fd: int) -> None:
 def test_the_parts_of_a_ring_do_not_overlap(ring_fd: int) -> None:
     ring = Ring(ring_fd, LAYOUT)
     for request_slot in range(3):
-        ring.request_slot(request_slot, 100)[:] = -1
+        ring.request_slot(request_slot)[:] = 7
     for slot in range(4):
         assert ring.slots.take() == slot
         ring.slots.buffer(slot)[:] = 255
     ring.generation = 5
     ring.note(State.SAMPLING, epoch=1, batch=2)
-    assert all((ring.request_slot(request_slot, 100) == -1).all() for request_slot in range(3))
+    assert all((ring.request_slot(request_slot) == 7).all() for request_slot in range(3))
     assert all((ring.slots.buffer(slot) == 255).all() for slot in range(4))
     assert ring.slots.take() is None
     assert (ring.generation, ring.doing()[:3]) == (5, (State.SAMPLING, 1, 2))
@@ -68,14 +68,14 @@ def test_slots_begin_on_pages(ring_fd: int) -> None:
 
 
 def test_a_ring_fits_its_bytes() -> None:
-    layout = RingLayout.fit(10 << 20, request_slots=4, seeds_per_request=1024, slots=6)
+    layout = RingLayout.fit(10 << 20, request_slots=4, request_bytes=16384, slots=6)
     assert layout.slots * layout.slot_bytes <= 10 << 20
     assert layout.slots * (layout.slot_bytes + 4096) > 10 << 20
-    assert RingLayout.fit(1, request_slots=1, seeds_per_request=1, slots=2).slot_bytes == 4096
+    assert RingLayout.fit(1, request_slots=1, request_bytes=16, slots=2).slot_bytes == 4096
 
 
 def test_memory_is_committed_when_touched() -> None:
-    layout = RingLayout.fit(1 << 40, request_slots=4, seeds_per_request=1024, slots=12)
+    layout = RingLayout.fit(1 << 40, request_slots=4, request_bytes=16384, slots=12)
     with closing_fd(create_memory("gigl-test", layout.nbytes)) as fd:
         ring = Ring(fd, layout)
         ring.slots.buffer(11)[:100] = 1
@@ -84,7 +84,7 @@ def test_memory_is_committed_when_touched() -> None:
 
 def test_too_many_slots_are_refused() -> None:
     with pytest.raises(ValueError, match="a ring holds 1 to 3072 frames"):
-        RingLayout(request_slots=1, seeds_per_request=1, slots=10_000, slot_bytes=4096)
+        RingLayout(request_slots=1, request_bytes=16, slots=10_000, slot_bytes=4096)
 
 
 def test_memory_of_fixed_size_cannot_be_cut_under_its_reader() -> None:

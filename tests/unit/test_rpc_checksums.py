@@ -22,7 +22,7 @@ from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 
 
 def request() -> SampleRequest:
-    return SampleRequest(channel=b"c" * 16, epoch=3, batch=7, seeds=bytes(range(64)), input_ids=bytes(64))
+    return SampleRequest(channel=b"c" * 16, epoch=3, batch=7, inputs=bytes(range(64)), index=bytes(64))
 
 
 def reply_of(chunks: list[bytes], checksum: Crc32c | Unread) -> ReplyChunks:

@@ -23,7 +23,7 @@ from gigl_loader.rpc.replies import (
     row_layout,
     split_document,
 )
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ I32, I64 = np.int32, np.int64
 
 
 def ask(**changes: Any) -> NeighborRequest:
-    given: dict[str, Any] = {"with_edge_ids": True, "with_slots": True, "fanout": 2, **changes}
-    return NeighborRequest(edge_type=EDGE, targets=np.arange(3), key=1, hop=0, replace=False, **given)
+    given: dict[str, Any] = {"with_edge_ids": True, "with_slots": True, "rule": DrawRule(fanout=2), **changes}
+    return NeighborRequest(edge_type=EDGE, targets=np.arange(3), key=1, hop=0, **given)
 
 
 DRAWN = Neighbors(

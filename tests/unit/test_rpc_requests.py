@@ -13,7 +13,7 @@ from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.rpc import requests
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.rpc.requests import Envelope, Ping, SplitRequest, encode, encode_ping, parse
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ ASK = NeighborRequest(
     targets=np.array([6, 9, 6]),
     key=2**64 - 1,
     hop=2,
-    fanout=-1,
-    replace=True,
+    rule=DrawRule(fanout=-1, replace=True),
     with_edge_ids=False,
     with_slots=True,
 )

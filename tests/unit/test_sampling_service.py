@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gigl_loader.channel.frame import Frame
+from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Kind, Refused
@@ -21,6 +21,7 @@ from gigl_server.errors import Refusal, Status
 from gigl_server.limits import Limits
 from gigl_server.sessions.channel import ChannelOptions
 from tests.support.leftovers import wait_until
+from tests.support.plans import with_sampler
 from tests.support.sources import NUM_BATCHES, PLAN, SourceKind, drain, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Clock, Gate, Trainer, ask_of, service_of
 
@@ -130,13 +131,13 @@ def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.M
     with service_of() as service:
         trainer = Trainer(service)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.sampling.sampler_pool.LocalSampler.sample", lambda *_: 1 / 0)
+            patch.setattr("gigl_loader.sampling.local.LocalSampler.sample", lambda *_: 1 / 0)
             trainer.ask(2)
             outcome = trainer.answers.next()[1]
         assert not outcome.unavailable
-        failure = Frame.parse(np.frombuffer(outcome.failure, np.uint8), edge_dir="in")
+        failure = Failure.parse(np.frombuffer(outcome.failure, np.uint8))
         with pytest.raises(Exception, match="epoch 0, batch 2: ZeroDivisionError") as raised:
-            failure.raise_failure()
+            raise failure.error()
         assert "ZeroDivisionError" in raised.value.__notes__[0]
         trainer.ask(2)
         assert trainer.answers.next()[1].handle
@@ -165,7 +166,7 @@ def test_an_owner_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyP
 
     with service_of() as service:
         trainer = Trainer(service)
-        monkeypatch.setattr("gigl_server.sampling.sampler_pool.LocalSampler.sample", silent)
+        monkeypatch.setattr("gigl_loader.sampling.local.LocalSampler.sample", silent)
         trainer.ask(2)
         outcome = trainer.answers.next()[1]
         assert outcome.unavailable
@@ -177,7 +178,7 @@ def test_a_frame_beyond_all_memory_fails_and_the_next_does_not(wanted: list[byte
         trainer = Trainer(service)
         trainer.ask(0)
         assert b"ask for fewer seeds a batch" in trainer.answers.next()[1].failure
-        trainer.ask(0, seeds=np.array([7]).tobytes(), input_ids=np.array([7]).tobytes())
+        trainer.ask(0, inputs=np.array([7]).tobytes(), index=np.array([7]).tobytes())
         assert trainer.answers.next()[1].handle
 
 
@@ -280,7 +281,7 @@ def test_a_refused_ask_of_a_new_epoch_ends_the_older_ones_all_the_same() -> None
         assert gate.entered.acquire(timeout=20)
         trainer.ask(1)
         seeds = np.arange(100).tobytes()
-        refused(Status.BEYOND_LIMIT, "seeds", trainer.ask, 0, fence=1, seeds=seeds, input_ids=seeds)
+        refused(Status.BEYOND_LIMIT, "seeds", trainer.ask, 0, fence=1, inputs=seeds, index=seeds)
         name, outcome = trainer.answers.next()
         assert (name, outcome.skipped) == (1, True)
         gate.opened.set()
@@ -446,7 +447,7 @@ def test_joining_a_producer_and_conflicts() -> None:
         assert service.create_producer(JOB, **given)
         assert not service.create_producer(JOB, **given)
         assert service.create_producer(OTHER_JOB, **given)
-        other = replace(PLAN, replace=True).to_json()
+        other = with_sampler(PLAN, replace=True).to_json()
         message = "a producer 'train' of other options exists: replace is False there and True here"
         refused(Status.CONFLICT, message, service.create_producer, JOB, **{**given, "plan": other})
         refused(
@@ -543,12 +544,13 @@ def test_orders_that_cannot_be_are_refused(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": b"1234567"}, "seeds of 7 bytes are no int64"),
-        ({"input_ids": b"12345678"}, "50 seeds with 1 places"),
-        ({"seeds": b"", "input_ids": b""}, "a batch has 1 to 100 seeds, this one 0"),
-        ({"seeds": bytes(808), "input_ids": bytes(808)}, "this one 101"),
-        ({"seeds": b"\xff" * 400}, "seeds -1 to -1 lie outside of 600 nodes"),
-        ({"seeds": np.full(50, 600).tobytes()}, "seeds 600 to 600 lie outside"),
+        ({"inputs": b"1234567"}, "50 entries of seed take 400 bytes, got 7"),
+        ({"index": b"12345678"}, "1 entries of seed take 8 bytes, got 400"),
+        ({"index": b"1234567"}, "an index of 7 bytes is no int64"),
+        ({"inputs": b"", "index": b""}, "a batch has 1 to 100 seeds, this one 0"),
+        ({"inputs": bytes(808), "index": bytes(808)}, "this one 101"),
+        ({"inputs": b"\xff" * 400}, "seeds -1 to -1 lie outside of 600 nodes"),
+        ({"inputs": np.full(50, 600).tobytes()}, "seeds 600 to 600 lie outside"),
         ({"fence": 2**63}, "below"),
         ({"epoch": 2**63}, "below"),
         ({"slot": 1}, "slot 1 of a ring of 0"),

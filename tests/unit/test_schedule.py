@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule, Shard
 
 CASES = given(
@@ -27,7 +28,7 @@ def _schedules(
     options: dict[str, Any] = {"batch_size": 1, "shuffle": False, **cut}
     return [
         Schedule(
-            np.arange(num_seeds) * 7,
+            {SEED: np.arange(num_seeds) * 7},
             drop_last=drop_last,
             run_seed=5,
             shard=Shard(rank=rank, world_size=world_size, even_batches=even_batches),
@@ -38,7 +39,7 @@ def _schedules(
 
 
 def _batches(schedule: Schedule, epoch: int) -> list[list[int]]:
-    return [schedule.request(epoch, batch).input_ids.tolist() for batch in range(schedule.num_batches)]
+    return [schedule.request(epoch, batch).index.tolist() for batch in range(schedule.num_batches)]
 
 
 @CASES
@@ -111,7 +112,7 @@ def test_seeds_are_those_at_the_input_ids() -> None:
     (schedule,) = _schedules(10, world_size=1, batch_size=4, shuffle=True)
     request = schedule.request(1, 2)
     assert (request.epoch, request.batch) == (1, 2)
-    assert (request.seeds == request.input_ids * 7).all()
+    assert (request.inputs[SEED] == request.index * 7).all()
 
 
 def test_a_batch_that_is_not_there_is_refused() -> None:

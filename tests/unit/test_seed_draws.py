@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from gigl_loader import SharedTensors, native
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.request import SEED, BatchRequest
 from gigl_loader.sampling.seed_weights import SeedDraw, SeedWeightedSampler
 from tests.support import oracle
+from tests.support.plans import seed_request
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,7 +42,7 @@ def draw_of(weights: SharedTensors, **options: Any) -> SeedDraw:
 
 
 def drawn(draw: SeedDraw, count: int = 1000, *, epoch: int = 0, batch: int = 0) -> BatchRequest:
-    asked = BatchRequest(epoch, batch, np.zeros(count, np.int64), np.zeros(count, np.int64))
+    asked = seed_request(epoch, batch, np.zeros(count, np.int64))
     return draw.request(asked, np.empty(len(draw)), np.empty(len(draw)))
 
 
@@ -53,16 +54,16 @@ def test_draws_are_those_of_the_page_on_randomness() -> None:
     _expected_uniforms(key, numbers)
     sums = np.cumsum(weights)
     expected = [next(i for i in range(5) if sums[i] > number * 5.0) for number in numbers]
-    assert found.input_ids.tolist() == expected
-    assert np.array_equal(found.seeds, POSITIONS[found.input_ids])
+    assert found.index.tolist() == expected
+    assert np.array_equal(found.inputs[SEED], POSITIONS[found.index])
     assert (found.epoch, found.batch) == (2, 9)
-    assert found.seeds.dtype == found.input_ids.dtype == np.int64
+    assert found.inputs[SEED].dtype == found.index.dtype == np.int64
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_seeds_come_as_often_as_their_weights_say(dtype: torch.dtype) -> None:
     weights = np.array([1.0, 0.0, 2.0, 0.0, 5.0])
-    counts = np.bincount(drawn(draw_of(weights_of(*weights, dtype=dtype)), 80_000).input_ids, minlength=5)
+    counts = np.bincount(drawn(draw_of(weights_of(*weights, dtype=dtype)), 80_000).index, minlength=5)
     expected = weights / weights.sum() * 80_000
     assert counts[1] == counts[3] == 0
     assert ((counts - expected)[weights > 0] ** 2 / expected[weights > 0]).sum() < 14  # p = 0.001
@@ -71,21 +72,21 @@ def test_seeds_come_as_often_as_their_weights_say(dtype: torch.dtype) -> None:
 def test_epochs_batches_and_ranks_draw_differently_and_again_alike() -> None:
     weights = weights_of(1, 1, 1, 1, 1)
     draws = [
-        drawn(draw_of(weights, rank=rank), epoch=epoch, batch=batch).input_ids.tolist()
+        drawn(draw_of(weights, rank=rank), epoch=epoch, batch=batch).index.tolist()
         for rank, epoch, batch in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     ]
     assert len({tuple(each) for each in draws}) == 4
-    assert drawn(draw_of(weights)).input_ids.tolist() == draws[0]
+    assert drawn(draw_of(weights)).index.tolist() == draws[0]
 
 
 def test_weights_count_as_they_are_when_a_batch_is_drawn() -> None:
     weights = weights_of(1, 1, 1, 1, 1)
     draw = draw_of(weights)
-    assert set(drawn(draw).input_ids.tolist()) == {0, 1, 2, 3, 4}
+    assert set(drawn(draw).index.tolist()) == {0, 1, 2, 3, 4}
     with weights.lock():
         weights["weight"].zero_()
         weights["weight"][3] = 2
-    assert set(drawn(draw).seeds.tolist()) == {20}
+    assert set(drawn(draw).inputs[SEED].tolist()) == {20}
 
 
 def test_weights_of_a_mask_are_those_of_its_places() -> None:
@@ -94,7 +95,7 @@ def test_weights_of_a_mask_are_those_of_its_places() -> None:
     weights["weight"][5] = math.nan  # No seed is there.
     draw = draw_of(weights, places=np.array([0, 2, 4, 6, 8]))
     found = drawn(draw)
-    assert set(found.input_ids.tolist()) == {1, 4}  # Which place that is, the loader looks up.
+    assert set(found.index.tolist()) == {1, 4}  # Which place that is, the loader looks up.
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_weights_that_are_none_are_refused_at_the_start_and_later(
 
 def test_tiny_weights_stay_in_range() -> None:
     found = drawn(draw_of(weights_of(0, 5e-324, 0, 5e-324, 0)))
-    assert set(found.input_ids.tolist()) <= {1, 3}
+    assert set(found.index.tolist()) <= {1, 3}
 
 
 def test_a_lock_that_stays_taken_is_told() -> None:
@@ -134,8 +135,8 @@ def test_a_lock_that_stays_taken_is_told() -> None:
 
 def test_a_draw_that_was_handed_over_draws_the_same() -> None:
     draw = draw_of(weights_of(1, 2, 3, 4, 5), rank=2)
-    other = SeedDraw.received({name: os.dup(fd) for name, fd in draw.files.items()}, run_seed=7)
-    assert drawn(other).input_ids.tolist() == drawn(draw).input_ids.tolist()
+    other = SeedDraw.received({name: os.dup(fd) for name, fd in draw.files.items()})
+    assert drawn(other).index.tolist() == drawn(draw).index.tolist()
 
 
 def test_a_sampler_gets_the_drawn_seeds() -> None:
@@ -146,6 +147,6 @@ def test_a_sampler_gets_the_drawn_seeds() -> None:
             return request
 
     sampler = SeedWeightedSampler(Echo(), draw_of(weights_of(0, 0, 1, 0, 0)))
-    found: Any = sampler.sample(BatchRequest(0, 3, np.zeros(4, np.int64), np.zeros(4, np.int64)))
-    assert (found.seeds.tolist(), found.input_ids.tolist()) == ([40] * 4, [2] * 4)
+    found: Any = sampler.sample(seed_request(0, 3, np.zeros(4, np.int64)))
+    assert (found.inputs[SEED].tolist(), found.index.tolist()) == ([40] * 4, [2] * 4)
     assert sampler.costs is Echo.costs

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
-from gigl_loader.channel.frame import Frame
+from gigl_loader.channel.frame import Failure
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_server.errors import Refusal, Status
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from tests.support.leftovers import wait_until
+from tests.support.plans import with_sampler
 from tests.support.sources import PLAN, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, ask_of, service_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HOSTILE, HONEST = Identity(address="10.0.0.1"), Identity(address="10.0.0.2", token="train")
 DIGEST = small_graph().manifest.digest
-EDGE_TYPE = next(iter(PLAN.num_neighbors))
+EDGE_TYPE = next(iter(cast("Any", PLAN.sampler).num_neighbors))
 
 
 def refused(message: str, call: Any, *args: Any, **more: Any) -> None:
@@ -36,9 +36,9 @@ def refused(message: str, call: Any, *args: Any, **more: Any) -> None:
 
 
 def failure_of(outcome: Result) -> str:
-    frame = Frame.parse(np.frombuffer(outcome.failure, np.uint8), edge_dir="in")
+    failure = Failure.parse(np.frombuffer(outcome.failure, np.uint8))
     with pytest.raises(Exception, match="epoch") as raised:
-        frame.raise_failure()
+        raise failure.error()
     return str(raised.value)
 
 
@@ -153,9 +153,9 @@ def test_unread_frames_of_one_owner_leave_memory_to_send_those_of_others() -> No
 
 def test_an_honest_trainer_beside_eight_hostile_ones_keeps_its_part() -> None:
     """Hostile: batches of many times the work, four jobs each, frames of all of them fetched."""
-    heavy = replace(PLAN, num_neighbors={EDGE_TYPE: (300, 300)}, replace=True)
+    heavy = with_sampler(PLAN, num_neighbors={EDGE_TYPE: (300, 300)}, replace=True)
     everyone = np.arange(600)
-    seeds = {"seeds": everyone.tobytes(), "input_ids": everyone.tobytes()}
+    seeds = {"inputs": everyone.tobytes(), "index": everyone.tobytes()}
     counts = {HONEST: 0, HOSTILE: 0}
     enough = threading.Event()
     with service_of(workers=2, memory=1 << 30) as service:
@@ -195,12 +195,12 @@ def test_an_honest_trainer_beside_eight_hostile_ones_keeps_its_part() -> None:
 
 
 def test_a_plan_that_wants_gigabytes_fails_in_one_line_and_takes_none() -> None:
-    plan = replace(PLAN, num_neighbors={EDGE_TYPE: (60_000_000,)}, replace=True)
+    plan = with_sampler(PLAN, num_neighbors={EDGE_TYPE: (60_000_000,)}, replace=True)
     with service_of(memory=1 << 30) as service:
         trainer, other = Trainer(service, plan=plan), Trainer(service, key="other")
         before = resident_bytes()
         for _ in range(3):
-            trainer.ask(0, seeds=np.array([7]).tobytes(), input_ids=np.array([7]).tobytes())
+            trainer.ask(0, inputs=np.array([7]).tobytes(), index=np.array([7]).tobytes())
             text = failure_of(trainer.answers.next()[1])
             assert "a batch of 1 seeds has more than" in text
             assert "the limit of this server" in text
@@ -211,11 +211,11 @@ def test_a_plan_that_wants_gigabytes_fails_in_one_line_and_takes_none() -> None:
 
 
 def test_a_batch_larger_than_most_is_sampled_with_more_memory() -> None:
-    plan = replace(PLAN, num_neighbors={EDGE_TYPE: (500, 500)}, replace=True)
+    plan = with_sampler(PLAN, num_neighbors={EDGE_TYPE: (500, 500)}, replace=True)
     everyone = np.arange(600)
     with service_of(memory=1 << 30, workers=4) as service:  # 262,144 edges for each thread, or 1,048,576.
         trainer = Trainer(service, plan=plan)
-        trainer.ask(0, seeds=everyone.tobytes(), input_ids=everyone.tobytes())
+        trainer.ask(0, inputs=everyone.tobytes(), index=everyone.tobytes())
         outcome = trainer.answers.next()[1]
         assert outcome.handle, failure_of(outcome)
         assert trainer.channel.allowance == 524_288

@@ -15,7 +15,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.options import SamplingPlan
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
@@ -25,6 +24,7 @@ from gigl_server.config import ServeOptions
 from gigl_server.sampling.service import SamplingService
 from gigl_server.server import StorageServer, build_storage_server
 from tests.support.leftovers import wait_until
+from tests.support.plans import neighbor_plan
 from tests.support.store_graph import write_graph
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-for-tests-never-a-secret"
 EDGE = ("node", "to", "node")
-PLAN = SamplingPlan(
+PLAN = neighbor_plan(
     seed_type="node", num_neighbors={EDGE: (3, 3)}, run_seed=7, node_columns={"node": ("x",)}, edge_columns={}
 )
 

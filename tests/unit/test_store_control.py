@@ -116,7 +116,7 @@ def test_failures_and_skipped_asks_are_outcomes(served: Served, monkeypatch: pyt
     with client_of(served.endpoint) as client:
         channel = opened(client)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.sampling.sampler_pool.LocalSampler.sample", silent)
+            patch.setattr("gigl_loader.sampling.local.LocalSampler.sample", silent)
             reply = client.sample(sample_request(channel, 0, fence=3), 10).result()
         assert (reply.WhichOneof("outcome"), reply.unavailable) == ("failure", True)
         reply = client.sample(sample_request(channel, 0, fence=2), 10).result()

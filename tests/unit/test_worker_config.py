@@ -18,9 +18,10 @@ SETTING = WorkerConfig(
     life=2,
     trainer_pid=3,
     sampler="somewhere:something",
-    plan=PLAN,
+    plan=PLAN.to_json(),
+    inputs=PLAN.inputs,
     reference={"path": "/graphs/ünïcode"},
-    ring=RingLayout(request_slots=1, seeds_per_request=2, slots=3, slot_bytes=4096),
+    ring=RingLayout(request_slots=1, request_bytes=32, slots=3, slot_bytes=4096),
 )
 
 

@@ -23,15 +23,16 @@ from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import ArraySpec, Layout
 from gigl_loader.workers.executor import Executor
 from tests.support.leftovers import wait_until
+from tests.support.sources import PLAN
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import SampledBatch
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-LAYOUT = RingLayout(request_slots=4, seeds_per_request=4, slots=4, slot_bytes=4096)
+LAYOUT = RingLayout(request_slots=4, request_bytes=64, slots=4, slot_bytes=4096)
 SECONDS = 20
 
 
@@ -89,11 +90,16 @@ class Trainer:
         self.gates = Gates()
         self.ring.generation = 1
         self.executor = Executor(
-            ring, [HeldUp(self.gates, each) for each in counters], link, worker=0, trace_fd=2
+            ring,
+            [HeldUp(self.gates, each) for each in counters],
+            link,
+            inputs=PLAN.inputs,
+            worker=0,
+            trace_fd=2,
         )
 
     def ask(self, batch: int, *, generation: int = 1) -> None:
-        self.ring.request_slot(batch % LAYOUT.request_slots, 1)[:] = 0
+        self.ring.request_slot(batch % LAYOUT.request_slots)[:] = 0
         self.executor.put(Request(batch % LAYOUT.request_slots, 1, generation, 0, batch))
 
     def begun(self, *batches: int) -> None:

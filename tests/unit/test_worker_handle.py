@@ -13,10 +13,11 @@ import pytest
 from gigl_loader.channel.message import Request, Response, Result, receive
 from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory
 from gigl_loader.errors import FormatError
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.workers import handle as handle_module
 from gigl_loader.workers.config import WorkerConfig
 from gigl_loader.workers.handle import WorkerHandle
+from tests.support.plans import seed_request
 from tests.support.sources import PLAN
 
 if TYPE_CHECKING:
@@ -24,9 +25,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-LAYOUT = RingLayout(request_slots=2, seeds_per_request=8, slots=4, slot_bytes=4096)
+LAYOUT = RingLayout(request_slots=2, request_bytes=128, slots=4, slot_bytes=4096)
 SETTING = WorkerConfig(
-    worker=5, life=0, trainer_pid=os.getpid(), sampler="", plan=PLAN, reference={}, ring=LAYOUT
+    worker=5,
+    life=0,
+    trainer_pid=os.getpid(),
+    sampler="",
+    plan="{}",
+    inputs=PLAN.inputs,
+    reference={},
+    ring=LAYOUT,
 )
 
 
@@ -52,10 +60,9 @@ class PlayedWorker:
         ask = Request.unpack(receive(self.far)[0])
         slot = self.ring.slots.take()
         assert slot is not None
-        self.ring.slots.buffer(slot)[: ask.num_seeds] = self.ring.request_slot(
-            ask.request_slot, ask.num_seeds
-        )[0]
-        self.answer(Result.FRAME, ask.request_slot, slot, ask.num_seeds)
+        seeds = self.ring.request_slot(ask.request_slot).view(np.int64)[ask.num_entries :]
+        self.ring.slots.buffer(slot)[: ask.num_entries] = seeds[: ask.num_entries]
+        self.answer(Result.FRAME, ask.request_slot, slot, ask.num_entries)
         return ask
 
     def reap(self) -> tuple[str, int | None]:
@@ -96,7 +103,7 @@ def room(handle: WorkerHandle) -> bool:
 
 
 def request(batch: int, epoch: int = 0) -> BatchRequest:
-    return BatchRequest(epoch, batch, np.array([batch, batch]), np.array([0, 1]))
+    return seed_request(epoch, batch, np.array([batch, batch]))
 
 
 def test_requests_and_frames_pass_through_the_ring(handle: WorkerHandle) -> None:

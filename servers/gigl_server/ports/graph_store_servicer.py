@@ -215,8 +215,8 @@ def _ask(request: Any) -> ReceivedRequest:
         epoch=request.epoch,
         batch=request.batch,
         fence=request.fence,
-        seeds=request.seeds,
-        input_ids=request.input_ids,
+        inputs=request.inputs,
+        index=request.index,
         slot=request.slot,
     )
 

@@ -173,11 +173,12 @@ class Queries:
 
     def _most_edges(self, partition: int, ask: NeighborRequest) -> int:
         """Return how many edges may be drawn. Refuse more than a reply may have, before they are drawn."""
-        if 0 <= ask.fanout * len(ask.targets) <= MAX_DRAWN_EDGES:
-            return ask.fanout * len(ask.targets)
+        rule = ask.rule
+        if 0 <= rule.fanout * len(ask.targets) <= MAX_DRAWN_EDGES:
+            return rule.fanout * len(ask.targets)
         bounds = self._graph.bounds(self._graph.schema.target_type(ask.edge_type))
         indptr = self._graph.topology(ask.edge_type, partition)["indptr"]
-        edges = _count_drawn(indptr, ask.targets - bounds[partition], ask.fanout, replace=ask.replace)
+        edges = _count_drawn(indptr, ask.targets - bounds[partition], rule.fanout, replace=rule.replace)
         if edges > MAX_DRAWN_EDGES:
             raise Refused(
                 Kind.TOO_LARGE,

@@ -212,5 +212,5 @@ def _digests(task: SampleTask) -> tuple[bytes, bytes]:
         producer.digest = hashlib.blake2b(producer.plan_text.encode(), digest_size=16).digest()
     batch = hashlib.blake2b(producer.digest, digest_size=16)
     batch.update(struct.pack("<QQQ", request.epoch, request.batch, task.channel.without_rows))
-    batch.update(request.seeds.tobytes())
+    batch.update(request.input_bytes())
     return producer.digest, batch.digest()

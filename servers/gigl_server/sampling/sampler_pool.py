@@ -8,17 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from gigl_loader.sampling.costs import CostCounter
-from gigl_loader.sampling.distributed import DistributedSampler
-from gigl_loader.sampling.local import LocalSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_loader.sampling.source import PlanSampler
     from gigl_server.sessions.channel import Channel
-
-    AnySampler = LocalSampler | DistributedSampler
 
 __all__ = ["SamplerPool"]
 
@@ -59,7 +56,7 @@ class SamplerPool:
             return self._idle_bytes
 
     @contextmanager
-    def lent(self, channel: Channel) -> Iterator[AnySampler]:
+    def lent(self, channel: Channel) -> Iterator[PlanSampler]:
         """Lend a sampler for a channel's producer. One that raised is not used again."""
         key = (channel.producer.plan_text, channel.without_rows)
         sampler = self._take(key) or self._make(channel)
@@ -73,20 +70,18 @@ class SamplerPool:
             self._idle_bytes = 0
         idle.clear()  # Outside the lock: it frees much memory.
 
-    def _make(self, channel: Channel) -> AnySampler:
-        plan, store = channel.producer.plan, self._store
-        if store is None:
-            return LocalSampler(self._graph, plan, CostCounter(), without_rows=channel.without_rows)
-        counters = CostCounter(store.wire)
-        return DistributedSampler(self._graph, plan, store, counters, without_rows=channel.without_rows)
+    def _make(self, channel: Channel) -> PlanSampler:
+        store = self._store
+        costs = CostCounter() if store is None else CostCounter(store.wire)
+        return channel.producer.plan.open(self._graph, store, costs=costs, deferred=channel.without_rows)
 
-    def _take(self, key: _Key) -> AnySampler | None:
+    def _take(self, key: _Key) -> PlanSampler | None:
         """Take the one that was used last: its memory is the warmest."""
         with self._lock:
             found = next((place for place in reversed(self._idle) if self._idle[place].key == key), None)
             return None if found is None else self._pop(found)
 
-    def _give(self, key: _Key, sampler: AnySampler) -> None:
+    def _give(self, key: _Key, sampler: PlanSampler) -> None:
         nbytes = _OBJECTS_BYTES + len(key[0]) + sampler.scratch_bytes
         if nbytes > self._keep_bytes // 4:
             return
@@ -98,7 +93,7 @@ class SamplerPool:
                 spent.append(self._pop(next(iter(self._idle))))
         spent.clear()  # Outside the lock: it frees much memory.
 
-    def _pop(self, place: int) -> AnySampler:
+    def _pop(self, place: int) -> PlanSampler:
         idle = self._idle.pop(place)
         self._idle_bytes -= idle.nbytes
         return idle.sampler
@@ -106,5 +101,5 @@ class SamplerPool:
 
 class _Idle(NamedTuple):
     key: _Key
-    sampler: AnySampler
+    sampler: PlanSampler
     nbytes: int

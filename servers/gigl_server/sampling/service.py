@@ -195,10 +195,10 @@ class SamplingService:
             self._check_ready()
             found = self._jobs.channel(job, channel)
         check_slot(found, ask.slot)
-        num_nodes = self._graph.schema.nodes[found.producer.plan.seed_type].count
+        inputs = found.producer.plan.inputs
         task = SampleTask(
             channel=found,
-            request=read_request(ask, num_nodes=num_nodes, limits=self.limits),
+            request=read_request(ask, inputs, schema=self._graph.schema, limits=self.limits),
             fence=ask.fence,
             slot=ask.slot,
             done=done,

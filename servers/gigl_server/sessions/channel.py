@@ -11,8 +11,8 @@ from gigl_server.identity import LOCAL, Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_loader.options import SamplingPlan
-    from gigl_loader.sampling.schedule import BatchRequest
+    from gigl_loader.sampling.plan import BatchPlan
+    from gigl_loader.sampling.request import BatchRequest
     from gigl_server.errors import Refusal
     from gigl_server.frames.ring import FrameRing
 
@@ -48,9 +48,10 @@ class ReceivedRequest:
 
     epoch: int
     batch: int
-    seeds: bytes
-    """Positions, little-endian int64."""
-    input_ids: bytes
+    inputs: bytes
+    """The columns of the plan, one after the other."""
+    index: bytes
+    """Little-endian int64."""
     fence: int = 0
     slot: int = 0
 
@@ -99,7 +100,7 @@ class SampleTask:
 
     @property
     def nbytes(self) -> int:
-        return self.request.seeds.nbytes + self.request.input_ids.nbytes
+        return self.request.nbytes
 
     @property
     def needs_frame_memory(self) -> bool:
@@ -128,7 +129,7 @@ class Producer:
     """What is sampled. Channels of one producer differ in for whom."""
 
     key: str
-    plan: SamplingPlan
+    plan: BatchPlan
     plan_text: str
     """Equal plans have equal texts, and may share samplers."""
     seen: float

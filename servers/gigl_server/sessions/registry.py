@@ -6,16 +6,16 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gigl_loader.sampling.plan_fields import differences
 from gigl_server.errors import Refusal, Status
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from gigl_server.sessions.channel import Channel, ChannelOptions, Producer
-from gigl_server.sessions.plans import differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gigl_loader.options import SamplingPlan
+    from gigl_loader.sampling.plan import BatchPlan
     from gigl_server.frames.ring import FrameRing
     from gigl_server.limits import Limits
 
@@ -73,7 +73,7 @@ class Sessions:
             self._channels[each].seen = self._clock()
         return known
 
-    def create_producer(self, key: bytes, name: str, plan: SamplingPlan, caller: Identity = LOCAL) -> bool:
+    def create_producer(self, key: bytes, name: str, plan: BatchPlan, caller: Identity = LOCAL) -> bool:
         """Make a producer, or find that the same is there: then return False. Else ``Refusal``.
 
         A job that is new is ``caller``'s.
@@ -83,10 +83,10 @@ class Sessions:
         if there is not None:
             there.seen = self._clock()
             if there.plan != plan:
+                differ = differences(there.plan_text, plan.to_json())
                 raise Refusal(
                     Status.CONFLICT,
-                    f"a producer {name!r} of other options exists: {differences(there.plan, plan)}; "
-                    "give another worker_key",
+                    f"a producer {name!r} of other options exists: {differ}; give another worker_key",
                 )
             return False
         owner = caller if job is None else job.owner

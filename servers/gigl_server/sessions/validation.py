@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from gigl_loader.sampling.schedule import BatchRequest
+from gigl_loader.sampling.plans import read_plan
+from gigl_loader.sampling.request import BatchRequest
 from gigl_server.errors import Refusal, Status
 from gigl_server.frames.ring import FrameRing
-from gigl_server.sessions.plans import read_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.arrays import Array
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.options import SamplingPlan
+    from gigl_loader.sampling.plan import BatchPlan
+    from gigl_loader.sampling.request import InputColumn
     from gigl_server.frames.ring_memory import RingMemory
     from gigl_server.identity import Identity
     from gigl_server.limits import Limits
@@ -29,8 +31,6 @@ __all__ = [
     "read_order_plan",
     "read_request",
 ]
-
-_INT64 = np.dtype("<i8")
 
 
 def check_key(key: str, limits: Limits) -> None:
@@ -50,7 +50,7 @@ def check_graph(digest: str, graph: Graph) -> None:
         )
 
 
-def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> SamplingPlan:
+def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan:
     """Read the plan of a producer. ``Refusal`` for anything that is none for this graph."""
     if len(text) > limits.plan_bytes:
         raise Refusal(Status.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
@@ -94,28 +94,33 @@ def check_slot(channel: Channel, slot: int) -> None:
         raise Refusal(Status.INVALID, f"slot {slot} of a ring of {slots}")
 
 
-def read_request(ask: ReceivedRequest, *, num_nodes: int, limits: Limits) -> BatchRequest:
-    """Return the batch that is asked for. ``Refusal`` unless its seeds are positions of nodes."""
-    seeds, input_ids = _numbers(ask.seeds, "seeds"), _numbers(ask.input_ids, "input_ids")
-    if len(seeds) != len(input_ids):
-        raise Refusal(Status.INVALID, f"{len(seeds)} seeds with {len(input_ids)} places in the input")
-    if not 1 <= len(seeds) <= limits.batch_seeds:
-        raise Refusal(Status.INVALID, f"a batch has 1 to {limits.batch_seeds} seeds, this one {len(seeds)}")
-    if max(ask.epoch, ask.batch, ask.fence) >= 2**63:
+def read_request(
+    received: ReceivedRequest, inputs: Sequence[InputColumn], *, schema: GraphSchema, limits: Limits
+) -> BatchRequest:
+    """Return the batch that is asked for. ``Refusal`` unless its entries fit the plan's ``inputs``."""
+    if max(received.epoch, received.batch, received.fence) >= 2**63:
         raise Refusal(Status.INVALID, "epoch, batch and fence are below 2**63")
-    low, high = int(seeds.min()), int(seeds.max())
-    if low < 0 or high >= num_nodes:
-        raise Refusal(Status.INVALID, f"seeds {low} to {high} lie outside of {num_nodes} nodes")
-    return BatchRequest(epoch=ask.epoch, batch=ask.batch, seeds=seeds, input_ids=input_ids)
+    try:
+        request = BatchRequest.read(
+            received.epoch, received.batch, index=received.index, inputs=received.inputs, columns=inputs
+        )
+    except ValueError as error:
+        raise Refusal(Status.INVALID, str(error)) from None
+    if not 1 <= len(request) <= limits.batch_seeds:
+        raise Refusal(Status.INVALID, f"a batch has 1 to {limits.batch_seeds} seeds, this one {len(request)}")
+    for column in inputs:
+        if column.node_type is not None:
+            _check_positions(request.inputs[column.name], schema.nodes[column.node_type].count, column.name)
+    return request
+
+
+def _check_positions(positions: Array, count: int, name: str) -> None:
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= count:
+        raise Refusal(Status.INVALID, f"{name}s {low} to {high} lie outside of {count} nodes")
 
 
 def _check_printable(text: str, what: str) -> None:
     """Keys and names go to logs, metrics and terminals, where line ends and escapes would be obeyed."""
     if not text.isprintable():
         raise Refusal(Status.INVALID, f"a {what} has no control characters, got {text!r}")
-
-
-def _numbers(data: bytes, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    if len(data) % _INT64.itemsize:
-        raise Refusal(Status.INVALID, f"{name} of {len(data)} bytes are no int64")
-    return np.frombuffer(data, _INT64)

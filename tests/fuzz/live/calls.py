@@ -87,7 +87,7 @@ def _valid(target: Target, draw: random.Random) -> dict[tuple[str, str], bytes]:
     told: dict[str, dict[str, Any]] = {
         "CreateProducer": {"key": "key", "plan": PLAN.to_json(), "graph": target.graph},
         "OpenChannel": {"key": "key", "name": "fuzz", "credit": 4, "share": 1},
-        "Sample": {"channel": channel, "epoch": 1, "batch": 2, "seeds": _SEEDS, "input_ids": _SEEDS},
+        "Sample": {"channel": channel, "epoch": 1, "batch": 2, "inputs": _SEEDS, "index": _SEEDS},
         "Heartbeat": {"channels": [channel]},
         "CloseChannel": {"channel": channel},
         "DestroyProducer": {"key": "key"},

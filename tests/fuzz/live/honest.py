@@ -15,7 +15,7 @@ from typing_extensions import Self
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.graph.graph import Graph
-from gigl_loader.sampling.store import NeighborRequest
+from gigl_loader.sampling.store import DrawRule, NeighborRequest
 from tests.fuzz.live.services import Service
 from tests.support.peers import remote_store
 from tests.support.training import FANOUT, OPTIONS, digest
@@ -123,8 +123,7 @@ class Neighbor(Honest):
                 targets=np.arange(100, dtype=np.int64),
                 key=7,
                 hop=0,
-                fanout=5,
-                replace=False,
+                rule=DrawRule(fanout=5),
                 with_edge_ids=True,
                 with_slots=False,
             )

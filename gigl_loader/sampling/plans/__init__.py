@@ -1,0 +1,32 @@
+"""Kinds of batches: one module each, and the reader of plans of every kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gigl_loader.sampling.plan import DEFAULT_KIND, BatchPlan
+from gigl_loader.sampling.plan_fields import PlanFields
+from gigl_loader.sampling.plans.neighbor import NeighborPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.sampling.plan import SamplerPlan
+
+__all__ = ["KINDS", "read_plan"]
+
+KINDS: Mapping[str, type[SamplerPlan]] = {each.kind: each for each in (NeighborPlan,)}
+
+
+def read_plan(text: str, schema: GraphSchema) -> BatchPlan:
+    """Read ``BatchPlan.to_json()``. ``ValueError`` for anything that is no plan for this graph."""
+    fields = PlanFields(text, schema)
+    kind = fields.text("kind", DEFAULT_KIND)
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of plan {kind[:100]!r}; known: {', '.join(sorted(KINDS))}")
+    plan = BatchPlan(
+        columns=fields.columns(), run_seed=fields.whole("run_seed"), sampler=KINDS[kind].from_json(fields)
+    )
+    fields.check_all_read()
+    return plan

@@ -1,0 +1,93 @@
+"""Plan of k-hop neighbourhoods of seed nodes, as in GraphSAGE (Hamilton et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gigl_loader.sampling.distributed import DistributedSampler
+from gigl_loader.sampling.frame_schema import FrameSchema
+from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.request import SEED, InputColumn
+from gigl_loader.sampling.store import DrawRule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.plan import ColumnPlan, SamplerContext
+    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.source import PlanSampler
+
+__all__ = ["NeighborPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighborPlan:
+    """The sampled neighbourhood of seed nodes of one type, hop by hop."""
+
+    kind: ClassVar[str] = "neighbor"
+
+    seed_type: NodeType
+    """Node type of the seeds."""
+    num_neighbors: Mapping[EdgeType, tuple[int, ...]]
+    """Fanout per hop for every edge type: -1 takes all neighbours, 0 skips the type at that hop."""
+    replace: bool = False
+    """Draw with replacement: every node with neighbours then gets exactly ``fanout`` draws."""
+    with_edge: bool = False
+    """Return the ids of sampled edges. Costs one more random read per edge."""
+
+    def __post_init__(self) -> None:
+        hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
+        if len(hops) > 1:
+            raise ValueError(f"all edge types need the same number of hops, got {sorted(hops)}")
+        for edge_type, fanouts in self.num_neighbors.items():
+            for fanout in fanouts:
+                if fanout < -1:
+                    raise ValueError(
+                        f"fanout {fanout} of {edge_type}: must be -1 (all), 0 (skip) or positive"
+                    )
+
+    @property
+    def num_hops(self) -> int:
+        return len(next(iter(self.num_neighbors.values()), ()))
+
+    def rule(self, edge_type: EdgeType, hop: int) -> DrawRule:
+        """Return how the neighbours of one hop over one edge type are drawn."""
+        return DrawRule(fanout=self.num_neighbors[edge_type][hop], replace=self.replace)
+
+    @property
+    def inputs(self) -> tuple[InputColumn, ...]:
+        return (InputColumn(SEED, "I64", self.seed_type),)
+
+    def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
+        return FrameSchema.around_seeds(
+            schema,
+            columns,
+            seed_type=self.seed_type,
+            num_hops=self.num_hops,
+            edge_types=[each for each in schema.edges if each in self.num_neighbors],
+            with_edge=self.with_edge,
+            distinct_edges=not self.replace,
+        )
+
+    def open(self, context: SamplerContext) -> PlanSampler:
+        return LocalSampler(context, self) if context.store is None else DistributedSampler(context, self)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seed_type": self.seed_type,
+            "num_neighbors": sorted((list(kind), list(hops)) for kind, hops in self.num_neighbors.items()),
+            "replace": self.replace,
+            "with_edge": self.with_edge,
+        }
+
+    @classmethod
+    def from_json(cls, fields: PlanFields) -> NeighborPlan:
+        return cls(
+            seed_type=fields.node_type("seed_type"),
+            num_neighbors=fields.fanouts("num_neighbors"),
+            replace=fields.flag("replace"),
+            with_edge=fields.flag("with_edge"),
+        )

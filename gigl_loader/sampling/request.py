@@ -1,0 +1,102 @@
+"""Batch request: which batch of which epoch, and its entries of the input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.tensors import STORAGE_DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gigl_loader.arrays import Bytes
+    from gigl_loader.options import NodeType
+
+__all__ = ["INDEX_BYTES", "SEED", "BatchRequest", "InputColumn", "entry_bytes"]
+
+SEED = "seed"
+"""Name of the input column of plans whose input is nodes."""
+
+INDEX_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class InputColumn:
+    """One column of an input: a value for each of its entries."""
+
+    name: str
+    dtype: str = "I64"
+    """A safetensors dtype name."""
+    node_type: NodeType | None = None
+    """The values are positions of nodes of this type: int64, and checked to lie in range."""
+
+    @property
+    def numpy_dtype(self) -> np.dtype[np.generic]:
+        return STORAGE_DTYPES[self.dtype].newbyteorder("<")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRequest:
+    """What is asked of a sampler. The same value from the schedule to the sampler, on every way between."""
+
+    epoch: int
+    batch: int
+    index: Int64Array
+    """Place of each entry in the user's input [B]."""
+    inputs: Mapping[str, Array]
+    """By name, the columns that the plan lists, [B] each. Nodes are positions, and may repeat."""
+
+    def __len__(self) -> int:
+        """Number of entries."""
+        return len(self.index)
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + sum(column.nbytes for column in self.inputs.values())
+
+    def input_bytes(self) -> bytes:
+        """Return the columns one after the other, little-endian, in the order of the plan."""
+        return b"".join(
+            column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
+            for column in self.inputs.values()
+        )
+
+    @classmethod
+    def read(
+        cls,
+        epoch: int,
+        batch: int,
+        *,
+        index: bytes | Bytes,
+        inputs: bytes | Bytes,
+        columns: Sequence[InputColumn],
+    ) -> BatchRequest:
+        """Return a request whose arrays alias ``index`` and ``inputs`` (:meth:`input_bytes`).
+
+        ``ValueError`` where their lengths are not those of whole columns of equal length. The values are not
+        checked.
+        """
+        if len(index) % INDEX_BYTES:
+            raise ValueError(f"an index of {len(index)} bytes is no int64")
+        count = len(index) // INDEX_BYTES
+        wanted = count * (entry_bytes(columns) - INDEX_BYTES)
+        if len(inputs) != wanted:
+            names = ", ".join(each.name for each in columns)
+            raise ValueError(f"{count} entries of {names} take {wanted} bytes, got {len(inputs)}")
+        arrays: dict[str, Array] = {}
+        begin = 0
+        for column in columns:
+            dtype = column.numpy_dtype
+            array = np.frombuffer(inputs, dtype, count, offset=begin)
+            arrays[column.name] = array if array.flags.aligned else array.copy()
+            begin += count * dtype.itemsize
+        return cls(epoch, batch, np.frombuffer(index, "<i8"), arrays)
+
+
+def entry_bytes(columns: Sequence[InputColumn]) -> int:
+    """Return the bytes of one entry in a request: its index and its value in each column."""
+    return INDEX_BYTES + sum(column.numpy_dtype.itemsize for column in columns)
