@@ -26,11 +26,10 @@ void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const i
                          std::to_string(indptr.shape(0) - 1) + ")");
 }
 
-HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, int32_t fanout, bool replace) {
+HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule) {
   Require(address < (1u << 24), "an address has 24 bits");
   Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
-  Require(fanout >= -1, "a fanout is -1, 0 or positive");
-  return {key, address, hop, fanout, replace};
+  return {key, address, hop, rule};
 }
 
 // An array of either width as Python gets it; None where it was not asked for.
@@ -39,9 +38,9 @@ nb::object HandOverEither(NarrowOrWide&& buffer) {
 }
 
 nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
-                      const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, int32_t fanout,
-                      bool replace, bool with_edge_ids, bool with_slots, int64_t max_edges) {
-  const HopDraw draw = CheckedDraw(key, address, hop, fanout, replace);
+                      const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, const DrawRule& rule,
+                      bool with_edge_ids, bool with_slots, int64_t max_edges) {
+  const HopDraw draw = CheckedDraw(key, address, hop, rule);
   Require(max_edges >= 0, "max_edges must not be negative");
   Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
   DrawnHop drawn;
@@ -62,13 +61,23 @@ void BindAdjacency(nb::module_& m) {
   m.def("build_adjacency", &BindBuildAdjacency, "targets"_a.noconvert(), "neighbor_ids"_a.noconvert(),
         "edge_ids"_a.noconvert(), "indptr"_a.noconvert(), "order"_a.noconvert());
 
+  nb::class_<DrawRule>(m, "DrawRule")
+      .def("__init__",
+           [](DrawRule* self, int32_t fanout, bool replace) {
+             Require(fanout >= -1, "a fanout is -1, 0 or positive");
+             new (self) DrawRule{fanout, replace};
+           },
+           "fanout"_a, nb::kw_only(), "replace"_a = false)
+      .def_ro("fanout", &DrawRule::fanout)
+      .def_ro("replace", &DrawRule::replace);
+
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>>(),
            "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert())
       .def_prop_ro("num_edges", &Adjacency::num_edges);
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
-        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "fanout"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX);
+        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX);
 }
 
 }  // namespace gigl

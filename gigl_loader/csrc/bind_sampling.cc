@@ -107,12 +107,12 @@ class BoundSampler : public BoundBatch {
  public:
   BoundSampler(nb::sequence adjacencies, const std::vector<int>& target_types,
                const std::vector<int>& neighbor_types, const std::vector<uint32_t>& addresses,
-               const std::vector<std::vector<int32_t>>& fanouts, std::vector<NodeIds> node_ids,
-               const std::vector<int64_t>& num_nodes, bool replace, bool with_edge_ids, bool with_slots)
+               const std::vector<std::vector<DrawRule>>& rules, std::vector<NodeIds> node_ids,
+               const std::vector<int64_t>& num_nodes, bool with_edge_ids, bool with_slots)
       : nodes_(std::move(node_ids), num_nodes) {
     const size_t count = target_types.size();
-    Require(nb::len(adjacencies) == count && neighbor_types.size() == count && addresses.size() == count && fanouts.size() == count,
-            "adjacencies, types, addresses and fanouts differ in length");
+    Require(nb::len(adjacencies) == count && neighbor_types.size() == count && addresses.size() == count && rules.size() == count,
+            "adjacencies, types, addresses and rules differ in length");
     std::vector<EdgeTypePlan> edges;
     for (size_t e = 0; e < count; ++e) {
       keep_.push_back(nb::borrow<nb::object>(adjacencies[e]));
@@ -122,11 +122,10 @@ class BoundSampler : public BoundBatch {
       RequireType(neighbor_types[e], nodes_.size());
       Require(view.first_target() == 0 && view.end_target() == nodes_.plans()[target_types[e]].count, "an adjacency must cover its target type");
       Require(addresses[e] < (1u << 24), "an address has 24 bits");
-      Require(fanouts[e].size() == fanouts[0].size() && fanouts[e].size() < 255, "all edge types need the same number of hops, below 255");
-      for (const int32_t fanout : fanouts[e]) Require(fanout >= -1, "a fanout is -1, 0 or positive");
-      edges.push_back({&view, {target_types[e], neighbor_types[e]}, addresses[e], fanouts[e]});
+      Require(rules[e].size() == rules[0].size() && rules[e].size() < 255, "all edge types need the same number of hops, below 255");
+      edges.push_back({&view, {target_types[e], neighbor_types[e]}, addresses[e], rules[e]});
     }
-    sampler_.emplace(nodes_.plans(), std::move(edges), SamplerOptions{replace, {with_edge_ids, with_slots}});
+    sampler_.emplace(nodes_.plans(), std::move(edges), Collect{with_edge_ids, with_slots});
   }
 
   const Batch& batch() const override { return sampler_->batch(); }
@@ -278,10 +277,10 @@ void BindSampling(nb::module_& m) {
 
   nb::class_<BoundSampler, BoundBatch>(m, "NeighborSampler")
       .def(nb::init<nb::sequence, const std::vector<int>&, const std::vector<int>&, const std::vector<uint32_t>&,
-                    const std::vector<std::vector<int32_t>>&, std::vector<NodeIds>, const std::vector<int64_t>&, bool,
-                    bool, bool>(),
-           nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "fanouts"_a, "node_ids"_a.noconvert(),
-           "num_nodes"_a, "replace"_a, "with_edge_ids"_a, "with_slots"_a)
+                    const std::vector<std::vector<DrawRule>>&, std::vector<NodeIds>, const std::vector<int64_t>&, bool,
+                    bool>(),
+           nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "rules"_a, "node_ids"_a.noconvert(),
+           "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a)
       .def("sample", &BoundSampler::Sample, "seed_type"_a, "seeds"_a.noconvert(), "key"_a,
            nb::kw_only(), "max_edges"_a = INT64_MAX);
 

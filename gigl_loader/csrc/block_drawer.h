@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "adjacency.h"
-#include "pick.h"
+#include "draw_policy.h"
 #include "random.h"
 
 namespace gigl {
@@ -18,17 +18,6 @@ namespace gigl {
 [[noreturn]] inline void ThrowDamaged(const char* what) {
   throw std::runtime_error(std::string("damaged adjacency: ") + what);
 }
-
-// What is drawn for each target of one hop over one edge type, and where its randomness lies.
-struct HopDraw {
-  uint64_t key;      // of the batch
-  uint32_t address;  // 24 bits: the edge type's place in the draws
-  int hop;
-  int32_t fanout;  // -1 all, 0 none
-  bool replace;
-
-  uint64_t place() const { return uint64_t{address} << 32 | static_cast<uint64_t>(hop) << 56; }
-};
 
 // Calls `run` with a value of the type that entries of 4 or 8 bytes have.
 template <typename Run>
@@ -38,7 +27,7 @@ void WithWidth(bool wide, Run run) {
 
 // Works in four steps a block: Fetch, Locate, Draw, Read. Each fetches into the caches what the next
 // one will read.
-template <typename Index, typename EdgeId>
+template <typename Index, typename EdgeId, typename Policy>
 class BlockDrawer {
  public:
   // A block must be long enough to hide a memory access (some 100 ns) and short enough to stay in the
@@ -48,9 +37,9 @@ class BlockDrawer {
 
   // `target_ids` maps positions to node ids, nullptr for the identity.
   BlockDrawer(const AdjacencyView& adjacency, const int64_t* target_ids, const HopDraw& draw, bool with_edge_ids,
-              Picker& picker)
+              Policy policy)
       : adjacency_(adjacency), target_ids_(target_ids), sole_(adjacency.Sole()), key_(draw.key), place_(draw.place()),
-        fanout_(draw.fanout), replace_(draw.replace), with_edge_ids_(with_edge_ids), picker_(picker) {}
+        with_edge_ids_(with_edge_ids), policy_(policy) {}
 
   // Asks for the list bounds and ids of the targets of the next block (at most kBlockTargets).
   void Fetch(std::span<const int64_t> targets) const {
@@ -89,14 +78,14 @@ class BlockDrawer {
     for (int64_t t = 0; t < num_targets_; ++t) {
       const Target& target = block_[t];
       const DrawAddress address{key_, static_cast<uint64_t>(target.node_id), place_};
-      const Index* indices = static_cast<const Index*>(target.part->indices);
-      const EdgeId* ids = static_cast<const EdgeId*>(target.part->edge_ids);
+      const Index* indices = static_cast<const Index*>(target.list.part->indices);
+      const EdgeId* ids = static_cast<const EdgeId*>(target.list.part->edge_ids);
       const bool with_ids = with_edge_ids_;
-      picker_.Pick(address, target.degree, fanout_, replace_, [&](int64_t drawn) {
-        const int64_t slot = target.first + drawn;
+      policy_.Pick(address, target.list, [&](int64_t drawn) {
+        const int64_t slot = target.list.first + drawn;
         __builtin_prefetch(indices + slot, 0, 1);
         if (with_ids) __builtin_prefetch(ids + slot, 0, 1);
-        if (sole_ == nullptr) *owner++ = target.part;
+        if (sole_ == nullptr) *owner++ = target.list.part;
         *pick++ = slot;
       });
     }
@@ -119,26 +108,23 @@ class BlockDrawer {
  private:
   // A target of the block at hand: its list, and how many of its edges are taken.
   struct Target {
-    const AdjacencyPart* part;
+    ListView list;
     int64_t node_id;
-    int64_t first;
-    int64_t degree;
     int64_t taken;
   };
 
   Target Find(int64_t position) const {
     const AdjacencyPart* part = adjacency_.Owner(position);
     if (part == nullptr) ThrowDamaged("a target lies outside all partitions");
-    const int64_t list = position - part->first_target;
-    const int64_t first = part->indptr[list];
-    const int64_t last = part->indptr[list + 1];
+    const int64_t number = position - part->first_target;
+    const int64_t first = part->indptr[number];
+    const int64_t last = part->indptr[number + 1];
     // Before anything is computed from them: the distance of damaged bounds may overflow.
     if (first < 0 || last < first || last > part->num_edges) {
       ThrowDamaged("indptr does not rise to the number of edges");
     }
-    const int64_t degree = last - first;
-    const int64_t taken = Picker::Count(degree, fanout_, replace_);
-    return {part, target_ids_ == nullptr ? position : target_ids_[position], first, degree, taken};
+    const ListView list{part, number, first, last - first};
+    return {list, target_ids_ == nullptr ? position : target_ids_[position], policy_.Count(list)};
   }
 
   const AdjacencyView& adjacency_;
@@ -146,10 +132,8 @@ class BlockDrawer {
   const AdjacencyPart* const sole_;  // the only part: then owners_ is not kept
   const uint64_t key_;
   const uint64_t place_;
-  const int32_t fanout_;
-  const bool replace_;
   const bool with_edge_ids_;
-  Picker& picker_;
+  Policy policy_;
   int64_t num_targets_ = 0;
   int64_t num_edges_ = 0;
   Target block_[kBlockTargets];

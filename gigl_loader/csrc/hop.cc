@@ -20,10 +20,10 @@ void RequireInside(const AdjacencyView& adjacency, std::span<const int64_t> targ
   }
 }
 
-template <typename Index, typename EdgeId>
-void Run(BlockDrawer<Index, EdgeId>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
+template <typename Index, typename EdgeId, typename Policy>
+void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
          int64_t room, Collect collect, BatchRoom bound, DrawnHop& out) {
-  using Drawer = BlockDrawer<Index, EdgeId>;
+  using Drawer = BlockDrawer<Index, EdgeId, Policy>;
   Buffer<Index>& positions = out.positions.emplace<Buffer<Index>>();
   Buffer<EdgeId>& edge_ids = out.edge_ids.emplace<Buffer<EdgeId>>();
   positions.Reserve(room);
@@ -63,14 +63,17 @@ DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int6
                  std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges) {
   RequireInside(adjacency, targets);
   DrawnHop out;
-  Picker picker;
+  DrawScratch scratch;
   const int64_t num_targets = static_cast<int64_t>(targets.size());
-  const int64_t per_target = std::clamp<int64_t>(draw.fanout < 0 ? 16 : draw.fanout, 0, kRoomEdges);
+  const int64_t per_target = std::clamp<int64_t>(draw.rule.fanout < 0 ? 16 : draw.rule.fanout, 0, kRoomEdges);
   const int64_t room = std::min({num_targets * per_target, std::max(kRoomEdges, num_targets), max_edges});
   WithWidth(adjacency.wide_indices, [&](auto index) {
     WithWidth(adjacency.wide_edge_ids, [&](auto edge_id) {
-      BlockDrawer<decltype(index), decltype(edge_id)> drawer(adjacency, target_ids, draw, collect.with_edge_ids, picker);
-      Run(drawer, num_neighbors, targets, room, collect, BatchRoom(max_edges), out);
+      WithPolicy(draw.rule, scratch, [&](auto policy) {
+        BlockDrawer<decltype(index), decltype(edge_id), decltype(policy)> drawer(adjacency, target_ids, draw,
+                                                                                 collect.with_edge_ids, policy);
+        Run(drawer, num_neighbors, targets, room, collect, BatchRoom(max_edges), out);
+      });
     });
   });
   return out;

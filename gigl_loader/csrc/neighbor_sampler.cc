@@ -10,13 +10,13 @@ namespace gigl {
 namespace {
 
 // Expands the frontier of one edge type at one hop.
-template <typename Index, typename EdgeId, typename Table>
+template <typename Index, typename EdgeId, typename Policy, typename Table>
 class Expansion {
  public:
   Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, const BatchNodes& neighbors, Table& table,
-            BatchEdges& edges, BatchRoom& room, const Collect& collect, const HopDraw& draw, Picker& picker)
+            BatchEdges& edges, BatchRoom& room, const Collect& collect, const HopDraw& draw, Policy policy)
       : targets_(targets), num_neighbors_(neighbors.plan.count), table_(table), edges_(edges), room_(room), collect_(collect),
-        drawer_(*plan.adjacency, targets.plan.ids, draw, collect.with_edge_ids, picker) {}
+        drawer_(*plan.adjacency, targets.plan.ids, draw, collect.with_edge_ids, policy) {}
 
   void Run() {
     const int64_t before = static_cast<int64_t>(edges_.rows.size());
@@ -26,7 +26,7 @@ class Expansion {
   }
 
  private:
-  using Drawer = BlockDrawer<Index, EdgeId>;
+  using Drawer = BlockDrawer<Index, EdgeId, Policy>;
 
   // Works on some targets from local index `at` on and returns their number.
   int64_t Block(int64_t at) {
@@ -87,10 +87,9 @@ std::vector<EdgeEnds> EndsOf(const std::vector<EdgeTypePlan>& plans) {
 }  // namespace
 
 NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
-                                 SamplerOptions options)
-    : plans_(std::move(edge_types)), replace_(options.replace),
-      batch_(std::move(node_types), EndsOf(plans_), options.collect) {
-  if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().fanouts.size());
+                                 Collect collect)
+    : plans_(std::move(edge_types)), batch_(std::move(node_types), EndsOf(plans_), collect) {
+  if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().rules.size());
 }
 
 void NeighborSampler::Sample(int seed_type, std::span<const int64_t> seeds, uint64_t key, int64_t max_edges) {
@@ -106,22 +105,24 @@ void NeighborSampler::Expand(int edge_type, int hop, uint64_t key) {
   BatchEdges& edges = batch_.edges(edge_type);
   const BatchNodes& targets = batch_.nodes(plan.ends.target_type);
   BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
-  const HopDraw draw{key, plan.address, hop, plan.fanouts[hop], replace_};
-  if (draw.fanout == 0) {
+  const HopDraw draw{key, plan.address, hop, plan.rules[hop]};
+  if (draw.rule.fanout == 0) {
     const int64_t num_targets = static_cast<int64_t>(targets.frontier().size());
     batch_.room().Take(0, num_targets);
     return edges.AddNone(num_targets);
   }
   WithWidth(plan.adjacency->wide_indices, [&](auto index) {
     WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
-      std::visit(
-          [&](auto& table) {
-            using Table = std::remove_reference_t<decltype(table)>;
-            Expansion<decltype(index), decltype(edge_id), Table>(plan, targets, neighbors, table, edges, batch_.room(),
-                                                                 batch_.collect(), draw, picker_)
-                .Run();
-          },
-          neighbors.table);
+      WithPolicy(draw.rule, scratch_, [&](auto policy) {
+        std::visit(
+            [&](auto& table) {
+              using Table = std::remove_reference_t<decltype(table)>;
+              Expansion<decltype(index), decltype(edge_id), decltype(policy), Table>(
+                  plan, targets, neighbors, table, edges, batch_.room(), batch_.collect(), draw, policy)
+                  .Run();
+            },
+            neighbors.table);
+      });
     });
   });
 }

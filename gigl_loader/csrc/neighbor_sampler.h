@@ -7,7 +7,7 @@
 
 #include "adjacency.h"
 #include "batch.h"
-#include "pick.h"
+#include "draw_policy.h"
 
 namespace gigl {
 
@@ -15,13 +15,8 @@ namespace gigl {
 struct EdgeTypePlan {
   const AdjacencyView* adjacency;
   EdgeEnds ends;
-  uint32_t address;              // 24 bits: the edge type's place in the draws
-  std::vector<int32_t> fanouts;  // per hop; -1 all, 0 none
-};
-
-struct SamplerOptions {
-  bool replace;  // draw with replacement
-  Collect collect;
+  uint32_t address;             // 24 bits: the edge type's place in the draws
+  std::vector<DrawRule> rules;  // per hop
 };
 
 // Samples batches one after the other in scratch memory that it keeps. What a batch holds depends
@@ -30,7 +25,7 @@ struct SamplerOptions {
 class NeighborSampler {
  public:
   NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
-                  SamplerOptions options);
+                  Collect collect);
 
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency
   // lists that point outside theirs (a damaged graph). Throws BatchTooLarge for a batch of more than
@@ -41,15 +36,14 @@ class NeighborSampler {
   const Batch& batch() const { return batch_; }
 
   // Memory that is kept for the next batch.
-  size_t nbytes() const { return batch_.nbytes() + picker_.nbytes(); }
+  size_t nbytes() const { return batch_.nbytes() + scratch_.nbytes(); }
 
  private:
   void Expand(int edge_type, int hop, uint64_t key);
 
   std::vector<EdgeTypePlan> plans_;
   int num_hops_ = 0;
-  bool replace_;
-  Picker picker_;
+  DrawScratch scratch_;
   Batch batch_;
 };
 

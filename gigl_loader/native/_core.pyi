@@ -125,8 +125,7 @@ def draw_hop(
     key: int,
     address: int,
     hop: int,
-    fanout: int,
-    replace: bool,
+    rule: DrawRule,
     with_edge_ids: bool,
     with_slots: bool,
     max_edges: int = ...,
@@ -162,6 +161,15 @@ def split_by_cache(
     and the place. ``ranks`` are those of ``count_rows``. ``ValueError`` for a row outside
     ``[0, num_rows)``.
     """
+
+class DrawRule:
+    """How the neighbours of a target are drawn. A fanout of -1 takes all, 0 none."""
+
+    def __init__(self, fanout: int, *, replace: bool = False) -> None: ...
+    @property
+    def fanout(self) -> int: ...
+    @property
+    def replace(self) -> bool: ...
 
 class Adjacency:
     """One edge type, all the partitions on this host. Keeps the arrays it is given alive.
@@ -211,8 +219,9 @@ class NeighborSampler(Batch):
     """Fused k-hop sampling over all edge types, with scratch memory reused from batch to batch.
 
     Edge type e leads from neighbours of node type ``neighbor_types[e]`` to targets of node type
-    ``target_types[e]``; its draws are addressed by ``addresses[e]`` (24 bits). ``node_ids[t]`` maps
-    positions of type t to node ids, ``None`` for the identity. Not thread-safe: one per thread.
+    ``target_types[e]``; its draws are addressed by ``addresses[e]`` (24 bits) and follow ``rules[e]``, one
+    per hop. ``node_ids[t]`` maps positions of type t to node ids, ``None`` for the identity. Not
+    thread-safe: one per thread.
     """
 
     def __init__(
@@ -222,10 +231,9 @@ class NeighborSampler(Batch):
         target_types: Sequence[int],
         neighbor_types: Sequence[int],
         addresses: Sequence[int],
-        fanouts: Sequence[Sequence[int]],
+        rules: Sequence[Sequence[DrawRule]],
         node_ids: Sequence[Int64Array | None],
         num_nodes: Sequence[int],
-        replace: bool,
         with_edge_ids: bool,
         with_slots: bool,
     ) -> None: ...

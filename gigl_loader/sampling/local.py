@@ -48,10 +48,12 @@ class LocalSampler:
             target_types=writer.target_types,
             neighbor_types=writer.neighbor_types,
             addresses=[edge_type_address(edge_type) for edge_type in writer.edge_types],
-            fanouts=[plan.num_neighbors[edge_type] for edge_type in writer.edge_types],
+            rules=[
+                [plan.rule(edge_type, hop).native for hop in range(plan.num_hops)]
+                for edge_type in writer.edge_types
+            ],
             node_ids=writer.node_ids,
             num_nodes=writer.num_nodes,
-            replace=plan.replace,
             with_edge_ids=plan.with_edge,
             with_slots=writer.with_slots,
         )

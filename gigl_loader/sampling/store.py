@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gigl_loader import native
 from gigl_loader.arrays import Bytes, Int64Array
 
 if TYPE_CHECKING:
@@ -38,11 +39,16 @@ by ``p << SLOT_BITS``: nobody needs to know how many edges others have. ``csrc/s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawRule:
-    """How the neighbours of a target are drawn. ``csrc/block_drawer.h`` has it, too (``HopDraw``)."""
+    """How the neighbours of a target are drawn. Its C++ side is in ``csrc/draw_policy.h``."""
 
     fanout: int
     """-1 takes all neighbours."""
     replace: bool = False
+
+    @property
+    def native(self) -> native.DrawRule:
+        """The rule as kernels take it."""
+        return native.DrawRule(self.fanout, replace=self.replace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ import pytest
 
 from gigl_loader import native
 from tests.support import oracle
+from tests.support.rules import native_rules
 
 NODES, DEGREE = 1000, 10
 HUGE = 60_000_000
@@ -29,10 +30,9 @@ def sampler(*fanouts: int, replace: bool = False) -> native.NeighborSampler:
         target_types=[0],
         neighbor_types=[0],
         addresses=[1],
-        fanouts=[list(fanouts)],
+        rules=native_rules([list(fanouts)], replace=replace),
         node_ids=[None],
         num_nodes=[NODES],
-        replace=replace,
         with_edge_ids=True,
         with_slots=True,
     )
@@ -76,10 +76,9 @@ def test_expanded_nodes_count_where_no_edge_is_drawn() -> None:
         target_types=[0] * 1500,
         neighbor_types=[0] * 1500,
         addresses=list(range(1500)),
-        fanouts=[[0] * hops] * 1500,
+        rules=native_rules([[0] * hops] * 1500),
         node_ids=[None],
         num_nodes=[NODES],
-        replace=False,
         with_edge_ids=False,
         with_slots=False,
     )
@@ -92,19 +91,32 @@ def test_one_hop_of_a_partition_is_bounded_too() -> None:
         "key": 1,
         "address": 1,
         "hop": 0,
-        "replace": True,
         "with_edge_ids": True,
         "with_slots": True,
     }
     targets = np.arange(50)
-    whole = native.draw_hop(adjacency(), None, NODES, targets, fanout=4, max_edges=200, **given)
+    whole = native.draw_hop(
+        adjacency(), None, NODES, targets, rule=native.DrawRule(4, replace=True), max_edges=200, **given
+    )
     assert len(whole[1]) == 200
     with pytest.raises(native.BatchTooLarge):
-        native.draw_hop(adjacency(), None, NODES, targets, fanout=4, max_edges=199, **given)
+        native.draw_hop(
+            adjacency(), None, NODES, targets, rule=native.DrawRule(4, replace=True), max_edges=199, **given
+        )
     with pytest.raises(native.BatchTooLarge):
-        native.draw_hop(adjacency(), None, NODES, targets, fanout=HUGE, max_edges=1000, **given)
+        native.draw_hop(
+            adjacency(),
+            None,
+            NODES,
+            targets,
+            rule=native.DrawRule(HUGE, replace=True),
+            max_edges=1000,
+            **given,
+        )
     with pytest.raises(ValueError, match="must not be negative"):
-        native.draw_hop(adjacency(), None, NODES, targets, fanout=4, max_edges=-1, **given)
+        native.draw_hop(
+            adjacency(), None, NODES, targets, rule=native.DrawRule(4, replace=True), max_edges=-1, **given
+        )
 
 
 def test_answers_that_do_not_fit_are_not_put_together() -> None:
@@ -137,11 +149,10 @@ def test_many_picks_of_a_long_list_are_those_of_the_oracle() -> None:
         "key": 9,
         "address": 1,
         "hop": 0,
-        "replace": False,
         "with_edge_ids": False,
         "with_slots": False,
     }
-    drawn = native.draw_hop(lists, None, degree, np.array([0]), fanout=fanout, **given)[1]
+    drawn = native.draw_hop(lists, None, degree, np.array([0]), rule=native.DrawRule(fanout), **given)[1]
     wanted: dict[int, None] = {}  # ``oracle.pick`` with a set: a list would take minutes.
     for j in range(fanout):
         bound = degree - fanout + j

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gigl_loader import native
+from tests.support.rules import native_rules
 
 _TWO_PARTS = np.array([0, 2, 5])
 
@@ -141,8 +142,7 @@ def _drawn(targets: list[int], **changes: Any) -> Any:
         "key": 1,
         "address": 2,
         "hop": 0,
-        "fanout": -1,
-        "replace": False,
+        "rule": native.DrawRule(-1),
         "with_edge_ids": True,
         "with_slots": True,
     }
@@ -160,7 +160,6 @@ def test_an_adjacency_may_begin_anywhere() -> None:
     [
         ([2], {}, r"target position 2 lies outside \[3, 5\)"),
         ([3, 5], {}, "target position 5"),
-        ([3], {"fanout": -2}, "a fanout is"),
         ([3], {"hop": 254}, "a hop lies in"),
         ([3], {"address": 1 << 24}, "24 bits"),
     ],
@@ -180,10 +179,14 @@ def test_a_sampler_of_the_whole_graph_needs_it_whole() -> None:
             target_types=[0],
             neighbor_types=[0],
             addresses=[0],
-            fanouts=[[1]],
+            rules=native_rules([[1]]),
             node_ids=[None],
             num_nodes=[5],
-            replace=False,
             with_edge_ids=False,
             with_slots=False,
         )
+
+
+def test_a_rule_has_a_fanout_from_minus_one() -> None:
+    with pytest.raises(ValueError, match="a fanout is -1, 0 or positive"):
+        native.DrawRule(-2)

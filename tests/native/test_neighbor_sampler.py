@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gigl_loader import native
 from tests.support import oracle
 from tests.support.oracle import Edge, EdgeType
+from tests.support.rules import native_rules
 
 NODE_TYPES = ["a", "b"]
 EDGE_TYPES: list[EdgeType] = [("a", "likes", "b"), ("a", "to", "a"), ("b", "of", "a")]
@@ -104,10 +105,9 @@ def _sampler(case: Case) -> native.NeighborSampler:
         target_types=[places[edge_type[target]] for edge_type in EDGE_TYPES],
         neighbor_types=[places[edge_type[neighbor]] for edge_type in EDGE_TYPES],
         addresses=[oracle.address(edge_type) for edge_type in EDGE_TYPES],
-        fanouts=[case.fanouts[edge_type] for edge_type in EDGE_TYPES],
+        rules=native_rules([case.fanouts[edge_type] for edge_type in EDGE_TYPES], replace=case.replace),
         node_ids=node_ids,
         num_nodes=[case.counts[node_type] for node_type in NODE_TYPES],
-        replace=case.replace,
         with_edge_ids=True,
         with_slots=True,
     )
@@ -178,10 +178,9 @@ def _homogeneous(
         target_types=[0],
         neighbor_types=[0],
         addresses=[oracle.address(edge_type)],
-        fanouts=[fanouts],
+        rules=native_rules([fanouts], replace=options.get("replace", False)),
         node_ids=[None],
         num_nodes=[count],
-        replace=options.get("replace", False),
         with_edge_ids=True,
         with_slots=False,
     )
@@ -258,10 +257,9 @@ def test_a_damaged_adjacency_is_refused_and_does_not_crash(
         target_types=[0],
         neighbor_types=[0],
         addresses=[0],
-        fanouts=[[-1, -1]],
+        rules=native_rules([[-1, -1]]),
         node_ids=[None],
         num_nodes=[2],
-        replace=False,
         with_edge_ids=True,
         with_slots=True,
     )
@@ -281,10 +279,9 @@ def test_a_batch_after_a_refused_one_is_right() -> None:
         target_types=[0],
         neighbor_types=[0],
         addresses=[0],
-        fanouts=[[-1]],
+        rules=native_rules([[-1]]),
         node_ids=[None],
         num_nodes=[3001],
-        replace=False,
         with_edge_ids=True,
         with_slots=True,
     )
@@ -314,10 +311,9 @@ def test_what_is_no_adjacency_is_refused() -> None:
             target_types=[0],
             neighbor_types=[0],
             addresses=[0],
-            fanouts=[[1]],
+            rules=native_rules([[1]]),
             node_ids=[None],
             num_nodes=[1],
-            replace=False,
             with_edge_ids=True,
             with_slots=True,
         )

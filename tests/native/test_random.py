@@ -11,6 +11,7 @@ from scipy import stats
 
 from gigl_loader import native
 from tests.support import oracle
+from tests.support.rules import native_rules
 
 words = st.integers(0, 2**64 - 1)
 
@@ -65,10 +66,9 @@ def _frequencies(degree: int, fanout: int, *, replace: bool, batches: int) -> np
         target_types=[0],
         neighbor_types=[0],
         addresses=[77],
-        fanouts=[[fanout]],
+        rules=native_rules([[fanout]], replace=replace),
         node_ids=[None],
         num_nodes=[num_nodes],
-        replace=replace,
         with_edge_ids=True,
         with_slots=False,
     )
