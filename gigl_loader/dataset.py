@@ -18,7 +18,7 @@ from gigl_loader.topology import Topology, announce_host
 from gigl_loader.workers.startup_lock import start_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch_geometric.data import Data, HeteroData
     from typing_extensions import Self
@@ -142,20 +142,22 @@ class DistDataset:
         num_partitions: int = 1,
         edge_dir: Literal["in", "out"] = "in",
         assigner: Literal["range", "hash"] = "range",
+        weight_attr: str | Mapping[EdgeType, str] | None = None,
     ) -> DistDataset:
         """Build the graph of a PyG object in shared memory.
 
         Node ids are the rows of the object, edge ids the columns of each ``edge_index``. Tensors with
         one row per node or edge become columns (bfloat16 too); ``train_mask``, ``val_mask`` and
-        ``test_mask`` become the splits ``train``, ``val`` and ``test``. Raises ``ValueError`` naming
-        the attribute that cannot be stored.
+        ``test_mask`` become the splits ``train``, ``val`` and ``test``. ``weight_attr`` names the edge
+        attribute that loaders may draw edges by (``weight_attr`` of theirs), for every type that has it or by
+        type. Raises ``ValueError`` naming the attribute that cannot be stored.
         """
         from gigl_loader.graph.folder import MemoryFolder
         from gigl_loader.partition import build_graph, tables_from_pyg
 
         folder = MemoryFolder()
         build_graph(
-            tables_from_pyg(data),
+            tables_from_pyg(data, weight_attr=weight_attr),
             folder,
             num_partitions=num_partitions,
             edge_dir=edge_dir,

@@ -1,13 +1,42 @@
-"""Console that tables are printed to."""
+"""Terminal output: the console that tables are printed to, and progress bars."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rich.console import Console
 
-__all__ = ["table_console"]
+__all__ = ["build_progress", "table_console"]
+
+
+@contextmanager
+def build_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show a bar for each step on standard error: call it with the step, the rows done and those in all.
+
+    ``None`` where that is no terminal, or with ``quiet``.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=total)
+            bars.update(tasks[step], completed=done)
+
+        yield show
 
 
 def table_console() -> Console:

@@ -94,7 +94,12 @@ def _edge_table(graph: Graph) -> Table:
         sizes = [
             len(graph.topology(edge_type, part)["indices"]) for part in range(graph.schema.num_partitions)
         ]
-        columns = [_columns(edges.columns), "weight" if edges.weight else "", "time" if edges.time else ""]
+        columns = [
+            _columns(edges.columns),
+            "weight" if edges.weight else "",
+            "time" if edges.time else "",
+            f"weights: {', '.join(edges.weights)}" if edges.weights else "",
+        ]
         targets = graph.schema.nodes[graph.schema.target_type(edge_type)].count
         table.add_row(
             ",".join(edge_type),

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json as json_module
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing
 
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
-    from gigl_loader.partition.job import Progress
 
 __all__ = ["partition"]
 
@@ -59,6 +58,9 @@ def partition(
     ] = [],  # noqa: B006
     drop: Annotated[_Many, typer.Option(help="[TYPE:]PATTERN: leave columns out.")] = [],  # noqa: B006
     dtype: Annotated[_Many, typer.Option(help="[TYPE:]COLUMN=DTYPE: convert, e.g. x=float16.")] = [],  # noqa: B006
+    weight: Annotated[
+        _Many, typer.Option(help="[TYPE:]COLUMN: edges can be drawn in proportion to this column.")
+    ] = [],  # noqa: B006
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
@@ -80,10 +82,17 @@ def partition(
     started = time.monotonic()
     tables = open_tables(
         TableOptions(
-            edges=edges, nodes=nodes, splits=split, rename=rename, stack=stack, drop=drop, dtypes=dtype
+            edges=edges,
+            nodes=nodes,
+            splits=split,
+            rename=rename,
+            stack=stack,
+            drop=drop,
+            dtypes=dtype,
+            weights=weight,
         )
     )
-    with _terminated_as_interrupted(), _progress(quiet=json) as progress:
+    with _terminated_as_interrupted(), build_progress(quiet=json) as progress:
         schema = build_graph(
             tables,
             out,
@@ -125,27 +134,6 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Progress | None]:
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bars.add_task(step, total=total)
-            bars.update(tasks[step], completed=done)
-
-        yield show
 
 
 def _report(out: Path, schema: GraphSchema, seconds: float, *, as_json: bool) -> None:

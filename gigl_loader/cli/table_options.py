@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
 from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files, open_table
-from gigl_loader.partition.table import GraphTables, NodeTable, Table
+from gigl_loader.partition.table import GraphTables, NodeTable, Table, declared
 
-__all__ = ["TableOptions", "open_tables"]
+__all__ = ["TableOptions", "open_tables", "weight_columns"]
 
 _Key = NodeType | EdgeType
 
@@ -26,6 +26,7 @@ class TableOptions:
     stack: Sequence[str] = ()
     drop: Sequence[str] = ()
     dtypes: Sequence[str] = ()
+    weights: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -102,10 +103,28 @@ def open_tables(options: TableOptions) -> GraphTables:
     for node_type, splits in _splits(options.splits).items():
         table = node_tables.get(node_type, NodeTable())
         node_tables[node_type] = replace(table, splits=splits)
+    by_edge_type = {key: table for key, table in edge_tables.items() if isinstance(key, tuple)}
     return GraphTables(
-        edges={key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
+        edges=by_edge_type,
         nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
+        weights=weight_columns({key: table.columns for key, table in by_edge_type.items()}, options.weights),
     )
+
+
+def weight_columns(
+    edges: Mapping[EdgeType, Collection[str]], options: Sequence[str]
+) -> dict[EdgeType, tuple[str, ...]]:
+    """Return the columns that ``--weight [TYPE:]COLUMN`` declares, given those of each edge type."""
+    found: dict[EdgeType, tuple[str, ...]] = {}
+    for option in options:
+        scope, colon, name = option.rpartition(":")
+        key = _key(scope) if colon else None
+        if isinstance(key, str):
+            raise ValueError(f"--weight {option}: {scope!r} is no edge type; write SRC,REL,DST:COLUMN")
+        named = declared(edges, name if key is None else {key: name}, f"--weight {option}")
+        for kind, names in named.items():
+            found[kind] = tuple(sorted({*found.get(kind, ()), *names}))
+    return found
 
 
 def _open(key: _Key, specs: Sequence[str], role: Role, scoped: _Scoped, seen: list[str]) -> Table:

@@ -17,6 +17,10 @@ struct AdjacencyPart {
   int64_t num_edges;
   int64_t first_target;  // position of list 0
   int64_t first_slot;    // edges in the parts before this one
+  // Of weighted draws, else nullptr: the running sums of each list's weights, one per edge, and how many weights
+  // of each list are above 0.
+  const int64_t* weight_sums = nullptr;
+  const int64_t* weight_counts = nullptr;
 };
 
 // What is kept of a sampled edge besides its neighbour.

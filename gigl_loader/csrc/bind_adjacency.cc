@@ -42,6 +42,7 @@ nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64
                       bool with_edge_ids, bool with_slots, int64_t max_edges) {
   const HopDraw draw = CheckedDraw(key, address, hop, rule);
   Require(max_edges >= 0, "max_edges must not be negative");
+  Require(!rule.weighted || adjacency.has_weights(), "a weighted rule needs an adjacency with weights");
   Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
   DrawnHop drawn;
   {
@@ -63,17 +64,20 @@ void BindAdjacency(nb::module_& m) {
 
   nb::class_<DrawRule>(m, "DrawRule")
       .def("__init__",
-           [](DrawRule* self, int32_t fanout, bool replace) {
+           [](DrawRule* self, int32_t fanout, bool replace, bool weighted) {
              Require(fanout >= -1, "a fanout is -1, 0 or positive");
-             new (self) DrawRule{fanout, replace};
+             new (self) DrawRule{fanout, replace, weighted};
            },
-           "fanout"_a, nb::kw_only(), "replace"_a = false)
+           "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false)
       .def_ro("fanout", &DrawRule::fanout)
-      .def_ro("replace", &DrawRule::replace);
+      .def_ro("replace", &DrawRule::replace)
+      .def_ro("weighted", &DrawRule::weighted);
 
   nb::class_<Adjacency>(m, "Adjacency")
-      .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>>(),
-           "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert())
+      .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>,
+                    std::vector<Array<const int64_t>>, std::vector<Array<const int64_t>>>(),
+           "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert(),
+           "weight_sums"_a.noconvert() = nb::list(), "weight_counts"_a.noconvert() = nb::list())
       .def_prop_ro("num_edges", &Adjacency::num_edges);
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),

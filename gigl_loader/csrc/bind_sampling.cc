@@ -117,7 +117,11 @@ class BoundSampler : public BoundBatch {
     for (size_t e = 0; e < count; ++e) {
       keep_.push_back(nb::borrow<nb::object>(adjacencies[e]));
       if (!nb::isinstance<Adjacency>(keep_.back())) throw nb::type_error("adjacencies must be of class Adjacency");
-      const AdjacencyView& view = nb::cast<const Adjacency&>(keep_.back()).view();
+      const Adjacency& adjacency = nb::cast<const Adjacency&>(keep_.back());
+      const AdjacencyView& view = adjacency.view();
+      for (const DrawRule& rule : rules[e]) {
+        Require(!rule.weighted || adjacency.has_weights(), "a weighted rule needs an adjacency with weights");
+      }
       RequireType(target_types[e], nodes_.size());
       RequireType(neighbor_types[e], nodes_.size());
       Require(view.first_target() == 0 && view.end_target() == nodes_.plans()[target_types[e]].count, "an adjacency must cover its target type");

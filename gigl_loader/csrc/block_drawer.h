@@ -15,10 +15,6 @@
 
 namespace gigl {
 
-[[noreturn]] inline void ThrowDamaged(const char* what) {
-  throw std::runtime_error(std::string("damaged adjacency: ") + what);
-}
-
 // Calls `run` with a value of the type that entries of 4 or 8 bytes have.
 template <typename Run>
 void WithWidth(bool wide, Run run) {

@@ -17,11 +17,15 @@ using NodeIds = std::optional<Array<const int64_t>>;
 class Adjacency {
  public:
   Adjacency(const Array<const int64_t>& bounds, std::vector<Array<const int64_t>> indptr,
-            std::vector<AnyArray> indices, std::vector<AnyArray> edge_ids)
-      : indptr_(std::move(indptr)), indices_(std::move(indices)), edge_ids_(std::move(edge_ids)) {
+            std::vector<AnyArray> indices, std::vector<AnyArray> edge_ids,
+            std::vector<Array<const int64_t>> weight_sums, std::vector<Array<const int64_t>> weight_counts)
+      : indptr_(std::move(indptr)), indices_(std::move(indices)), edge_ids_(std::move(edge_ids)),
+        weight_sums_(std::move(weight_sums)), weight_counts_(std::move(weight_counts)) {
     const size_t parts = indptr_.size();
     Require(parts > 0, "an adjacency needs at least one part");
     Require(indices_.size() == parts && edge_ids_.size() == parts, "indptr, indices and edge_ids differ in number of parts");
+    Require(weight_sums_.size() == weight_counts_.size() && (weight_sums_.empty() || weight_sums_.size() == parts),
+            "weights of an adjacency are those of all parts");
     Require(bounds.shape(0) == parts + 1, "bounds must have one entry more than there are parts");
     Require(bounds(0) >= 0, "bounds must not be negative");
     RequireRising(Span(bounds));
@@ -31,6 +35,7 @@ class Adjacency {
   }
 
   const AdjacencyView& view() const { return view_; }
+  bool has_weights() const { return !weight_sums_.empty(); }
   int64_t num_edges() const { return view_.parts.back().first_slot + view_.parts.back().num_edges; }
 
  private:
@@ -42,11 +47,18 @@ class Adjacency {
     const int64_t before = view_.parts.empty() ? 0 : num_edges();
     view_.parts.push_back({indptr_[p].data(), indices_[p].data(), edge_ids_[p].data(), last - first,
                            static_cast<int64_t>(indices_[p].shape(0)), first, before});
+    if (!has_weights()) return;
+    Require(weight_sums_[p].shape(0) == indices_[p].shape(0), "weight_sums and indices differ in length");
+    Require(static_cast<int64_t>(weight_counts_[p].shape(0)) == last - first, "weight_counts must have one entry per target");
+    view_.parts.back().weight_sums = weight_sums_[p].data();
+    view_.parts.back().weight_counts = weight_counts_[p].data();
   }
 
   std::vector<Array<const int64_t>> indptr_;
   std::vector<AnyArray> indices_;
   std::vector<AnyArray> edge_ids_;
+  std::vector<Array<const int64_t>> weight_sums_;
+  std::vector<Array<const int64_t>> weight_counts_;
   AdjacencyView view_;
 };
 

@@ -22,6 +22,7 @@ from gigl_loader.graph.paths import (
     part_folder,
     splits_path,
     topology_path,
+    weights_path,
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 from gigl_loader.graph.verification import check_part, check_split, verify_graph
@@ -144,6 +145,17 @@ class Graph:
         if name not in columns:
             raise ValueError(f"edges of type {edge_type} have no column {name!r}; known: {_listed(columns)}")
         return self._document(edges_path(part, edge_type)).array(name)
+
+    def weights(self, edge_type: EdgeType, name: str, part: int) -> tuple[Int64Array, Int64Array]:
+        """Return the index of a declared weight column: running sums [E], and weights above 0 by list [T]."""
+        declared = self._known_edge_type(edge_type).weights
+        if name not in declared:
+            raise ValueError(
+                f"edges of type {edge_type} have no weights {name!r}; known: {_listed(declared)}"
+            )
+        document = self._document(weights_path(part, edge_type, name))
+        self.verifier.require(document.name)
+        return document.array("sums"), document.array("counts")
 
     def bounds(self, node_type: NodeType) -> Int64Array:
         """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
@@ -328,6 +340,11 @@ def _expected_of_part(schema: GraphSchema, part: int) -> list[str]:
     return [
         *(topology_path(part, edge_type) for edge_type in schema.edges),
         *(edges_path(part, edge_type) for edge_type, edges in schema.edges.items() if edges.columns),
+        *(
+            weights_path(part, edge_type, name)
+            for edge_type, edges in schema.edges.items()
+            for name in edges.weights
+        ),
         *(nodes_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.columns),
         *(splits_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.splits),
     ]

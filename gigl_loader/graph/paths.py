@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from gigl_loader.graph.schema import EdgeType, NodeType, type_name
 
-__all__ = ["edges_path", "ids_path", "nodes_path", "part_folder", "splits_path", "topology_path"]
+__all__ = [
+    "edges_path",
+    "ids_path",
+    "nodes_path",
+    "part_folder",
+    "splits_path",
+    "topology_path",
+    "weights_path",
+]
 
 
 def ids_path(node_type: NodeType) -> str:
@@ -25,6 +33,11 @@ def nodes_path(part: int, node_type: NodeType) -> str:
 
 def edges_path(part: int, edge_type: EdgeType) -> str:
     return f"{part_folder(part)}/edges/{type_name(edge_type)}.safetensors"
+
+
+def weights_path(part: int, edge_type: EdgeType, column: str) -> str:
+    """The index of a declared weight column."""
+    return f"{part_folder(part)}/weights/{type_name(edge_type)}/{type_name(column)}.safetensors"
 
 
 def splits_path(part: int, node_type: NodeType) -> str:

@@ -113,11 +113,16 @@ class EdgeSchema:
     """The topology carries a weight (float32) per edge. Only in graphs that version 0.1 alphas built."""
     time: bool = False
     """The topology carries a time (int64) per edge. Only in graphs that version 0.1 alphas built."""
+    weights: tuple[str, ...] = ()
+    """Columns that are declared as weights: edges can be drawn in proportion to them."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
             raise ValueError(f"an edge type cannot have {self.count} edges")
         _check_names(self.columns, "column")
+        for name in self.weights:
+            if name not in self.columns and not (self.weight and name == "weight"):
+                raise ValueError(f"the weights {name!r} are no column of the edges")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +269,7 @@ def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
         "columns": _columns_to_json(edges.columns),
         "weight": edges.weight,
         "time": edges.time,
+        **({"weights": list(edges.weights)} if edges.weights else {}),
     }
 
 
@@ -275,4 +281,5 @@ def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
         columns=_columns_from_json(entry["columns"]),
         weight=bool(entry["weight"]),
         time=bool(entry["time"]),
+        weights=tuple(str(name) for name in entry.get("weights", ())),
     )

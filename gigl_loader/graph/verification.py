@@ -10,7 +10,14 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.node_ids import Directory
-from gigl_loader.graph.paths import edges_path, ids_path, nodes_path, splits_path, topology_path
+from gigl_loader.graph.paths import (
+    edges_path,
+    ids_path,
+    nodes_path,
+    splits_path,
+    topology_path,
+    weights_path,
+)
 from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType
 from gigl_loader.tensors import ArraySpec
 
@@ -26,6 +33,13 @@ def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int
         edges = _check_topology(schema, documents[topology_path(part, edge_type)], edge_type, part)
         if schema.edges[edge_type].columns:
             _check_columns(documents[edges_path(part, edge_type)], schema.edges[edge_type].columns, edges)
+        bounds = schema.nodes[schema.target_type(edge_type)].bounds
+        for name in schema.edges[edge_type].weights:
+            expected = {
+                "sums": ArraySpec("I64", (edges,)),
+                "counts": ArraySpec("I64", (bounds[part + 1] - bounds[part],)),
+            }
+            _require_all(documents[weights_path(part, edge_type, name)], expected)
     for node_type, nodes in schema.nodes.items():
         rows = nodes.bounds[part + 1] - nodes.bounds[part]
         if nodes.columns:

@@ -15,7 +15,7 @@ from gigl_loader.loaders.collate import Collator, check_column_names
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
-from gigl_loader.sampling.plans.neighbor import NeighborPlan
+from gigl_loader.sampling.plans.neighbor import NeighborPlan, check_weight
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
@@ -45,6 +45,7 @@ class DistNeighborLoader(BaseDistLoader):
         *,
         replace: bool = False,
         with_edge: bool | None = None,
+        weight_attr: str | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
         """Check the arguments, then start the sampling processes.
@@ -58,6 +59,11 @@ class DistNeighborLoader(BaseDistLoader):
             Draw neighbours with replacement.
         ``with_edge``
             Return the ids of sampled edges. By default, when the edges have columns.
+        ``weight_attr``
+            Edge column by which neighbours are drawn, declared when the graph was built (``--weight``,
+            ``from_pyg(weight_attr=)``) or by ``gigl-loader index``. Without replacement, each draw picks
+            among the edges that are left in proportion to their weights. An edge of weight 0 is in no batch,
+            also with fanout -1. Edge types without the column draw uniformly.
         ``options``
             Those of :class:`BaseDistLoader`.
         """
@@ -65,6 +71,7 @@ class DistNeighborLoader(BaseDistLoader):
         self._input_nodes = input_nodes
         self._replace = flag("replace", replace)
         self._with_edge = None if with_edge is None else flag("with_edge", with_edge)
+        self._weight_attr = weight_attr
         super().__init__(dataset, **options)
 
     def seed_nodes(self) -> SeedNodes:
@@ -77,7 +84,11 @@ class DistNeighborLoader(BaseDistLoader):
         edge_columns = {kind: tuple(edges.columns) for kind, edges in schema.edges.items()}
         with_edge = any(edge_columns.values()) if self._with_edge is None else self._with_edge
         sampler = NeighborPlan(
-            seed_type=seed_type, num_neighbors=num_neighbors, replace=self._replace, with_edge=with_edge
+            seed_type=seed_type,
+            num_neighbors=num_neighbors,
+            replace=self._replace,
+            with_edge=with_edge,
+            weight_attr=check_weight(schema, self._weight_attr),
         )
         node_columns = {kind: tuple(nodes.columns) for kind, nodes in schema.nodes.items()}
         columns = ColumnPlan(nodes=node_columns, edges=edge_columns)

@@ -165,18 +165,22 @@ def split_by_cache(
 class DrawRule:
     """How the neighbours of a target are drawn. A fanout of -1 takes all, 0 none."""
 
-    def __init__(self, fanout: int, *, replace: bool = False) -> None: ...
+    def __init__(self, fanout: int, *, replace: bool = False, weighted: bool = False) -> None: ...
     @property
     def fanout(self) -> int: ...
     @property
     def replace(self) -> bool: ...
+    @property
+    def weighted(self) -> bool:
+        """In proportion to the weights that the adjacency has."""
 
 class Adjacency:
     """One edge type, all the partitions on this host. Keeps the arrays it is given alive.
 
     Part p covers the target positions ``[bounds[p], bounds[p + 1])`` with ``indptr`` (int64, one more
     than its targets), ``indices`` and ``edge_ids`` (both int32 or int64; the same dtypes in all parts).
-    ``bounds[0]`` need not be 0.
+    ``bounds[0]`` need not be 0. For weighted draws, ``weight_sums`` has the running sums of the whole-number
+    weights of each list (one entry per edge), ``weight_counts`` how many weights of each list are above 0.
     """
 
     def __init__(
@@ -185,6 +189,8 @@ class Adjacency:
         indptr: Sequence[Int64Array],
         indices: Sequence[npt.NDArray[Any]],
         edge_ids: Sequence[npt.NDArray[Any]],
+        weight_sums: Sequence[Int64Array] = (),
+        weight_counts: Sequence[Int64Array] = (),
     ) -> None: ...
     @property
     def num_edges(self) -> int: ...

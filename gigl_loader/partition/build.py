@@ -76,7 +76,14 @@ def _build(job: Job, tables: GraphTables) -> GraphSchema:
     for node_type in tables.node_types:
         nodes[node_type], directories[node_type] = build_nodes(job, tables, node_type)
     edges = {
-        edge_type: build_edges(job, edge_type, tables.edges[edge_type], nodes, directories)
+        edge_type: build_edges(
+            job,
+            edge_type,
+            tables.edges[edge_type],
+            nodes,
+            directories,
+            weights=tables.weights.get(edge_type, ()),
+        )
         for edge_type in sorted(tables.edges)
     }
     schema = GraphSchema(

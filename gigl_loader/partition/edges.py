@@ -6,8 +6,9 @@ each bucket is sorted in memory and appended to the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from gigl_loader.partition.job import Job, PartFiles
 from gigl_loader.partition.nodes import bucket_cuts
 from gigl_loader.partition.spill import Kind, Kinds, Spill, row_bytes, scatter
 from gigl_loader.partition.table import EDGE_ROLES, Table, data_columns
+from gigl_loader.partition.weights import check_weights, index_weights
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
 __all__ = ["build_edges"]
@@ -55,18 +57,32 @@ def build_edges(
     table: Table,
     nodes: Mapping[NodeType, NodeSchema],
     directories: Mapping[NodeType, Directory],
+    *,
+    weights: Sequence[str] = (),
 ) -> EdgeSchema:
-    """Write all files of an edge type; return its schema."""
+    """Write all files of an edge type; return its schema. ``weights`` are columns to index."""
     src = _End("src", edge_type[0], nodes[edge_type[0]], directories[edge_type[0]])
     dst = _End("dst", edge_type[2], nodes[edge_type[2]], directories[edge_type[2]])
     target, neighbor = (dst, src) if job.edge_dir == "in" else (src, dst)
-    return _EdgeBuild(job, edge_type, table, target, neighbor).run()
+    schema = _EdgeBuild(job, edge_type, table, target, neighbor, weights=weights).run()
+    for name in schema.weights:
+        index_weights(job, edge_type, name, schema)
+    return schema
 
 
 class _EdgeBuild:
     """The build of one edge type."""
 
-    def __init__(self, job: Job, edge_type: EdgeType, table: Table, target: _End, neighbor: _End) -> None:
+    def __init__(
+        self,
+        job: Job,
+        edge_type: EdgeType,
+        table: Table,
+        target: _End,
+        neighbor: _End,
+        *,
+        weights: Sequence[str],
+    ) -> None:
         self._job = job
         self._edge_type = edge_type
         self._name = ",".join(edge_type)
@@ -75,6 +91,7 @@ class _EdgeBuild:
         self._neighbor = neighbor
         self._columns = data_columns(table, EDGE_ROLES)
         self._kinds = self._spilled_kinds()
+        self._weights = sorted(weights)
         self._leaf_rows = job.budget.edge_bucket_rows(max(map(row_bytes, self._kinds.values())))
         self._sorter = EdgeSorter(job, self._kinds, neighbor.directory, self._leaf_rows)
         self._advance: Callable[[int], None] = lambda _: None
@@ -107,6 +124,7 @@ class _EdgeBuild:
             count=count,
             wide_indices=self._neighbor.dtype == np.int64,
             columns=self._columns,
+            weights=tuple(self._weights),
         )
 
     def _spilled_kinds(self) -> Kinds:
@@ -162,7 +180,13 @@ class _EdgeBuild:
             self._largest_id = max(self._largest_id, row + size - 1)
         for name in self._columns:
             rows[_COLUMN + name] = chunk[name]
+        for name in self._weights:
+            where = partial(self._where, name, row)
+            check_weights(chunk[name], self._columns[name], where)
         return rows
+
+    def _where(self, column: str, first_row: int, row: int) -> str:
+        return self._table.where(column, first_row + row)
 
     def _positions(self, end: _End, chunk: Mapping[str, Array], row: int) -> Array:
         positions = find_all(

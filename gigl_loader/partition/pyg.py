@@ -19,6 +19,7 @@ from gigl_loader.partition.table import (
     GraphTables,
     NodeTable,
     Table,
+    declared,
 )
 from gigl_loader.tensors import spec_of
 
@@ -28,12 +29,15 @@ __all__ = ["tables_from_pyg"]
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
 
 
-def tables_from_pyg(data: Any) -> GraphTables:
+def tables_from_pyg(data: Any, *, weight_attr: str | Mapping[EdgeType, str] | None = None) -> GraphTables:
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
 
     Tensors with a row per node or edge become columns under their own names. Boolean ``train_mask``,
     ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. Other attributes
     (texts, settings, tensors of another length) are left out. Edge ids are places in ``edge_index``.
+
+    ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
+    type. ``ValueError`` where it is not there, or holds more than one number an edge.
     """
     if not hasattr(data, "stores"):
         raise TypeError(f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}")
@@ -42,7 +46,8 @@ def tables_from_pyg(data: Any) -> GraphTables:
     nodes = {key: _node_table(key, store, edges) for key, store in node_stores.items()}
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
         nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
-    return GraphTables(edges=edges, nodes=nodes)
+    columns = {kind: table.columns for kind, table in edges.items()}
+    return GraphTables(edges=edges, nodes=nodes, weights=declared(columns, weight_attr, "weight_attr"))
 
 
 def _node_stores(data: Any) -> Iterator[tuple[NodeType, Any]]:

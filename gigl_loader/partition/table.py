@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from gigl_loader.graph.schema import (
     EdgeType,
     NodeType,
 )
+from gigl_loader.partition.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "NodeTable",
     "Table",
     "data_columns",
+    "declared",
     "is_mask",
 ]
 
@@ -117,10 +119,18 @@ class GraphTables:
 
     edges: Mapping[EdgeType, Table]
     nodes: Mapping[NodeType, NodeTable] = field(default_factory=dict)
+    weights: Mapping[EdgeType, tuple[str, ...]] = field(default_factory=dict)
+    """Columns that are declared as weights: see ``declared``."""
 
     def __post_init__(self) -> None:
         if not self.edges and not self.nodes:
             raise ValueError("a graph needs at least one table of edges or nodes")
+        for edge_type, names in self.weights.items():
+            for name in names:
+                kind = self.edges[edge_type].columns.get(name)
+                if not isinstance(kind, Column):
+                    raise ValueError(f"{self.edges[edge_type].name} has no column {name!r} to weigh edges by")
+                check_weight_column(kind, f"{self.edges[edge_type].name}, column {name!r}")
 
     @property
     def node_types(self) -> tuple[NodeType, ...]:
@@ -130,6 +140,36 @@ class GraphTables:
     @property
     def homogeneous(self) -> bool:
         return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
+
+
+def declared(
+    edges: Mapping[EdgeType, Collection[str]], wanted: str | Mapping[EdgeType, str] | None, what: str
+) -> dict[EdgeType, tuple[str, ...]]:
+    """Return the columns of each edge type that ``wanted`` declares, by the ``edges``' columns.
+
+    A name declares the column of every type that has it, a mapping those of its types. ``ValueError`` names a
+    column that is not there.
+    """
+    if wanted is None:
+        return {}
+    if isinstance(wanted, str):
+        found: dict[EdgeType, tuple[str, ...]] = {
+            kind: (wanted,) for kind, columns in edges.items() if wanted in columns
+        }
+        if not found:
+            known = sorted({name for columns in edges.values() for name in columns} - set(EDGE_ROLES))
+            raise ValueError(
+                f"{what}: no edge type has a column {wanted!r}; known: {', '.join(known) or 'none'}"
+            )
+        return found
+    for kind, name in wanted.items():
+        if kind not in edges:
+            raise ValueError(
+                f"{what}: unknown edge type {kind}; known: {', '.join(map(str, edges)) or 'none'}"
+            )
+        if name not in edges[kind]:
+            raise ValueError(f"{what}: edges of type {kind} have no column {name!r}")
+    return {kind: (name,) for kind, name in wanted.items()}
 
 
 def is_mask(table: Table, name: str) -> bool:

@@ -13,7 +13,7 @@ from gigl_loader.rpc.refusals import Kind, Refused
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from gigl_loader.tensors import Layout
 
@@ -41,6 +41,10 @@ class RequestReader:
             raise FormatError(f"request: no {name!r}")
         self._unread.discard(name)
         return self._layout.metadata[name]
+
+    def has(self, name: str) -> bool:
+        """Return whether there is an entry of this name."""
+        return name in self._layout.metadata
 
     def number(self, name: str, low: int, high: int) -> int:
         """Return an integer in ``[low, high)``."""
@@ -103,7 +107,7 @@ class RequestReader:
             raise FormatError(f"request: unknown entry {min(self._unread)[:100]!r}")
 
 
-def known_name(name: object, names: Mapping[Any, object], what: str) -> None:
+def known_name(name: object, names: Collection[Any], what: str) -> None:
     if name not in names:
         raise ValueError(f"no {what} {str(name)[:100]!r}")
 

@@ -92,6 +92,7 @@ def encode(
             "hop": str(request.hop),
             "fanout": str(request.rule.fanout),
             "flags": json.dumps(_flags(request)),
+            **({} if request.rule.weight is None else {"weight": request.rule.weight}),
         }
         return _document(envelope, "neighbors", arguments, _relative(request.targets, first))
     if isinstance(request, FeatureRequest):
@@ -172,11 +173,21 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         key=fields.number("key", 0, _UINT64),
         hop=fields.number("hop", 0, _HOPS),
         rule=DrawRule(
-            fanout=fields.number("fanout", -1, 2**31), **{name: name in flags for name in _RULE_FLAGS}
+            fanout=fields.number("fanout", -1, 2**31),
+            weight=_weight(fields, schema, edge_type),
+            **{name: name in flags for name in _RULE_FLAGS},
         ),
         with_edge_ids="with_edge_ids" in flags,
         with_slots="with_slots" in flags,
     )
+
+
+def _weight(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> str | None:
+    if not fields.has("weight"):
+        return None
+    weight = fields.text("weight")
+    known_name(weight, schema.edges[edge_type].weights, "weight column")
+    return weight
 
 
 def _rows(

@@ -42,6 +42,7 @@ class DistributedSampler:
         self._writer = writer = FrameWriter(context)
         self._features: FeatureSource = StoredPlaces() if context.deferred else store
         self._plan = plan
+        self._schema = context.graph.schema
         self._builder = BatchBuilder(
             target_types=writer.target_types,
             neighbor_types=writer.neighbor_types,
@@ -80,7 +81,7 @@ class DistributedSampler:
     def _expand(self, hop: int, key: int) -> None:
         """Add one hop. The frontier is fixed, so all edge types are asked about at once."""
         writer, plan = self._writer, self._plan
-        rules = [plan.rule(edge_type, hop) for edge_type in writer.edge_types]
+        rules = [plan.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
         wanted = [index for index, rule in enumerate(rules) if rule.fanout != 0]
         shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
         requests = [

@@ -44,12 +44,15 @@ class LocalSampler:
         places = LocalPlaces if context.deferred else LocalFeatures
         self._features: FeatureSource = places(graph, context.plan.columns)
         self._native = NeighborSampler(
-            adjacencies=[_adjacency(graph, edge_type) for edge_type in writer.edge_types],
+            adjacencies=[
+                _adjacency(graph, edge_type, plan.weight(graph.schema, edge_type))
+                for edge_type in writer.edge_types
+            ],
             target_types=writer.target_types,
             neighbor_types=writer.neighbor_types,
             addresses=[edge_type_address(edge_type) for edge_type in writer.edge_types],
             rules=[
-                [plan.rule(edge_type, hop).native for hop in range(plan.num_hops)]
+                [plan.rule(graph.schema, edge_type, hop).native for hop in range(plan.num_hops)]
                 for edge_type in writer.edge_types
             ],
             node_ids=writer.node_ids,
@@ -83,8 +86,10 @@ class LocalSampler:
         return sampled
 
 
-def _adjacency(graph: Graph, edge_type: EdgeType) -> Adjacency:
+def _adjacency(graph: Graph, edge_type: EdgeType, weight: str | None) -> Adjacency:
     topologies = [graph.topology(edge_type, part) for part in range(graph.schema.num_partitions)]
+    parts = range(graph.schema.num_partitions)
+    weights = [] if weight is None else [graph.weights(edge_type, weight, part) for part in parts]
     narrow = all(topology["edge_ids"].dtype == np.int32 for topology in topologies)
     dtype = np.int32 if narrow else np.int64
     return Adjacency(
@@ -92,4 +97,6 @@ def _adjacency(graph: Graph, edge_type: EdgeType) -> Adjacency:
         [topology["indptr"] for topology in topologies],
         [topology["indices"] for topology in topologies],
         [topology["edge_ids"].astype(dtype, copy=False) for topology in topologies],
+        [sums for sums, _ in weights],
+        [counts for _, counts in weights],
     )

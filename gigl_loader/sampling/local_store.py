@@ -28,13 +28,13 @@ class LocalStore:
         """``graph`` has ``part`` among its opened partitions, else ``ValueError``."""
         self._graph = graph
         self._part = part
-        self._lists = {edge_type: self._open_lists(edge_type) for edge_type in graph.schema.edges}
+        self._lists: dict[tuple[EdgeType, str | None], _Lists] = {
+            (edge_type, None): self._open_lists(edge_type, None) for edge_type in graph.schema.edges
+        }
         self._columns: dict[tuple[NodeType | EdgeType, str], _Column] = {}
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
-        lists = self._lists.get(ask.edge_type)
-        if lists is None:
-            raise ValueError(f"unknown edge type {ask.edge_type!r}")
+        lists = self._lists_of(ask.edge_type, ask.rule.weight)
         try:
             drawn = draw_hop(
                 lists.adjacency,
@@ -72,16 +72,27 @@ class LocalStore:
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""
 
-    def _open_lists(self, edge_type: EdgeType) -> _Lists:
+    def _lists_of(self, edge_type: EdgeType, weight: str | None) -> _Lists:
+        lists = self._lists.get((edge_type, weight))
+        if lists is None:  # Two threads may open them at once, to the same end.
+            if edge_type not in self._graph.schema.edges:
+                raise ValueError(f"unknown edge type {edge_type!r}")
+            lists = self._lists[edge_type, weight] = self._open_lists(edge_type, weight)
+        return lists
+
+    def _open_lists(self, edge_type: EdgeType, weight: str | None) -> _Lists:
         schema = self._graph.schema
         target_type = schema.target_type(edge_type)
         topology = self._graph.topology(edge_type, self._part)
+        weights = [] if weight is None else [self._graph.weights(edge_type, weight, self._part)]
         return _Lists(
             adjacency=Adjacency(
                 self._graph.bounds(target_type)[self._part : self._part + 2],
                 [topology["indptr"]],
                 [topology["indices"]],
                 [topology["edge_ids"]],
+                [sums for sums, _ in weights],
+                [counts for _, counts in weights],
             ),
             target_ids=self._graph.node_ids(target_type),
             num_neighbors=schema.nodes[schema.neighbor_type(edge_type)].count,

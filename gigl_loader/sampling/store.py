@@ -44,11 +44,13 @@ class DrawRule:
     fanout: int
     """-1 takes all neighbours."""
     replace: bool = False
+    weight: str | None = None
+    """Declared weight column: edges are drawn in proportion to it."""
 
     @property
     def native(self) -> native.DrawRule:
         """The rule as kernels take it."""
-        return native.DrawRule(self.fanout, replace=self.replace)
+        return native.DrawRule(self.fanout, replace=self.replace, weighted=self.weight is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

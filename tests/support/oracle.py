@@ -6,6 +6,7 @@ ids; draws are computed from their addresses as docs/randomness.md says.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,36 @@ def pick(
     return picks
 
 
+def whole_weights(weights: Sequence[float]) -> list[int]:
+    """The weights of one list as whole numbers."""
+    largest = max(weights, default=0.0)
+    if largest == 0:
+        return [0] * len(weights)
+    shift = 62 - len(weights).bit_length() - math.frexp(largest)[1]
+    return [0 if weight == 0 else max(1, int(math.ldexp(weight, shift))) for weight in weights]
+
+
+def pick_weighted(
+    key: int, hop: int, edge_type: int, node: int, *, weights: Sequence[float], fanout: int, replace: bool
+) -> list[int]:
+    """Places in a sorted adjacency list with these weights that a fanout takes."""
+    left = whole_weights(weights)
+    positive = [place for place, weight in enumerate(left) if weight]
+    if fanout < 0 or (not replace and len(positive) <= fanout):
+        return positive
+    picks: list[int] = []
+    for j in range(fanout if positive else 0):
+        drawn = draw(key, hop, edge_type, node, j=j, below=sum(left))
+        place = 0
+        while drawn >= left[place]:
+            drawn -= left[place]
+            place += 1
+        picks.append(place)
+        if not replace:
+            left[place] = 0
+    return picks
+
+
 @dataclass
 class OracleBatch:
     """Nodes by type in first-seen order; edges by type as (neighbour, target) local pairs with ids."""
@@ -99,8 +130,12 @@ def sample(
     key: int,
     edge_dir: str = "in",
     replace: bool = False,
+    weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
 ) -> OracleBatch:
-    """Sample around ``seeds`` (node ids). Edge types are visited in sorted order."""
+    """Sample around ``seeds`` (node ids). Edge types are visited in sorted order.
+
+    ``weights``: those of the edges of some types, by edge id.
+    """
     lists = {edge_type: _adjacency(edges[edge_type], edge_dir) for edge_type in sorted(edges)}
     batch = OracleBatch({t: [] for t in node_types}, {t: [] for t in node_types})
     for edge_type in lists:
@@ -133,9 +168,13 @@ def sample(
                 node = batch.nodes[target_type][target]
                 neighbors = adjacency.get(node, [])
                 fanout = fanouts[edge_type][hop]
-                for place in pick(
-                    key, hop, address(edge_type), node, degree=len(neighbors), fanout=fanout, replace=replace
-                ):
+                at = (key, hop, address(edge_type), node)
+                if weights is not None and edge_type in weights:
+                    weighed = [weights[edge_type][edge_id] for _, edge_id in neighbors]
+                    places = pick_weighted(*at, weights=weighed, fanout=fanout, replace=replace)
+                else:
+                    places = pick(*at, degree=len(neighbors), fanout=fanout, replace=replace)
+                for place in places:
                     neighbor, edge_id = neighbors[place]
                     batch.rows[edge_type].append(add(neighbor_type, neighbor))
                     batch.targets[edge_type].append(target)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan_fields import PlanFields
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["NeighborPlan"]
+__all__ = ["NeighborPlan", "check_weight"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,9 @@ class NeighborPlan:
     """Draw with replacement: every node with neighbours then gets exactly ``fanout`` draws."""
     with_edge: bool = False
     """Return the ids of sampled edges. Costs one more random read per edge."""
+    weight_attr: str | None = None
+    """Declared weight column: edges of the types that have it are drawn in proportion to it, and never where
+    it is 0. Other types draw uniformly."""
 
     def __post_init__(self) -> None:
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
@@ -53,9 +56,18 @@ class NeighborPlan:
     def num_hops(self) -> int:
         return len(next(iter(self.num_neighbors.values()), ()))
 
-    def rule(self, edge_type: EdgeType, hop: int) -> DrawRule:
+    def weight(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
+        """Return the weight column by which edges of a type are drawn."""
+        declared = schema.edges[edge_type].weights
+        return self.weight_attr if self.weight_attr in declared else None
+
+    def rule(self, schema: GraphSchema, edge_type: EdgeType, hop: int) -> DrawRule:
         """Return how the neighbours of one hop over one edge type are drawn."""
-        return DrawRule(fanout=self.num_neighbors[edge_type][hop], replace=self.replace)
+        return DrawRule(
+            fanout=self.num_neighbors[edge_type][hop],
+            replace=self.replace,
+            weight=self.weight(schema, edge_type),
+        )
 
     @property
     def inputs(self) -> tuple[InputColumn, ...]:
@@ -81,6 +93,7 @@ class NeighborPlan:
             "num_neighbors": sorted((list(kind), list(hops)) for kind, hops in self.num_neighbors.items()),
             "replace": self.replace,
             "with_edge": self.with_edge,
+            **({} if self.weight_attr is None else {"weight_attr": self.weight_attr}),
         }
 
     @classmethod
@@ -90,4 +103,19 @@ class NeighborPlan:
             num_neighbors=fields.fanouts("num_neighbors"),
             replace=fields.flag("replace"),
             with_edge=fields.flag("with_edge"),
+            weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
         )
+
+
+def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:
+    """Return ``weight_attr``, if it is ``None`` or declared. ``ValueError`` says how to declare it."""
+    if weight_attr is None:
+        return None
+    if isinstance(weight_attr, str) and any(weight_attr in edges.weights for edges in schema.edges.values()):
+        return weight_attr
+    known = sorted({name for edges in schema.edges.values() for name in edges.weights})
+    raise ValueError(
+        f"weight_attr {str(weight_attr)[:100]!r} is not declared as a weight; known: "
+        f"{', '.join(known) or 'none'}. Declare it: gigl-loader index GRAPH --weight "
+        f"{weight_attr if isinstance(weight_attr, str) else 'COLUMN'} (from_pyg: weight_attr=...)"[:400]
+    )

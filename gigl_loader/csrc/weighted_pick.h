@@ -1,0 +1,85 @@
+// Weighted draws from one adjacency list.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "random.h"
+
+namespace gigl {
+
+// A list's weights as whole numbers: sums[i] is that of the entries 0 .. i.
+struct WeightView {
+  const int64_t* sums;
+  int64_t degree;
+
+  // The entry in which a number below the total lies: `degree` where the sums are damaged.
+  int64_t Find(int64_t number) const { return std::upper_bound(sums, sums + degree, number) - sums; }
+  int64_t before(int64_t entry) const { return entry > 0 ? sums[entry - 1] : 0; }
+  int64_t total() const { return degree > 0 ? sums[degree - 1] : 0; }
+};
+
+// Draws entries in proportion to their weights, with scratch memory of its own. Every method emits at most as many
+// entries as it is asked for; fewer, or an entry of `degree`, where the sums are damaged.
+class WeightedPicker {
+ public:
+  // All entries that have a weight, ascending.
+  template <typename Emit>
+  static void PickAll(const WeightView& list, int64_t count, Emit emit) {
+    int64_t before = 0;
+    for (int64_t i = 0; count > 0 && i < list.degree; --count) {
+      if (list.sums[i] <= before) i = list.Find(before);
+      emit(i);
+      before = list.sums[std::min(i, list.degree - 1)];
+      ++i;
+    }
+  }
+
+  // Independent draws.
+  template <typename Emit>
+  static void PickReplacing(const DrawAddress& address, const WeightView& list, int64_t count, Emit emit) {
+    for (int64_t j = 0; j < count; ++j) emit(list.Find(static_cast<int64_t>(Below(Word(address, j), list.total()))));
+  }
+
+  // Successive draws among the entries that are left. More than `count` entries have a weight.
+  //
+  // A number below what is left is mapped to the list by skipping the entries that were picked: pick i, in list
+  // order, is skipped by numbers from starts_[i] on, and skipped_[i] is the weight of the picks up to it.
+  template <typename Emit>
+  void PickDistinct(const DrawAddress& address, const WeightView& list, int64_t count, Emit emit) {
+    starts_.clear();
+    skipped_.clear();
+    int64_t left = list.total();
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t number = static_cast<int64_t>(Below(Word(address, j), left));
+      const int64_t passed = std::upper_bound(starts_.begin(), starts_.end(), number) - starts_.begin();
+      const int64_t skipped = passed > 0 ? skipped_[passed - 1] : 0;
+      const int64_t entry = list.Find(number + skipped);
+      emit(entry);
+      if (entry >= list.degree) return;
+      const int64_t weight = list.sums[entry] - list.before(entry);
+      starts_.insert(starts_.begin() + passed, list.before(entry) - skipped);
+      skipped_.insert(skipped_.begin() + passed, skipped);
+      for (size_t i = passed; i < skipped_.size(); ++i) skipped_[i] += weight;
+      for (size_t i = passed + 1; i < starts_.size(); ++i) starts_[i] -= weight;
+      left -= weight;
+      if (left <= 0) return;
+    }
+  }
+
+  // Memory that is kept for the next list.
+  size_t nbytes() const { return (starts_.capacity() + skipped_.capacity()) * sizeof(int64_t); }
+
+ private:
+  static uint64_t Word(const DrawAddress& address, int64_t j) {
+    const Words words = address.Block(static_cast<uint64_t>(j) / 2);
+    return j % 2 == 0 ? words.first : words.second;
+  }
+
+  std::vector<int64_t> starts_;
+  std::vector<int64_t> skipped_;
+};
+
+}  // namespace gigl

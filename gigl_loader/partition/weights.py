@@ -1,0 +1,129 @@
+"""Index of edge weights: what weighted draws need beyond the adjacency lists.
+
+For each list: the running sums of its weights as whole numbers, and how many weights are above 0. A draw is
+then a binary search, and equal on every machine. ``docs/randomness.md`` has the arithmetic.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.arrays import Array, Float64Array, Int64Array
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.document import Document
+from gigl_loader.graph.paths import edges_path, topology_path, weights_path
+from gigl_loader.graph.schema import Column
+from gigl_loader.tensors import ArraySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gigl_loader.graph.schema import EdgeSchema, EdgeType
+    from gigl_loader.partition.job import Job
+
+__all__ = ["check_weight_column", "check_weights", "index_weights", "running_sums"]
+
+_BITS = 62
+"""The sum of a list stays below 2 to this power."""
+
+_BYTES_PER_EDGE = 80
+"""Working memory while a chunk is indexed."""
+
+
+def check_weight_column(column: Column, what: str) -> None:
+    """Raise ``ValueError`` unless a column can hold weights: one number for each edge."""
+    if column.shape or column.dtype == "BOOL" or column.unit is not None:
+        raise ValueError(f"{what} holds {column.dtype} {list(column.shape)}: a weight is one number an edge")
+
+
+def check_weights(values: Array, column: Column, where: Callable[[int], str]) -> None:
+    """Raise ``FormatError`` naming the place of the first value that is no weight."""
+    weights = _as_float64(values, column)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        row = int(wrong[0])
+        raise FormatError(f"{where(row)}: a weight is finite and not negative, got {weights[row]:g}")
+
+
+def index_weights(
+    job: Job, edge_type: EdgeType, name: str, edges: EdgeSchema, *, check: bool = False
+) -> None:
+    """Write the index of a weight column whose edges lie in the job's folder already, for all partitions.
+
+    With ``check``, ``FormatError`` names the file and row of the first value that is no weight.
+    """
+    rows = job.budget.chunk_rows(_BYTES_PER_EDGE)
+    advance = job.track(f"edges {','.join(edge_type)}: indexing {name}", edges.count)
+    for part in range(job.num_partitions):
+        topology = _opened(job, topology_path(part, edge_type))
+        stored = topology if name not in edges.columns else _opened(job, edges_path(part, edge_type))
+        column = edges.columns.get(name, Column("F32"))
+        indptr, values = topology.array("indptr"), stored.array(name)
+        if check:
+            for document in {topology, stored}:
+                document.verify(lambda _: None)
+            for begin in range(0, len(values), rows):
+                where = partial(_where, stored.name, name, begin)
+                check_weights(values[begin : begin + rows], column, where)
+        specs = {"sums": ArraySpec("I64", (len(values),)), "counts": ArraySpec("I64", (len(indptr) - 1,))}
+        writer = job.create(weights_path(part, edge_type, name), specs)
+        for first, last in _pieces(indptr, rows):
+            begin, end = int(indptr[first]), int(indptr[last])
+            weights = _as_float64(values[begin:end], column)
+            sums, counts = running_sums(weights, indptr[first : last + 1] - begin)
+            writer.append("sums", sums)
+            writer.append("counts", counts)
+            advance(end - begin)
+        job.finish(writer)
+
+
+def running_sums(weights: Float64Array, indptr: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the running sums [E] and the numbers of weights above 0 [T] of lists (``indptr`` [T + 1]).
+
+    A weight counts as the whole part of ``weight * 2**shift``, at least 1 unless it is 0. The shift of a list
+    of d edges, the largest of which is below ``2**e``, is ``62 - bits of d - e``.
+    """
+    degrees = np.diff(indptr)
+    counts = np.zeros(len(degrees), np.int64)
+    if not len(weights):
+        return np.empty(0, np.int64), counts
+    full = np.flatnonzero(degrees)
+    starts = indptr[full]
+    exponents = np.frexp(np.maximum.reduceat(weights, starts))[1]
+    bits = np.frexp(degrees[full].astype(np.float64))[1]
+    shifts = np.repeat(_BITS - bits - exponents, degrees[full])
+    whole = np.maximum(np.ldexp(weights, shifts), 1.0).astype(np.int64)
+    whole[weights == 0] = 0
+    counts[full] = np.add.reduceat((weights > 0).astype(np.int64), starts)
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(whole.view(np.uint64))  # Wraps around; the sums of one list do not.
+        before = sums[starts] - whole.view(np.uint64)[starts]
+        sums -= np.repeat(before, degrees[full])
+    return sums.view(np.int64), counts
+
+
+def _pieces(indptr: Int64Array, rows: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of lists of at most ``rows`` edges, or of one list."""
+    first, last = 0, len(indptr) - 1
+    while first < last:
+        end = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
+        end = min(max(end, first + 1), last, first + rows)
+        yield first, end
+        first = end
+
+
+def _as_float64(values: Array, column: Column) -> Float64Array:
+    if column.dtype == "BF16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
+
+
+def _opened(job: Job, name: str) -> Document:
+    return Document(job.folder, name, job.files[name])
+
+
+def _where(file: str, column: str, first_row: int, row: int) -> str:
+    return f"{file}, column {column!r}, row {first_row + row}"
