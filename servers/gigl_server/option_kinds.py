@@ -72,7 +72,8 @@ def seconds(minimum: float) -> ValueKind:
 
 def size(minimum: int) -> ValueKind:
     """Return the kind of a number of bytes, at least ``minimum``, which may be written as ``4GB``."""
-    return ValueKind(byte_count, partial(whole_number, minimum=minimum), show=byte_text)
+    read = partial(byte_count, minimum=min(minimum, 1))  # 0 is a size where the option allows it.
+    return ValueKind(read, partial(whole_number, minimum=minimum), show=byte_text)
 
 
 def _text(name: str, value: Any) -> str:

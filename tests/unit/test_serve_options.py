@@ -138,6 +138,11 @@ def test_nonsense_is_refused_in_one_line(document: dict[str, Any], said: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("none", [0, "0", "0MB"])
+def test_scrubbing_can_be_turned_off(none: Any) -> None:
+    assert read(document={"scrub_rate": none}).scrub_rate == 0
+
+
 def test_the_line_names_the_variable_that_is_wrong() -> None:
     with pytest.raises(ValueError, match="GIGL_WORKERS must be a whole number, got 'two'"):
         read(environment={"GIGL_WORKERS": "two"})
