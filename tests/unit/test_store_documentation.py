@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gigl_loader.rpc.control_errors import status_of
+from gigl_loader.rpc.refusals import RefusalKind
 from gigl_server.config import SERVE_OPTIONS
 from gigl_server.limits import Limits
 from tests.support.clusters import servers_of
@@ -36,6 +38,12 @@ def test_every_option_is_described() -> None:
         (["--config", "GIGL_CONFIG"], ""),
     ]
     assert {*re.findall(r"`(GIGL_[A-Z_]+)", page)} == {*re.findall(r"`(GIGL_[A-Z_]+)", table)}
+
+
+def test_every_refusal_is_described_with_its_status() -> None:
+    page = (DOCS / "wire.md").read_text()
+    described = re.findall(r"^\| `([a-z ]+)` \| `([A-Z_]+)` \| ", page, re.MULTILINE)
+    assert dict(described) == {kind.value: status_of(kind).name for kind in RefusalKind}
 
 
 @pytest.mark.usefixtures("no_leftovers")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.options import SamplingPlan
+    from gigl_loader.rpc.refusals import Refusal
     from gigl_loader.sampling.schedule import BatchRequest
-    from gigl_server.errors import Refusal
     from gigl_server.frames.ring import FrameRing
 
 __all__ = [

@@ -6,7 +6,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gigl_server.errors import Refusal, Status
+from gigl_loader.rpc.refusals import Refusal
+from gigl_loader.rpc.refusals import RefusalKind as Status
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from gigl_server.sessions.channel import Channel, ChannelOptions, Producer
@@ -185,7 +186,7 @@ class Sessions:
         used = sum(map(count, self._jobs.values()))
         if not has_quota(owner, own=own, used=used, limit=limit):
             raise Refusal(
-                Status.BEYOND_LIMIT,
+                Status.BUSY,
                 f"{owner} has {own} {what} on this server, and the rest of {limit} is for others: close some",
             )
 
@@ -221,4 +222,4 @@ class Sessions:
 
 def _check(count: int, limit: int, what: str) -> None:
     if count >= limit:
-        raise Refusal(Status.BEYOND_LIMIT, f"{limit} {what} are as many as there may be: close some")
+        raise Refusal(Status.BUSY, f"{limit} {what} are as many as there may be: close some")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gigl_loader.rpc.refusals import Refusal
+from gigl_loader.rpc.refusals import RefusalKind as Status
 from gigl_loader.sampling.schedule import BatchRequest
-from gigl_server.errors import Refusal, Status
 from gigl_server.frames.ring import FrameRing
 from gigl_server.sessions.plans import read_plan
 
@@ -64,7 +65,7 @@ def make_ring(order: ChannelOptions, *, free_bytes: int, memory: RingMemory, own
     """Make the ring that is ordered. ``Refusal`` if it cannot be, or is larger than what is free."""
     if order.ring_slots * order.ring_slot_bytes > free_bytes:
         raise Refusal(
-            Status.BEYOND_LIMIT,
+            Status.BUSY,
             f"a ring of {order.ring_slots} slots of {order.ring_slot_bytes} bytes: this server has "
             f"{free_bytes} left for rings",
         )
