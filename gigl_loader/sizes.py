@@ -6,7 +6,7 @@ import operator
 import re
 from typing import Any
 
-__all__ = ["byte_count", "whole_number"]
+__all__ = ["byte_count", "byte_text", "whole_number"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -37,3 +37,10 @@ def byte_count(name: str, value: Any, *, minimum: int = 1) -> int:
     if match is None or size < minimum:
         raise ValueError(f'{name} must be a size such as "4GB" or a number of bytes, got {value!r}')
     return size
+
+
+def byte_text(nbytes: int) -> str:
+    """Return a size as ``byte_count`` reads it, in the largest unit of which it is a multiple."""
+    fitting = [(shift, unit) for unit, shift in _UNITS.items() if nbytes % (1 << shift) == 0]
+    shift, unit = max(fitting)
+    return f"{nbytes >> shift}{unit}B" if unit and nbytes else str(nbytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gigl_client.buffers import RingBuffers
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.control_errors import Busy, Unknown
+from gigl_loader.rpc.refusals import Busy, Unknown
 from gigl_loader.rpc.ring_client import RingRefused, receive_ring
 
 if TYPE_CHECKING:

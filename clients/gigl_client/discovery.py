@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.control_errors import Busy
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.refusals import Busy
 from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
 

@@ -24,9 +24,8 @@ from gigl_client.receiver import Scratch, Unfetched
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
-from gigl_loader.rpc.control_errors import Busy, Damaged, Unknown
-from gigl_loader.rpc.frames import Gone
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

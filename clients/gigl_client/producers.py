@@ -19,7 +19,7 @@ from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUna
 from gigl_loader.group import RankLock, wait_for
 from gigl_loader.options import MAX_KEY
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.control_errors import Busy
+from gigl_loader.rpc.refusals import Busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

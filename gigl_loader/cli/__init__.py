@@ -1,4 +1,7 @@
-"""The command ``gigl-loader``. Modules here import only typer; the work is imported by who runs it."""
+"""The command ``gigl-loader``.
+
+Modules here import only typer and the table of server options; what does the work is imported when it runs.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from gigl_loader.rpc.checksums import (
     checksum_text,
 )
 from gigl_loader.rpc.job import JOB_HEADER
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.store import WireCounts
 
 if TYPE_CHECKING:
@@ -73,14 +73,6 @@ class _Busy(_AskAgain):
 
 class _Damaged(_AskAgain):
     """The request or the reply does not match its checksum, or breaks a rule. The connection is good."""
-
-
-class _Refusal(Exception):
-    """The peer refused the request: no other attempt can mend it."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class Connection:
@@ -150,8 +142,8 @@ class Connection:
             try:
                 # gRPC takes a deadline that is over for none at all.
                 return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
-            except _Refusal as refusal:
-                raise refusal.error from None
+            except Refusal as refusal:
+                raise refusal.error(str(self._endpoint)) from None
             except _AskAgain as error:
                 damaged = damaged + 1 if isinstance(error, _Damaged) else 0
                 if damaged >= min(MAX_DAMAGED, attempts):
@@ -282,14 +274,14 @@ class Connection:
         except flight.FlightTimedOutError as error:
             raise _NoAnswer(_first_line(error)) from None
         except flight.FlightError as error:
-            refused = Refused.from_record(error.extra_info)
-            if refused is None:
+            refusal = Refusal.from_record(error.extra_info)
+            if refusal is None or refusal.kind is RefusalKind.UNAVAILABLE:
                 raise _AskAgain(_first_line(error)) from None
-            if refused.kind is Kind.BUSY:
-                raise _Busy(refused.message) from None
-            if refused.kind is Kind.DAMAGED:
-                raise _Damaged(refused.message) from None
-            raise _Refusal(refused.error(str(self._endpoint))) from None
+            if refusal.kind is RefusalKind.BUSY:
+                raise _Busy(refusal.message) from None
+            if refusal.kind is RefusalKind.DAMAGED:
+                raise _Damaged(refusal.message) from None
+            raise refusal from None
         except (pa.ArrowException, OSError) as error:  # OSError: messages of Arrow's that came damaged.
             raise _AskAgain(_first_line(error)) from None
 

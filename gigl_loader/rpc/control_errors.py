@@ -1,4 +1,4 @@
-"""Exceptions for the status codes of control calls. Nothing else translates errors of gRPC."""
+"""Status codes of refused control calls, and the exceptions that callers raise for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tcp_probe import NOBODY
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["NO_TOKEN", "Busy", "Damaged", "Unknown", "control_error", "speaks_otherwise"]
+__all__ = ["NO_TOKEN", "control_error", "speaks_otherwise", "status_of"]
 
 NO_TOKEN = (
     "it wants a token, and none was given: Caller.from_files(token=PATH) in a script, --token-file PATH"
@@ -24,34 +24,32 @@ NO_TOKEN = (
 _MAX_CHARACTERS = 1_000
 
 
-class Unknown(SamplingError):
-    """The server knows no such producer or channel of this job: it was restarted, or the lease is over.
-
-    Registering again mends it.
-    """
-
-
-class Busy(SamplingError):
-    """Beyond a limit of the server: asking again later may do."""
-
-
-class Damaged(SamplingError):
-    """The request or its reply came damaged: asking again may do."""
-
-
-_BY_STATUS: Mapping[grpc.StatusCode, type[Exception]] = {
-    grpc.StatusCode.UNAVAILABLE: StorageUnavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: StorageUnavailable,
-    grpc.StatusCode.CANCELLED: StorageUnavailable,
-    grpc.StatusCode.NOT_FOUND: Unknown,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Busy,
-    grpc.StatusCode.DATA_LOSS: Damaged,
-    grpc.StatusCode.INVALID_ARGUMENT: ValueError,
-    grpc.StatusCode.FAILED_PRECONDITION: ValueError,
-    grpc.StatusCode.UNIMPLEMENTED: ValueError,
-    grpc.StatusCode.UNAUTHENTICATED: SamplingError,
-    grpc.StatusCode.PERMISSION_DENIED: SamplingError,
+_STATUSES: Mapping[RefusalKind, grpc.StatusCode] = {
+    RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalKind.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalKind.DAMAGED: grpc.StatusCode.DATA_LOSS,
+    RefusalKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    RefusalKind.GONE: grpc.StatusCode.NOT_FOUND,
+    RefusalKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    RefusalKind.OTHER_GRAPH: grpc.StatusCode.FAILED_PRECONDITION,
+    RefusalKind.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalKind.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    RefusalKind.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    RefusalKind.FAILED: grpc.StatusCode.INTERNAL,
 }
+"""Several kinds may have one status: callers take it for the first of them."""
+
+_KINDS: Mapping[grpc.StatusCode, RefusalKind] = {
+    # Statuses that no service of ours sends, but gRPC itself or a proxy.
+    grpc.StatusCode.DEADLINE_EXCEEDED: RefusalKind.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED: RefusalKind.UNAVAILABLE,
+    grpc.StatusCode.PERMISSION_DENIED: RefusalKind.UNAUTHENTICATED,
+    **{status: kind for kind, status in reversed(list(_STATUSES.items()))},
+}
+"""The others, ``UNKNOWN`` among them, are failures of the service."""
+
 _WORDS: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
     grpc.StatusCode.CANCELLED: "the call was cancelled",
@@ -76,21 +74,30 @@ _PLAIN_WORDS = {
 _NOISE = ("failed to connect to all addresses; last error: ", "UNKNOWN: ", "UNAVAILABLE: ", "INTERNAL: ")
 
 
+def status_of(kind: RefusalKind) -> grpc.StatusCode:
+    """Return the status code that the control port sends for a refusal."""
+    return _STATUSES[kind]
+
+
 def control_error(endpoint: Endpoint, caller: Caller, error: grpc.RpcError) -> Exception:
     """Return what to raise instead of ``error``, which a call of ``caller`` to ``endpoint`` came to."""
+    return _refusal(caller, error).error(str(endpoint))
+
+
+def _refusal(caller: Caller, error: grpc.RpcError) -> Refusal:
     code, details = _read(error)
     if code is grpc.StatusCode.UNAUTHENTICATED and not caller.token:
-        return SamplingError(f"{endpoint}: {NO_TOKEN}")
+        return Refusal(RefusalKind.UNAUTHENTICATED, NO_TOKEN)
     if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
-        return ValueError(
-            f"{endpoint}: its certificate is not good for this address, or signed by nobody that is "
-            f"trusted here: {details}"
+        return Refusal(
+            RefusalKind.INVALID,
+            "its certificate is not good for this address, or signed by nobody that is trusted here: "
+            f"{details}",
         )
     if "WRONG_VERSION_NUMBER" in details:
-        return ValueError(f"{endpoint}: it does not use TLS, and is said to")
-    kind = _BY_STATUS.get(code, SamplingError)
+        return Refusal(RefusalKind.INVALID, "it does not use TLS, and is said to")
     plain = next((words for text, words in _PLAIN_WORDS.items() if text in details), details or code.name)
-    return kind(f"{endpoint}: {_WORDS.get(code, plain)}")
+    return Refusal(_KINDS.get(code, RefusalKind.FAILED), _WORDS.get(code, plain))
 
 
 def speaks_otherwise(error: grpc.RpcError) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.graph_requests import encode_frame_request
-from gigl_loader.rpc.refusals import Gone
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.connection import Connection
 
 
-__all__ = ["Gone", "fetch_frame"]
+__all__ = ["fetch_frame"]
 
 
 def fetch_frame(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.request_reader import WIRE_VERSION, RequestReader, known_name
 from gigl_loader.tensors import Layout, spec_of
 
@@ -102,7 +102,7 @@ def encode_frame_request(handle: bytes) -> bytes:
 
 
 def frame_handle(ticket: bytes) -> bytes | None:
-    """Return which frame is asked for; ``None`` if the request is for something else. Raises ``Refused``."""
+    """Return which frame is asked for; ``None`` if the request is for something else. Raises ``Refusal``."""
     if len(ticket) > _MAX_FRAME_ASK:
         return None
     buffer = np.frombuffer(ticket, np.uint8)
@@ -123,7 +123,7 @@ def _handle(layout: Layout, buffer: npt.NDArray[np.uint8]) -> bytes:
         if not _HANDLE.fullmatch(handle):
             raise FormatError(f"request: a handle is {2 * HANDLE_BYTES} hexadecimal digits")
     except FormatError as error:
-        raise Refused(Kind.MALFORMED, str(error)) from None
+        raise Refusal(RefusalKind.MALFORMED, str(error)) from None
     return bytes.fromhex(handle)
 
 
@@ -168,7 +168,9 @@ NAMES = frozenset({"manifest", *_READERS})
 
 def _check_count(count: int) -> None:
     if count > MAX_LISTED:
-        raise Refused(Kind.TOO_LARGE, f"{count} nodes in one request; at most {MAX_LISTED} are answered")
+        raise Refusal(
+            RefusalKind.TOO_LARGE, f"{count} nodes in one request; at most {MAX_LISTED} are answered"
+        )
 
 
 def _document(entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:

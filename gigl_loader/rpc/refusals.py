@@ -1,7 +1,8 @@
-"""Refusals of a service, as records, and the exceptions that callers raise for them. Nothing is pickled.
+"""Refusals of a service, on both of its ports, and the exceptions that callers raise for them.
 
-The record is JSON in the error's details: ``{"kind": ..., "message": ...}``. The kind says what the
-caller can do, and decides its exception.
+The kind of a refusal says what the caller can do, and decides the caller's exception. The data port sends a
+refusal as a record, JSON in the error's details: ``{"kind": ..., "message": ...}``. The control port sends a
+status code (``control_errors``). Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,39 +11,47 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gigl_loader.errors import FormatError, GiglError, SamplingError
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Gone", "Kind", "Refused", "TooLarge"]
+__all__ = ["Busy", "Damaged", "Gone", "Refusal", "RefusalKind", "TooLarge", "Unknown"]
 
 _MAX_MESSAGE = 1_000  # Headers of HTTP/2 messages hold it: 8 KiB in all by default.
 _MAX_RECORD = 16 << 10
 
 
-class Kind(Enum):
-    """Why a request was refused."""
+class RefusalKind(Enum):
+    """Reason of a refusal. The value is the kind in a record."""
 
     MALFORMED = "malformed"
     """Bytes that break a rule of the format, or another version of it."""
     DAMAGED = "damaged"
-    """A request that does not match its checksum: ask again."""
+    """A request that does not match its checksum: send it again."""
     INVALID = "invalid"
-    """A well-formed request for what does not exist."""
+    """A well-formed request for what does not exist, or cannot be: correct the call."""
     UNAUTHENTICATED = "unauthenticated"
     """No token or a wrong one."""
+    NOT_FOUND = "not found"
+    """No such producer or channel of the caller's job: register again."""
+    GONE = "gone"
+    """No such frame, or not one of the caller's job, or it was fetched before: request the batch again."""
+    CONFLICT = "conflict"
+    """The request contradicts the state of the server, such as another producer of the same key."""
     OTHER_GRAPH = "other graph"
     """The service has another graph, or not this partition."""
     TOO_LARGE = "too large"
-    """A request beyond a limit, or one whose reply would be: ask for less at once."""
+    """A request beyond a limit, or one whose reply would be: request less at once."""
     BUSY = "busy"
-    """As many calls as allowed are under way: ask again."""
-    GONE = "gone"
-    """No such frame, or not one of the caller's job, or it was fetched before: ask for the batch again."""
+    """A limit of the service, or the caller's share of it, is used up: try again later."""
+    UNAVAILABLE = "unavailable"
+    """The service starts, drains or ends: try again later."""
+    UNIMPLEMENTED = "unimplemented"
+    """The service does not have this call."""
     FAILED = "failed"
-    """The service's own mistake. Its log has the traceback."""
+    """An error of the service itself. Its log has the traceback."""
 
 
 class TooLarge(SamplingError):
@@ -53,10 +62,25 @@ class Gone(SamplingError):
     """A frame is not there, or not any more: its batch can be asked for again."""
 
 
-class Refused(Exception):
-    """What a service raises while it answers, and what arrives at its caller."""
+class Unknown(SamplingError):
+    """The server knows no such producer or channel of this job: it was restarted, or the lease is over.
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    Registering again mends it.
+    """
+
+
+class Busy(SamplingError):
+    """Beyond a limit of the server: asking again later may do."""
+
+
+class Damaged(SamplingError):
+    """The request or its reply came damaged: asking again may do."""
+
+
+class Refusal(Exception):
+    """Refusal of a request: raised by the service, sent to the caller, and translated there by ``error``."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -68,17 +92,17 @@ class Refused(Exception):
         return json.dumps({"kind": self.kind.value, "message": _printable(self.message)}).encode()
 
     @classmethod
-    def from_record(cls, record: bytes) -> Refused | None:
+    def from_record(cls, record: bytes) -> Refusal | None:
         """Read a record. ``None`` for what is none: whoever answered is no service of ours, or an old one."""
         try:
             document = read_json(record, what="refusal", max_bytes=_MAX_RECORD)
-            return cls(Kind(document["kind"]), _printable(str(document["message"])))
+            return cls(RefusalKind(document["kind"]), _printable(str(document["message"])))
         except (FormatError, KeyError, TypeError, ValueError):
             return None
 
-    def error(self, who: str) -> Exception:
-        """Return the exception for the user, who asked ``who``."""
-        return _ERRORS[self.kind](f"{who}: {self.message}")
+    def error(self, service: str) -> Exception:
+        """Return the exception to raise at the caller of ``service``."""
+        return _ERRORS[self.kind](f"{service}: {self.message}")
 
 
 def _printable(text: str) -> str:
@@ -87,14 +111,18 @@ def _printable(text: str) -> str:
     return "".join(kept)[:_MAX_MESSAGE]
 
 
-_ERRORS: Mapping[Kind, type[Exception]] = {
-    Kind.MALFORMED: FormatError,
-    Kind.DAMAGED: FormatError,
-    Kind.INVALID: ValueError,
-    Kind.UNAUTHENTICATED: SamplingError,
-    Kind.OTHER_GRAPH: SamplingError,
-    Kind.TOO_LARGE: TooLarge,
-    Kind.BUSY: GiglError,
-    Kind.GONE: Gone,
-    Kind.FAILED: SamplingError,
+_ERRORS: Mapping[RefusalKind, type[Exception]] = {
+    RefusalKind.MALFORMED: FormatError,
+    RefusalKind.DAMAGED: Damaged,
+    RefusalKind.INVALID: ValueError,
+    RefusalKind.UNAUTHENTICATED: SamplingError,
+    RefusalKind.NOT_FOUND: Unknown,
+    RefusalKind.GONE: Gone,
+    RefusalKind.CONFLICT: ValueError,
+    RefusalKind.OTHER_GRAPH: SamplingError,
+    RefusalKind.TOO_LARGE: TooLarge,
+    RefusalKind.BUSY: Busy,
+    RefusalKind.UNAVAILABLE: StorageUnavailable,
+    RefusalKind.UNIMPLEMENTED: ValueError,
+    RefusalKind.FAILED: SamplingError,
 }

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MAX_HEADER_BYTES = 64 << 10
 
 
 class RequestReader:
-    """The entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refused``."""
+    """The entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refusal``."""
 
     def __init__(self, layout: Layout, buffer: npt.NDArray[np.uint8]) -> None:
         self._layout = layout
@@ -68,8 +68,8 @@ class RequestReader:
     def check_version(self) -> None:
         version = self.text("wire")
         if version != str(WIRE_VERSION):
-            raise Refused(
-                Kind.MALFORMED,
+            raise Refusal(
+                RefusalKind.MALFORMED,
                 f"the request has wire version {version[:20]!r}, this service reads {WIRE_VERSION}: "
                 "install the same version of gigl-loader on all hosts",
             )
@@ -77,12 +77,14 @@ class RequestReader:
     def check_graph(self, graph: str) -> None:
         asked = self.text("graph")
         if asked != graph:
-            raise Refused(Kind.OTHER_GRAPH, f"asked about graph {asked[:12]}, this service has {graph[:12]}")
+            raise Refusal(
+                RefusalKind.OTHER_GRAPH, f"asked about graph {asked[:12]}, this service has {graph[:12]}"
+            )
 
     def partition(self, held: Mapping[int, object]) -> int:
         partition = self.number("partition", 0, 2**31)
         if partition not in held:
-            raise Refused(Kind.OTHER_GRAPH, f"partition {partition} is not here, only {sorted(held)}")
+            raise Refusal(RefusalKind.OTHER_GRAPH, f"partition {partition} is not here, only {sorted(held)}")
         return partition
 
     def integers(self, name: str) -> Int64Array:

@@ -18,7 +18,7 @@ from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc import graph_requests
 from gigl_loader.rpc.graph_requests import Inquiry
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.request_reader import (
     MAX_HEADER_BYTES,
     WIRE_VERSION,
@@ -124,13 +124,13 @@ def parse(
     graph: str,
     partitions: Mapping[int, Callable[[EdgeType], int]],
 ) -> tuple[int, Request] | tuple[None, Inquiry]:
-    """Check a request and return its partition, if it is about one, and what is asked. Raises ``Refused``.
+    """Check a request and return its partition, if it is about one, and what is asked. Raises ``Refusal``.
 
     ``partitions`` has those that the service holds; each gives the number of its edges of a type.
     """
     if len(ticket) > MAX_REQUEST_BYTES:
-        raise Refused(
-            Kind.TOO_LARGE, f"a request of {len(ticket)} bytes; at most {MAX_REQUEST_BYTES} are read"
+        raise Refusal(
+            RefusalKind.TOO_LARGE, f"a request of {len(ticket)} bytes; at most {MAX_REQUEST_BYTES} are read"
         )
     buffer = np.frombuffer(ticket, np.uint8)
     try:
@@ -147,9 +147,9 @@ def parse(
             read = partition, reader(fields, schema, partition, partitions)
         fields.check_all_read()
     except FormatError as error:
-        raise Refused(Kind.MALFORMED, str(error)) from None
+        raise Refusal(RefusalKind.MALFORMED, str(error)) from None
     except ValueError as error:
-        raise Refused(Kind.INVALID, str(error)) from None
+        raise Refusal(RefusalKind.INVALID, str(error)) from None
     return read
 
 

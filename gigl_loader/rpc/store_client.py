@@ -13,9 +13,10 @@ from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
 from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
-from gigl_loader.rpc.control_errors import Damaged, control_error, speaks_otherwise
+from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
+from gigl_loader.rpc.refusals import Damaged
 from gigl_loader.rpc.server_proof import (
     CHALLENGE,
     NONCE,

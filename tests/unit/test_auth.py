@@ -11,9 +11,9 @@ import pytest
 
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
-from gigl_server.errors import Refusal, Status
 from gigl_server.ports.auth import AuthenticatedCalls
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_a_call_is_answered_once(reception: AuthenticatedCalls, monkeypatch: pyt
         call.on_gone(lambda: gone.append("gone"))
         call.reply(messages.ServerLoad(workers=3))
         call.reply(messages.ServerLoad(workers=4))
-        call.refuse(grpc.StatusCode.NOT_FOUND, "too late")
+        call.refuse(Refusal(RefusalKind.NOT_FOUND, "too late"))
 
     called(reception, reply_twice, context)
     context.end()
@@ -132,7 +132,7 @@ def test_without_grpc_s_own_ending_the_public_one_is_used(
 
 def test_a_refusal_is_a_status(reception: AuthenticatedCalls, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(request: Any, call: ControlCall) -> None:
-        raise Refusal(Status.NOT_FOUND, "no such channel")
+        raise Refusal(RefusalKind.NOT_FOUND, "no such channel")
 
     context = Context()
     called(reception, refuse, context)

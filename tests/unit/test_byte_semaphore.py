@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.identity import Identity
 from gigl_server.ports.byte_semaphore import ByteSemaphore, Loan
 from tests.support.leftovers import wait_until
@@ -20,7 +20,7 @@ ONE, TWO, THREE = islice(CALLERS, 3)
 
 def filled(budget: ByteSemaphore, caller: Identity, grain: int) -> int:
     """Take as many grains as are given, and return what the caller holds then."""
-    with suppress(Refused):
+    with suppress(Refusal):
         while True:
             budget.take(grain, caller)
     return budget.lent_to(caller)
@@ -30,9 +30,9 @@ def test_large_requests_share_what_there_is() -> None:
     budget = ByteSemaphore(100, free=10, wait_s=0.01, what="large requests")
     with budget.lend(50, ONE), budget.lend(25, TWO):
         busy = "large requests under way take 75 of 100, those of this caller 50"
-        with pytest.raises(Refused, match=busy) as raised, budget.lend(11, ONE):
+        with pytest.raises(Refusal, match=busy) as raised, budget.lend(11, ONE):
             pass
-        assert raised.value.kind is Kind.BUSY
+        assert raised.value.kind is RefusalKind.BUSY
         with budget.lend(10, ONE):  # Small ones are not held up by large ones.
             assert budget.lent == 75
     assert budget.lent == 0
@@ -50,7 +50,7 @@ def test_greedy_callers_that_come_together_leave_as_much_to_the_next_one() -> No
     budget = ByteSemaphore(900, wait_s=0.0)
     for _ in range(900):
         for caller in CALLERS[:8]:
-            with suppress(Refused):
+            with suppress(Refusal):
                 budget.take(1, caller)
     assert {budget.lent_to(caller) for caller in CALLERS[:8]} == {100}
     assert filled(budget, CALLERS[8], 1) == 50
@@ -62,7 +62,7 @@ def test_who_holds_most_is_named_where_a_smaller_one_is_refused() -> None:
     assert budget.hoarder() is None  # Its own refusal is no reason.
     assert filled(budget, TWO, 75) == 225
     assert budget.hoarder() is None  # It has more than half as much.
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         budget.take(200, THREE)
     assert budget.hoarder() == ONE
     assert budget.hoarder() is None
@@ -74,7 +74,7 @@ def test_whoever_holds_nothing_gets_a_small_amount_if_it_is_there() -> None:
         filled(budget, caller, 90)
     spare = 1200 - budget.lent
     budget.take(min(spare, 100), CALLERS[4])
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         budget.take(101, CALLERS[5])
 
 
@@ -82,9 +82,9 @@ def test_more_than_there_is_goes_alone() -> None:
     budget = ByteSemaphore(100, free=10, wait_s=0.01)
     with budget.lend(1000):
         assert budget.lent == 100
-        with pytest.raises(Refused), budget.lend(11):
+        with pytest.raises(Refusal), budget.lend(11):
             pass
-    with budget.lend(50), pytest.raises(Refused), budget.lend(1000):
+    with budget.lend(50), pytest.raises(Refusal), budget.lend(1000):
         pass
     assert budget.lent == 0
 
@@ -136,7 +136,7 @@ def test_no_order_of_loans_exceeds_the_total_or_loses_any() -> None:
         else:
             caller, amount = draw.choice(CALLERS), draw.randrange(1, 1000)
             alone = budget.lent == 0
-            with suppress(Refused):
+            with suppress(Refusal):
                 loans.append(budget.take(amount, caller))
                 assert alone or budget.lent_to(caller) <= max(1000 - budget.lent, 1000 // 12)
         assert budget.lent <= 1000

@@ -15,7 +15,7 @@ from gigl_client.producers import ProducerCreator, admitted
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.group import RankGroup
 from gigl_loader.options import StoreOptions
-from gigl_loader.rpc.control_errors import Busy
+from gigl_loader.rpc.refusals import Busy
 from tests.support.thread_ranks import run_ranks
 
 

@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.rpc.control_errors import Busy, Unknown, control_error
+from gigl_loader.rpc.control_errors import control_error, status_of
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.refusals import Busy, Refusal, RefusalKind, Unknown
 
 CALLER = Caller(token="0123456789abcdef")
 HERE = Endpoint(
@@ -42,6 +43,38 @@ def test_each_status_has_its_exception(code: str, kind: type[Exception]) -> None
     error = told(grpc.StatusCode[code])
     assert type(error) is kind
     assert str(error) == "storage server 2 at 10.0.0.7:7000: some reason"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("MALFORMED", "INVALID_ARGUMENT"),
+        ("DAMAGED", "DATA_LOSS"),
+        ("INVALID", "INVALID_ARGUMENT"),
+        ("UNAUTHENTICATED", "UNAUTHENTICATED"),
+        ("NOT_FOUND", "NOT_FOUND"),
+        ("GONE", "NOT_FOUND"),
+        ("CONFLICT", "FAILED_PRECONDITION"),
+        ("OTHER_GRAPH", "FAILED_PRECONDITION"),
+        ("TOO_LARGE", "RESOURCE_EXHAUSTED"),
+        ("BUSY", "RESOURCE_EXHAUSTED"),
+        ("UNAVAILABLE", "UNAVAILABLE"),
+        ("UNIMPLEMENTED", "UNIMPLEMENTED"),
+        ("FAILED", "INTERNAL"),
+    ],
+)
+def test_each_refusal_has_its_status(kind: str, code: str) -> None:
+    assert status_of(RefusalKind[kind]) is grpc.StatusCode[code]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["DAMAGED", "INVALID", "UNAUTHENTICATED", "NOT_FOUND", "CONFLICT", "BUSY", "UNAVAILABLE", "FAILED"],
+)
+def test_a_refusal_is_one_exception_by_both_ports(kind: str) -> None:
+    refusal = Refusal(RefusalKind[kind], "why")
+    by_control, by_data = told(status_of(refusal.kind), refusal.message), refusal.error(str(HERE))
+    assert (type(by_control), str(by_control)) == (type(by_data), str(by_data))
 
 
 def test_some_statuses_say_more_in_our_words() -> None:

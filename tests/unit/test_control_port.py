@@ -14,9 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gigl_loader.rpc.control import STORE_SERVICE
-from gigl_loader.rpc.control_errors import Unknown
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.job import JOB_HEADER
+from gigl_loader.rpc.refusals import Unknown
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
 from tests.support.peers import served as peer_served

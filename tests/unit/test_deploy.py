@@ -15,8 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gigl_server.config import ServeOptions
-from gigl_server.settings import PREFIX, SETTINGS, read_settings, read_yaml
+from gigl_server.config import SERVE_OPTIONS, ServeOptions
+from gigl_server.settings import read_settings, read_yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -33,7 +33,7 @@ def documents(path: Path) -> list[Any]:
 
 def serve_variables() -> set[str]:
     """Return the environment variables that ``gigl-loader serve`` reads."""
-    return {PREFIX + name.upper() for name in SETTINGS}
+    return {option.variable for option in SERVE_OPTIONS.values()}
 
 
 def image_environment() -> dict[str, str]:

@@ -19,9 +19,10 @@ from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.frames import Gone, fetch_frame
+from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.job import job_key, new_job
+from gigl_loader.rpc.refusals import Gone
 from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
 from gigl_server.frames.store import FrameStore

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.memfile import map_memory
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.frames.ring import FrameRing
 from gigl_server.frames.store import FrameStore
 from tests.support.store_service import Clock
@@ -87,9 +87,9 @@ def test_what_is_sent_counts_for_its_job_until_it_was() -> None:
     sent = shelf.take(handles[0], ME)
     assert sent is not None
     assert (shelf.sent, shelf.nbytes, dict(shelf.held_bytes())) == (1, 200, {ME: 400})
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(Refusal) as raised:
         shelf.take(handles[1], ME)
-    assert raised.value.kind is Kind.BUSY
+    assert raised.value.kind is RefusalKind.BUSY
     assert shelf.take(put(shelf, nbytes=900, job=YOU), YOU) is not None  # One, however large.
     part = sent[10:20]
     del sent
@@ -102,10 +102,10 @@ def test_what_is_sent_counts_for_its_job_until_it_was() -> None:
 def test_frames_on_their_way_are_counted() -> None:
     shelf = FrameStore(1 << 30)
     sent = [shelf.take(put(shelf), ME) for _ in range(64)]
-    with pytest.raises(Refused, match=r"^64 frames of this job are on their way$"):
+    with pytest.raises(Refusal, match=r"^64 frames of this job are on their way$"):
         shelf.take(put(shelf), ME)
     sent += [shelf.take(put(shelf, job=bytes([job])), bytes([job])) for job in range(192)]
-    with pytest.raises(Refused, match=r"^256 frames are on their way$"):
+    with pytest.raises(Refusal, match=r"^256 frames are on their way$"):
         shelf.take(put(shelf, job=YOU), YOU)
     assert all(each is not None for each in sent)
 

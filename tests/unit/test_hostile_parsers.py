@@ -23,7 +23,7 @@ from gigl_loader.graph.manifest import Manifest
 from gigl_loader.rpc import request_reader, requests
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.graph_requests import frame_handle
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.replies import Assembly
 from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.strict_json import read_json
@@ -90,7 +90,7 @@ def _reply(text: bytes) -> object:
 
 
 def _refusal(text: bytes) -> None:
-    if Refused.from_record(text) is None:
+    if Refusal.from_record(text) is None:
         raise FormatError("no record")
 
 
@@ -98,9 +98,9 @@ PARSERS: Mapping[str, Parser] = {
     "JSON": Parser(lambda text: read_json(text, what="x", max_bytes=LARGE), LARGE),
     "file": Parser(_layout, LARGE),
     "frame": Parser(_frame, LARGE),
-    "request": Parser(_request, request_reader.MAX_HEADER_BYTES, (Refused,)),
-    "JSON in a request": Parser(_inner_json, request_reader.MAX_HEADER_BYTES // 4, (Refused,)),
-    "ask for a frame": Parser(lambda text: frame_handle(_headed(text)), 500, (Refused,)),
+    "request": Parser(_request, request_reader.MAX_HEADER_BYTES, (Refusal,)),
+    "JSON in a request": Parser(_inner_json, request_reader.MAX_HEADER_BYTES // 4, (Refusal,)),
+    "ask for a frame": Parser(lambda text: frame_handle(_headed(text)), 500, (Refusal,)),
     "reply": Parser(_reply, request_reader.MAX_HEADER_BYTES),
     "refusal": Parser(_refusal, 16 << 10),
     "endpoint": Parser(lambda text: Endpoint.from_json(text.decode("utf-8", "replace")), LARGE),
@@ -242,9 +242,9 @@ def test_many_tickets_with_large_headers_take_little_memory() -> None:
 
     def read(data: bytes) -> None:
         for _ in range(24):
-            with pytest.raises(Refused, match=r"a header of \d+ bytes; at most 65536 are read") as raised:
+            with pytest.raises(Refusal, match=r"a header of \d+ bytes; at most 65536 are read") as raised:
                 requests.parse(data, graph.schema, graph.manifest.digest, {})
-            assert raised.value.kind is Kind.MALFORMED
+            assert raised.value.kind is RefusalKind.MALFORMED
 
     assert _peak_bytes(read, ticket, ()) < 1 << 20
 

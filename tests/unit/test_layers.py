@@ -165,7 +165,6 @@ SERVER_VALUES = frozenset(
         "bind_check",
         "certificate_renewal",
         "counters",
-        "errors",
         "identity",
         "limits",
         "quotas",

@@ -22,6 +22,7 @@ from gigl_client.source import RemoteSource
 from gigl_loader.channel.slots import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.frames import fetch_frame
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
@@ -321,14 +322,12 @@ def test_a_frame_that_is_gone_is_asked_for_again(
 def test_a_busy_server_is_asked_again(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gigl_server.errors import Refusal, Status
-
     submit, calls = one.service(0).submit, []
 
     def busy(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) in (1, 2, 6):
-            raise Refusal(Status.BEYOND_LIMIT, "too much to do")
+            raise Refusal(RefusalKind.BUSY, "too much to do")
         return submit(*arguments)
 
     monkeypatch.setattr(one.service(0), "submit", busy)
@@ -358,15 +357,13 @@ def test_bytes_that_are_no_frame_fail_their_batch_only(
         assert drain(source, NUM_BATCHES - 3) == expected[3:]
 
 
-@pytest.mark.parametrize("status", ["INVALID", "BEYOND_LIMIT"])
+@pytest.mark.parametrize("kind", [RefusalKind.INVALID, RefusalKind.BUSY])
 def test_asks_that_are_refused_use_no_slot_up(
-    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, status: str
+    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, kind: RefusalKind
 ) -> None:
-    from gigl_server.errors import Refusal, Status
-
     def refuse(*_: Any) -> Any:
         asked.append(None)
-        raise Refusal(Status[status], "no")
+        raise Refusal(kind, "no")
 
     asked: list[None] = []
     with closing(one.open(transport="ring", prefetch=2)) as source:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc.refusals import Refused
+from gigl_loader.rpc.refusals import Refusal
 from gigl_loader.rpc.replies import Assembly, RowScatter, neighbors_document, read_neighbors
 from tests.unit import test_rpc_replies as replies
 from tests.unit import test_rpc_requests as requests
@@ -27,10 +27,10 @@ def damaged(data: bytes, changes: list[tuple[int, int]]) -> bytes:
     return bytes(copy)
 
 
-def outcome(request: bytes) -> Refused | None:
+def outcome(request: bytes) -> Refusal | None:
     try:
         requests.read(request)
-    except Refused as refused:
+    except Refusal as refused:
         return refused
     return None
 

@@ -11,7 +11,7 @@ import pytest
 
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.rpc import requests
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import Envelope, Ping, SplitRequest, encode, encode_ping, parse
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
@@ -123,67 +123,91 @@ I32, I64 = np.int32, np.int64
 @pytest.mark.parametrize(
     ("request_", "kind", "message"),
     [
-        (b"", Kind.MALFORMED, "cannot hold the 8-byte header length"),
-        (b"\xff" * 100, Kind.MALFORMED, "a header of"),
-        (N[:-1], Kind.MALFORMED, "arrays end at byte"),
-        (N + b"x", Kind.MALFORMED, "1 bytes follow its end"),
-        (edited(N, {"wire": None}), Kind.MALFORMED, "no 'wire'"),
+        (b"", RefusalKind.MALFORMED, "cannot hold the 8-byte header length"),
+        (b"\xff" * 100, RefusalKind.MALFORMED, "a header of"),
+        (N[:-1], RefusalKind.MALFORMED, "arrays end at byte"),
+        (N + b"x", RefusalKind.MALFORMED, "1 bytes follow its end"),
+        (edited(N, {"wire": None}), RefusalKind.MALFORMED, "no 'wire'"),
         (
             edited(N, {"wire": "1"}),
-            Kind.MALFORMED,
+            RefusalKind.MALFORMED,
             "wire version '1', this service reads 2: install the same",
         ),
-        (edited(N, {"graph": None}), Kind.MALFORMED, "no 'graph'"),
+        (edited(N, {"graph": None}), RefusalKind.MALFORMED, "no 'graph'"),
         (
             edited(N, {"graph": "b" * 64}),
-            Kind.OTHER_GRAPH,
+            RefusalKind.OTHER_GRAPH,
             "asked about graph bbbbbbbbbbbb, this service has abc",
         ),
-        (edited(N, {"partition": "0"}), Kind.OTHER_GRAPH, r"partition 0 is not here, only \[1\]"),
-        (edited(N, {"partition": "-1"}), Kind.MALFORMED, "partition -1 does not lie in"),
-        (edited(N, {"partition": "one"}), Kind.MALFORMED, "partition is 'one', not a number"),
-        (edited(N, {"ask": None}), Kind.MALFORMED, "no 'ask'"),
-        (edited(N, {"ask": "everything"}), Kind.MALFORMED, "unknown ask 'everything'"),
-        (edited(N, {"more": "1"}), Kind.MALFORMED, "unknown entry 'more'"),
-        (edited(N, {"edge_type": "nonsense"}), Kind.MALFORMED, "edge_type is not JSON"),
-        (edited(N, {"edge_type": "[" * 9_999}), Kind.MALFORMED, "edge_type is not JSON"),
-        (edited(N, {"edge_type": '["a", "b"]'}), Kind.MALFORMED, "a list of three names"),
-        (edited(N, {"edge_type": "[1, 2, 3]"}), Kind.MALFORMED, "a list of three names"),
-        (edited(N, {"edge_type": '["a", "b", "c"]'}), Kind.INVALID, "no edge type"),
-        (edited(N, {"key": str(2**64)}), Kind.MALFORMED, "key .* does not lie in"),
-        (edited(N, {"key": "1" * 5_000}), Kind.MALFORMED, "key is .*, not a number"),
-        (edited(N, {"key": "٣"}), Kind.MALFORMED, "key is .*, not a number"),
-        (edited(N, {"hop": "254"}), Kind.MALFORMED, r"hop 254 does not lie in \[0, 254\)"),
-        (edited(N, {"fanout": "-2"}), Kind.MALFORMED, "fanout -2 does not lie in"),
-        (edited(N, {"fanout": str(2**31)}), Kind.MALFORMED, "fanout .* does not lie in"),
-        (edited(N, {"flags": '["fast"]'}), Kind.MALFORMED, "flags .* are not among"),
-        (edited(N, {"flags": '["replace", "replace"]'}), Kind.MALFORMED, "not a list of different names"),
-        (edited(N, {}, np.array([-1], I32)), Kind.INVALID, "rows -1 to -1 lie outside a partition of 4"),
-        (edited(N, {}, np.array([0, 4], I64)), Kind.INVALID, "rows 0 to 4 lie outside a partition of 4"),
-        (edited(N, {}, np.array([0.0])), Kind.MALFORMED, "'rows' must be I32 or I64 of one dimension"),
-        (edited(N, {}, np.array([[0]], I32)), Kind.MALFORMED, "'rows' must be I32 or I64 of one dimension"),
-        (edited(S, {}, np.array([0], I32)), Kind.MALFORMED, "unknown entry 'rows'"),
-        (edited(R, {"kind": "7"}), Kind.MALFORMED, "a list of three names"),
-        (edited(R, {"kind": '"absent"'}), Kind.INVALID, "no node type 'absent'"),
-        (edited(R, {"columns": '"x"'}), Kind.MALFORMED, "columns is not a list of different names"),
-        (edited(R, {"columns": '["x", "x"]'}), Kind.MALFORMED, "columns is not a list of different names"),
-        (edited(R, {"columns": '["x", "z"]'}), Kind.INVALID, "no column 'z'"),
-        (edited(E, {}, np.array([30], I32)), Kind.INVALID, "rows 30 to 30 lie outside a partition of 30"),
-        (edited(S, {"node_type": "absent"}), Kind.INVALID, "no node type 'absent'"),
-        (edited(S, {"split": "absent"}), Kind.INVALID, "no split 'absent'"),
+        (edited(N, {"partition": "0"}), RefusalKind.OTHER_GRAPH, r"partition 0 is not here, only \[1\]"),
+        (edited(N, {"partition": "-1"}), RefusalKind.MALFORMED, "partition -1 does not lie in"),
+        (edited(N, {"partition": "one"}), RefusalKind.MALFORMED, "partition is 'one', not a number"),
+        (edited(N, {"ask": None}), RefusalKind.MALFORMED, "no 'ask'"),
+        (edited(N, {"ask": "everything"}), RefusalKind.MALFORMED, "unknown ask 'everything'"),
+        (edited(N, {"more": "1"}), RefusalKind.MALFORMED, "unknown entry 'more'"),
+        (edited(N, {"edge_type": "nonsense"}), RefusalKind.MALFORMED, "edge_type is not JSON"),
+        (edited(N, {"edge_type": "[" * 9_999}), RefusalKind.MALFORMED, "edge_type is not JSON"),
+        (edited(N, {"edge_type": '["a", "b"]'}), RefusalKind.MALFORMED, "a list of three names"),
+        (edited(N, {"edge_type": "[1, 2, 3]"}), RefusalKind.MALFORMED, "a list of three names"),
+        (edited(N, {"edge_type": '["a", "b", "c"]'}), RefusalKind.INVALID, "no edge type"),
+        (edited(N, {"key": str(2**64)}), RefusalKind.MALFORMED, "key .* does not lie in"),
+        (edited(N, {"key": "1" * 5_000}), RefusalKind.MALFORMED, "key is .*, not a number"),
+        (edited(N, {"key": "٣"}), RefusalKind.MALFORMED, "key is .*, not a number"),
+        (edited(N, {"hop": "254"}), RefusalKind.MALFORMED, r"hop 254 does not lie in \[0, 254\)"),
+        (edited(N, {"fanout": "-2"}), RefusalKind.MALFORMED, "fanout -2 does not lie in"),
+        (edited(N, {"fanout": str(2**31)}), RefusalKind.MALFORMED, "fanout .* does not lie in"),
+        (edited(N, {"flags": '["fast"]'}), RefusalKind.MALFORMED, "flags .* are not among"),
+        (
+            edited(N, {"flags": '["replace", "replace"]'}),
+            RefusalKind.MALFORMED,
+            "not a list of different names",
+        ),
+        (
+            edited(N, {}, np.array([-1], I32)),
+            RefusalKind.INVALID,
+            "rows -1 to -1 lie outside a partition of 4",
+        ),
+        (
+            edited(N, {}, np.array([0, 4], I64)),
+            RefusalKind.INVALID,
+            "rows 0 to 4 lie outside a partition of 4",
+        ),
+        (edited(N, {}, np.array([0.0])), RefusalKind.MALFORMED, "'rows' must be I32 or I64 of one dimension"),
+        (
+            edited(N, {}, np.array([[0]], I32)),
+            RefusalKind.MALFORMED,
+            "'rows' must be I32 or I64 of one dimension",
+        ),
+        (edited(S, {}, np.array([0], I32)), RefusalKind.MALFORMED, "unknown entry 'rows'"),
+        (edited(R, {"kind": "7"}), RefusalKind.MALFORMED, "a list of three names"),
+        (edited(R, {"kind": '"absent"'}), RefusalKind.INVALID, "no node type 'absent'"),
+        (edited(R, {"columns": '"x"'}), RefusalKind.MALFORMED, "columns is not a list of different names"),
+        (
+            edited(R, {"columns": '["x", "x"]'}),
+            RefusalKind.MALFORMED,
+            "columns is not a list of different names",
+        ),
+        (edited(R, {"columns": '["x", "z"]'}), RefusalKind.INVALID, "no column 'z'"),
+        (
+            edited(E, {}, np.array([30], I32)),
+            RefusalKind.INVALID,
+            "rows 30 to 30 lie outside a partition of 30",
+        ),
+        (edited(S, {"node_type": "absent"}), RefusalKind.INVALID, "no node type 'absent'"),
+        (edited(S, {"split": "absent"}), RefusalKind.INVALID, "no split 'absent'"),
     ],
 )
-def test_every_broken_rule_is_refused(request_: bytes, kind: Kind, message: str) -> None:
-    with pytest.raises(Refused, match=message) as raised:
+def test_every_broken_rule_is_refused(request_: bytes, kind: RefusalKind, message: str) -> None:
+    with pytest.raises(Refusal, match=message) as raised:
         read(request_)
     assert raised.value.kind is kind
 
 
 def test_large_requests_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_REQUEST_BYTES", 100)
-    with pytest.raises(Refused, match="at most 100 are read") as raised:
+    with pytest.raises(Refusal, match="at most 100 are read") as raised:
         read(b"x" * 101)
-    assert raised.value.kind is Kind.TOO_LARGE
+    assert raised.value.kind is RefusalKind.TOO_LARGE
 
 
 def test_arrays_at_odd_addresses_are_read() -> None:

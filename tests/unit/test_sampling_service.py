@@ -14,10 +14,9 @@ import pytest
 from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.memfile import map_memory
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_server.errors import Refusal, Status
 from gigl_server.limits import Limits
 from gigl_server.sessions.channel import ChannelOptions
 from tests.support.leftovers import wait_until
@@ -39,10 +38,10 @@ def wanted() -> list[bytes]:
     return drain(source)
 
 
-def refused(status: Status, message: str, call: Any, *args: Any, **more: Any) -> None:
+def refused(kind: RefusalKind, message: str, call: Any, *args: Any, **more: Any) -> None:
     with pytest.raises(Refusal, match=message) as raised:
         call(*args, **more)
-    assert raised.value.status is status
+    assert raised.value.kind is kind
     assert "\n" not in raised.value.message
 
 
@@ -124,7 +123,7 @@ def test_without_a_door_there_is_no_ring() -> None:
         trainer = Trainer(service, ring_slots=2, ring_slot_bytes=4096)
         assert trainer.channel.ring is None
         assert service.ring_of(trainer.channel.id) is None
-        refused(Status.INVALID, "slot 1 of a ring of 0", trainer.ask, 0, slot=1)
+        refused(RefusalKind.INVALID, "slot 1 of a ring of 0", trainer.ask, 0, slot=1)
 
 
 def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +152,7 @@ def test_a_mistake_of_ours_ends_the_ask_and_not_the_thread(
             trainer.ask(2)
             refusal = trainer.answers.next()[1].refusal
         assert refusal is not None
-        assert refusal.status is Status.UNAVAILABLE
+        assert refusal.kind is RefusalKind.UNAVAILABLE
         assert wait_until(lambda: "ZeroDivisionError" in caplog.text, seconds=5)
         trainer.ask(2)
         assert trainer.answers.next()[1].handle
@@ -246,12 +245,12 @@ def test_beyond_its_credit_a_channel_is_refused_and_others_are_not() -> None:
         trainer.ask(0)
         assert gate.entered.acquire(timeout=20)
         trainer.ask(1)
-        refused(Status.BEYOND_LIMIT, "^2 batches are asked for and not fetched", trainer.ask, 2)
+        refused(RefusalKind.BUSY, "^2 batches are asked for and not fetched", trainer.ask, 2)
         other.ask(0)
         gate.opened.set()
         outcomes = [trainer.answers.next()[1] for _ in range(2)]
         assert other.answers.next()[1].handle
-        refused(Status.BEYOND_LIMIT, "not fetched", trainer.ask, 2)  # Ready frames count.
+        refused(RefusalKind.BUSY, "not fetched", trainer.ask, 2)  # Ready frames count.
         trainer.fetch(outcomes[0])
         trainer.ask(2)
 
@@ -281,7 +280,7 @@ def test_a_refused_ask_of_a_new_epoch_ends_the_older_ones_all_the_same() -> None
         assert gate.entered.acquire(timeout=20)
         trainer.ask(1)
         seeds = np.arange(100).tobytes()
-        refused(Status.BEYOND_LIMIT, "seeds", trainer.ask, 0, fence=1, inputs=seeds, index=seeds)
+        refused(RefusalKind.BUSY, "seeds", trainer.ask, 0, fence=1, inputs=seeds, index=seeds)
         name, outcome = trainer.answers.next()
         assert (name, outcome.skipped) == (1, True)
         gate.opened.set()
@@ -323,8 +322,8 @@ def test_one_slot_is_not_written_twice_at_once() -> None:
         service.ring_door = "somewhere"
         trainer = Trainer(service, ring_slots=2, ring_slot_bytes=1 << 20)
         trainer.ask(0, slot=1)
-        refused(Status.INVALID, "slot 1 is asked for by another call", trainer.ask, 1, slot=1)
-        refused(Status.INVALID, "slot 3 of a ring of 2", trainer.ask, 1, slot=3)
+        refused(RefusalKind.INVALID, "slot 1 is asked for by another call", trainer.ask, 1, slot=1)
+        refused(RefusalKind.INVALID, "slot 3 of a ring of 2", trainer.ask, 1, slot=3)
         trainer.ask(1, slot=2)
         gate.opened.set()
         assert [trainer.answers.next()[1].in_slot for _ in range(2)] == [True, True]
@@ -378,9 +377,9 @@ def test_frames_that_are_sent_to_who_does_not_read_take_a_part_of_the_memory_onl
         handles = [stalled.answers.next()[1].handle for _ in range(4)]
         sent = service.frames.take(handles[0], JOB)
         assert sent is not None
-        with pytest.raises(Refused, match=r"^0.1 MB of this job are on their way$") as raised:
+        with pytest.raises(Refusal, match=r"^0.1 MB of this job are on their way$") as raised:
             service.frames.take(handles[1], JOB)
-        assert raised.value.kind is Kind.BUSY
+        assert raised.value.kind is RefusalKind.BUSY
         for batch in range(6):
             other.ask(batch % 4)
             assert other.fetch(other.answers.next()[1]) is not None
@@ -435,7 +434,7 @@ def test_an_ask_that_waits_for_memory_is_refused_when_the_server_drains() -> Non
         gate.opened.set()
         refusal = trainer.answers.next()[1].refusal
         assert refusal is not None
-        assert refusal.status is Status.UNAVAILABLE
+        assert refusal.kind is RefusalKind.UNAVAILABLE
 
 
 # --- who may have what
@@ -449,16 +448,18 @@ def test_joining_a_producer_and_conflicts() -> None:
         assert service.create_producer(OTHER_JOB, **given)
         other = with_sampler(PLAN, replace=True).to_json()
         message = "a producer 'train' of other options exists: replace is False there and True here"
-        refused(Status.CONFLICT, message, service.create_producer, JOB, **{**given, "plan": other})
+        refused(RefusalKind.CONFLICT, message, service.create_producer, JOB, **{**given, "plan": other})
         refused(
-            Status.CONFLICT,
+            RefusalKind.CONFLICT,
             "asked for graph '0000",
             service.create_producer,
             JOB,
             **{**given, "graph": "0" * 64},
         )
-        refused(Status.INVALID, "not JSON", service.create_producer, JOB, **{**given, "plan": "x"})
-        refused(Status.INVALID, "a key has 1 to 256", service.create_producer, JOB, **{**given, "key": ""})
+        refused(RefusalKind.INVALID, "not JSON", service.create_producer, JOB, **{**given, "plan": "x"})
+        refused(
+            RefusalKind.INVALID, "a key has 1 to 256", service.create_producer, JOB, **{**given, "key": ""}
+        )
         assert service.load().producers == 2
 
 
@@ -469,7 +470,7 @@ def test_what_a_job_has_is_nobody_elses(wanted: list[bytes]) -> None:
         outcome = mine.answers.next()[1]
         service.create_producer(OTHER_JOB, key="other", plan=PLAN.to_json(), graph=DIGEST)
         refused(
-            Status.NOT_FOUND,
+            RefusalKind.NOT_FOUND,
             "this job has no such channel here: open it again",
             service.submit,
             OTHER_JOB,
@@ -478,7 +479,7 @@ def test_what_a_job_has_is_nobody_elses(wanted: list[bytes]) -> None:
             print,
         )
         order = ChannelOptions(key="train", name="", credit=1)
-        refused(Status.NOT_FOUND, "no producer 'train' here", service.open_channel, OTHER_JOB, order)
+        refused(RefusalKind.NOT_FOUND, "no producer 'train' here", service.open_channel, OTHER_JOB, order)
         service.close_channel(OTHER_JOB, mine.channel.id)
         service.destroy_producer(OTHER_JOB, "train")
         assert service.heartbeat(OTHER_JOB, [mine.channel.id]) == []
@@ -504,8 +505,8 @@ def test_a_closed_channel_ends_its_asks_and_its_producer_goes_with_the_last() ->
         for _ in range(2):
             refusal = trainer.answers.next()[1].refusal
             assert refusal is not None
-            assert refusal.status is Status.NOT_FOUND
-        refused(Status.NOT_FOUND, "open it again", trainer.ask, 1)
+            assert refusal.kind is RefusalKind.NOT_FOUND
+        refused(RefusalKind.NOT_FOUND, "open it again", trainer.ask, 1)
         assert service.frames.nbytes == 0
 
 
@@ -514,7 +515,7 @@ def test_destroying_a_producer_takes_its_channels() -> None:
         trainer, other = Trainer(service), Trainer(service, key="other")
         for _ in range(2):
             service.destroy_producer(JOB, "train")
-        refused(Status.NOT_FOUND, "no such channel", trainer.ask, 0)
+        refused(RefusalKind.NOT_FOUND, "no such channel", trainer.ask, 0)
         other.ask(0)
         assert other.answers.next()[1].handle
 
@@ -538,7 +539,7 @@ def test_orders_that_cannot_be_are_refused(changes: dict[str, Any], message: str
         service.ring_door = "somewhere"
         service.create_producer(JOB, key="train", plan=PLAN.to_json(), graph=DIGEST)
         order = ChannelOptions(**{"key": "train", "name": "", "credit": 4, **changes})
-        refused(Status.INVALID, message, service.open_channel, JOB, order)
+        refused(RefusalKind.INVALID, message, service.open_channel, JOB, order)
 
 
 @pytest.mark.parametrize(
@@ -559,7 +560,7 @@ def test_orders_that_cannot_be_are_refused(changes: dict[str, Any], message: str
 def test_asks_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with service_of(batch_seeds=100) as service:
         trainer = Trainer(service)
-        refused(Status.INVALID, message, trainer.ask, 0, **changes)
+        refused(RefusalKind.INVALID, message, trainer.ask, 0, **changes)
         trainer.ask(0)
         assert trainer.answers.next()[1].handle
 
@@ -582,7 +583,7 @@ def test_limits_bind_until_something_is_closed(given: dict[str, Any], message: s
             return Trainer(service, key=str(number), ring_slots=1, ring_slot_bytes=1 << 20)
 
         first, _ = trainer(1), trainer(2)
-        refused(Status.BEYOND_LIMIT, message, trainer, 3)
+        refused(RefusalKind.BUSY, message, trainer, 3)
         service.close_channel(JOB, first.channel.id)
         trainer(3)
 
@@ -591,10 +592,10 @@ def test_jobs_and_waiting_seeds_are_limited_too() -> None:
     gate = Gate()
     with service_of(gate=gate, jobs=1, ask_bytes=2000) as service:
         trainer = Trainer(service)
-        refused(Status.BEYOND_LIMIT, "1 jobs on this server", Trainer, service, job=OTHER_JOB)
+        refused(RefusalKind.BUSY, "1 jobs on this server", Trainer, service, job=OTHER_JOB)
         trainer.ask(0)
         trainer.ask(1)
-        refused(Status.BEYOND_LIMIT, "as many seeds waiting as it may hold", trainer.ask, 2)
+        refused(RefusalKind.BUSY, "as many seeds waiting as it may hold", trainer.ask, 2)
         gate.opened.set()
         for _ in range(2):
             trainer.answers.next()
@@ -628,7 +629,7 @@ def test_a_job_that_is_silent_loses_what_it_holds(
         assert (load.jobs, load.producers) == (1, 1)
         assert service.heartbeat(OTHER_JOB, [alive.channel.id]) == [alive.channel.id]
         assert silent.fetch(outcome) is None
-        refused(Status.NOT_FOUND, "no such channel", silent.ask, 0)
+        refused(RefusalKind.NOT_FOUND, "no such channel", silent.ask, 0)
         assert service.ring_of(silent.channel.id) is None
         [record] = [each for each in caplog.records if "reclaimed" in each.message]
         assert "1 channels and 1 producers are reclaimed" in record.message
@@ -656,7 +657,7 @@ def test_leases_are_of_channels_each_renewed_by_what_names_it() -> None:
         }
         assert service.load().producers == 1
         for trainer in (dead, other):
-            refused(Status.NOT_FOUND, "no such channel", trainer.ask, 0)
+            refused(RefusalKind.NOT_FOUND, "no such channel", trainer.ask, 0)
 
 
 def test_a_producer_that_nobody_opens_a_channel_of_goes_too() -> None:
@@ -706,7 +707,7 @@ def test_idle_servers_give_memory_back() -> None:
 
 def test_nothing_is_sampled_before_it_is_ready() -> None:
     with service_of(ready=False) as service:
-        refused(Status.UNAVAILABLE, "the server is starting", Trainer, service)
+        refused(RefusalKind.UNAVAILABLE, "the server is starting", Trainer, service)
         assert service.load().workers == 0
         service.make_ready(None)
         Trainer(service)
@@ -724,8 +725,8 @@ def test_draining_refuses_what_waits_and_finishes_what_was_begun(wanted: list[by
         assert not service.drain(0.01)
         refusal = trainer.answers.next()[1].refusal
         assert refusal is not None
-        assert refusal.status is Status.UNAVAILABLE
-        refused(Status.UNAVAILABLE, "the server is draining", trainer.ask, 2)
+        assert refusal.kind is RefusalKind.UNAVAILABLE
+        refused(RefusalKind.UNAVAILABLE, "the server is draining", trainer.ask, 2)
         gate.opened.set()
         outcome = trainer.answers.next()[1]
         assert not service.drain(0.05)  # It was not fetched.
@@ -753,7 +754,7 @@ def test_closing_ends_all_in_any_state() -> None:
         service.close()
         for _ in range(5):
             trainer.answers.next()
-        refused(Status.UNAVAILABLE, "the server is closed", trainer.ask, 0)
+        refused(RefusalKind.UNAVAILABLE, "the server is closed", trainer.ask, 0)
     del trainer, service
     gc.collect()
     assert threading.active_count() == before

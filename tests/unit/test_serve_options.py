@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.main import get_command
 
-from gigl_server.config import ServeOptions
-from gigl_server.settings import SETTINGS, read_settings, read_yaml
+from gigl_loader.cli.app import build_app
+from gigl_server.config import SERVE_OPTIONS, ServeOptions
+from gigl_server.settings import read_settings, read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,9 +34,43 @@ def test_a_flag_goes_before_a_variable_and_a_variable_before_the_file() -> None:
     assert (options.workers, options.lease_s, options.drain_s) == (1, 7.0, 9.0)
 
 
-def test_every_option_has_a_setting() -> None:
-    fields = {field for field, _ in SETTINGS.values()}
-    assert fields == set(ServeOptions.__dataclass_fields__)
+def test_every_option_has_all_its_spellings() -> None:
+    fields = [option.field for option in SERVE_OPTIONS.values()]
+    assert fields == list(ServeOptions.__dataclass_fields__)
+    assert [name for name, option in SERVE_OPTIONS.items() if not option.flags] == ["graph_dir"]
+    for name, option in SERVE_OPTIONS.items():
+        assert option.name == name
+        assert option.flags[:1] in ((), ("--" + name.replace("_", "-"),))
+        assert option.variable == f"GIGL_{name.upper()}"
+        assert option.help
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("graph_dir", ""),
+        ("partition", "all that lie there"),
+        ("listen", "127.0.0.1:7070"),
+        ("peer", ""),
+        ("insecure", ""),
+        ("metrics", ""),
+        ("lease", "60"),
+        ("frame_memory", "4GB"),
+        ("verify", "lazy"),
+        ("scrub_rate", "64MB"),
+    ],
+)
+def test_defaults_are_shown_as_they_would_be_written(name: str, shown: str) -> None:
+    assert SERVE_OPTIONS[name].default == shown
+
+
+def test_the_command_line_has_every_option() -> None:
+    group: Any = get_command(build_app())
+    arguments = {each.name: (tuple(each.opts), each.help) for each in group.commands["serve"].params}
+    assert arguments.pop("config")[0] == ("--config",)
+    assert arguments == {
+        name: (option.flags or (name,), option.help) for name, option in SERVE_OPTIONS.items()
+    }
 
 
 @pytest.mark.parametrize("given", ["0,3", [0, 3], ["0", 3], ("0,3",)])
@@ -100,6 +136,11 @@ def test_nonsense_is_refused_in_one_line(document: dict[str, Any], said: str) ->
         read(flags, document=document)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("none", [0, "0", "0MB"])
+def test_scrubbing_can_be_turned_off(none: Any) -> None:
+    assert read(document={"scrub_rate": none}).scrub_rate == 0
 
 
 def test_the_line_names_the_variable_that_is_wrong() -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from gigl_loader.channel.frame import Failure
 from gigl_loader.memfile import map_memory
-from gigl_loader.rpc.refusals import Kind, Refused
-from gigl_server.errors import Refusal, Status
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from tests.support.leftovers import wait_until
@@ -32,7 +31,7 @@ EDGE_TYPE = next(iter(cast("Any", PLAN.sampler).num_neighbors))
 def refused(message: str, call: Any, *args: Any, **more: Any) -> None:
     with pytest.raises(Refusal, match=message) as raised:
         call(*args, **more)
-    assert raised.value.status is Status.BEYOND_LIMIT
+    assert raised.value.kind is RefusalKind.BUSY
 
 
 def failure_of(outcome: Result) -> str:
@@ -136,12 +135,12 @@ def test_unread_frames_of_one_owner_leave_memory_to_send_those_of_others() -> No
             handle = trainer.answers.next()[1].handle
             try:
                 sent.append(service.frames.take(handle, trainer.job))
-            except Refused as error:
+            except Refusal as error:
                 errors.append((error.kind, str(error)))  # Not the error: its traceback holds the frame.
                 service.frames.drop(handle)
         assert 20 < len(sent) < 31
         assert len(errors) == 40 - len(sent)
-        assert {kind for kind, _ in errors} == {Kind.BUSY}
+        assert {kind for kind, _ in errors} == {RefusalKind.BUSY}
         assert "MB of 10.0.0.1 are on their way" in errors[0][1]
         honest = Trainer(service, job=OTHER_JOB, caller=HONEST)
         honest.ask(0)

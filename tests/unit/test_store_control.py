@@ -23,10 +23,10 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum
 from gigl_loader.rpc.control import STORE_METHODS, STORE_SERVICE
-from gigl_loader.rpc.control_errors import Busy, Unknown
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
+from gigl_loader.rpc.refusals import Busy, Unknown
 from gigl_loader.sampling.store import WireCounts
 from gigl_server.audit import AuditLog
 from gigl_server.cluster.readiness import PeerTraffic, View

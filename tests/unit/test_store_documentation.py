@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gigl_loader.rpc.control_errors import status_of
+from gigl_loader.rpc.refusals import RefusalKind
+from gigl_server.config import SERVE_OPTIONS
 from gigl_server.limits import Limits
-from gigl_server.settings import PREFIX, SETTINGS
 from tests.support.clusters import servers_of
 from tests.support.learnable import learnable_graph
 
@@ -25,12 +27,23 @@ def read(url: str) -> str:
 
 def test_every_option_is_described() -> None:
     page = (DOCS / "deploy.md").read_text()
-    for name in set(SETTINGS) - {"graph_dir"}:
-        assert f"| `--{name.replace('_', '-')}`" in page or f"`--{name.replace('_', '-')}`" in page
-    assert {found.removeprefix(PREFIX) for found in re.findall(r"`(GIGL_[A-Z_]+)", page)} <= {
-        *(name.upper() for name in SETTINGS),
-        "CONFIG",
-    }
+    [table] = re.findall(r"^\| flag \(.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    rows = [re.fullmatch(r"\| (.+?) \| (.*?) ?\| .+ \|", line) for line in table.splitlines()]
+    described = [(re.findall(r"`(.+?)`", row[1]), row[2].replace("`", "")) for row in rows if row]
+    assert described == [
+        *(
+            ([*(each.flags or ["GRAPH_DIR"]), each.variable, name], each.default)
+            for name, each in SERVE_OPTIONS.items()
+        ),
+        (["--config", "GIGL_CONFIG"], ""),
+    ]
+    assert {*re.findall(r"`(GIGL_[A-Z_]+)", page)} == {*re.findall(r"`(GIGL_[A-Z_]+)", table)}
+
+
+def test_every_refusal_is_described_with_its_status() -> None:
+    page = (DOCS / "wire.md").read_text()
+    described = re.findall(r"^\| `([a-z ]+)` \| `([A-Z_]+)` \| ", page, re.MULTILINE)
+    assert dict(described) == {kind.value: status_of(kind).name for kind in RefusalKind}
 
 
 @pytest.mark.usefixtures("no_leftovers")

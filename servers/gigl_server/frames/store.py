@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 
@@ -80,7 +80,7 @@ class FrameStore:
     def take(self, handle: bytes, job: bytes) -> Bytes | None:
         """Hand a frame out, once. ``None`` if it is not there, or not this job's: which, is not told.
 
-        It counts as being sent until nothing refers to the array. ``Refused`` where enough is on its way:
+        It counts as being sent until nothing refers to the array. ``Refusal`` where enough is on its way:
         then the frame stays here.
         """
         with self._lock:
@@ -178,12 +178,12 @@ class FrameStore:
     def _check_sent(self, job: bytes, nbytes: int) -> None:
         self._settle()
         if self._sent.total() >= _MAX_SENT:
-            raise Refused(Kind.BUSY, f"{_MAX_SENT} frames are on their way")
+            raise Refusal(RefusalKind.BUSY, f"{_MAX_SENT} frames are on their way")
         if self._sent[job] >= _MAX_SENT_TO_A_JOB:
-            raise Refused(Kind.BUSY, f"{_MAX_SENT_TO_A_JOB} frames of this job are on their way")
+            raise Refusal(RefusalKind.BUSY, f"{_MAX_SENT_TO_A_JOB} frames of this job are on their way")
         under_way = self._sent_bytes[job]
         if under_way and under_way + nbytes > self._most_bytes_to_a_job:
-            raise Refused(Kind.BUSY, f"{under_way / 1e6:.1f} MB of this job are on their way")
+            raise Refusal(RefusalKind.BUSY, f"{under_way / 1e6:.1f} MB of this job are on their way")
         self._check_owner(self._owners.get(job, LOCAL), nbytes)
 
     def _check_owner(self, owner: Identity, nbytes: int) -> None:
@@ -193,10 +193,10 @@ class FrameStore:
         under_way = sum(self._sent_bytes[job] for job in sent)
         count = sum(sent.values())
         if not has_quota(owner, own=count, used=self._sent.total(), limit=_MAX_SENT):
-            raise Refused(Kind.BUSY, f"{count} frames of {owner} are on their way")
+            raise Refusal(RefusalKind.BUSY, f"{count} frames of {owner} are on their way")
         used = self._sent_bytes.total()
         if not has_quota(owner, own=under_way, used=used, limit=self._nbytes, more=nbytes):
-            raise Refused(Kind.BUSY, f"{under_way / 1e6:.1f} MB of {owner} are on their way")
+            raise Refusal(RefusalKind.BUSY, f"{under_way / 1e6:.1f} MB of {owner} are on their way")
 
     def _settle(self) -> None:
         while self._ended:

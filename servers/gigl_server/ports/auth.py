@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from gigl_server.errors import Refusal
+from gigl_loader.rpc.control_errors import status_of
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.identity import Identity
 from gigl_server.ports.control_call import ControlCall, handler, header_values
 from gigl_server.ports.message_reader import MessageReader
@@ -37,8 +38,8 @@ _MEMORY_BYTES = 1 << 30
 _MAX_TURNS = 32
 _MIN_CALLS_PER_CALLER = 32
 _CACHED_IDENTITIES = 4096
-_ORDINARY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL})
-_NOT_COUNTED = _ORDINARY | {grpc.StatusCode.RESOURCE_EXHAUSTED}
+_ORDINARY = frozenset({RefusalKind.UNAVAILABLE, RefusalKind.FAILED})
+_NOT_COUNTED = _ORDINARY | {RefusalKind.BUSY, RefusalKind.TOO_LARGE}
 
 
 class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -126,11 +127,12 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             certificate = self._certificate(bytes(shown[0])) if shown else ""
         return self._identity(peer=str(context.peer()), token=token, certificate=certificate)
 
-    def _refused(self, call: ControlCall, code: grpc.StatusCode, text: str) -> None:
+    def _refused(self, call: ControlCall, refusal: Refusal) -> None:
         """Count and log a refusal, but for what is an ordinary state of a server."""
-        self._counters.add(refused=code not in _NOT_COUNTED)
-        if code not in _ORDINARY:
-            self._audit.refused(call.caller, f"{call.method}: {code.name}: {text}")
+        self._counters.add(refused=refusal.kind not in _NOT_COUNTED)
+        if refusal.kind not in _ORDINARY:
+            status = status_of(refusal.kind).name
+            self._audit.refused(call.caller, f"{call.method}: {status}: {refusal.message}")
 
     def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
         call = self.call(name, stream, token)
@@ -141,7 +143,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _receive(self, answer: Answer, request: Any, call: ControlCall) -> None:
         if not self._calls.enter(call.caller):
-            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, self._calls.reason)
+            call.refuse(Refusal(RefusalKind.BUSY, self._calls.reason))
             return
         if call.watch_end(partial(self._end, call)):
             self._reader.read(call, partial(self._respond, answer, request, call))
@@ -154,9 +156,9 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             reply = answer(request.FromString(data), call)
         except DecodeError:
             text = f"the message is no {request.DESCRIPTOR.name}"
-            call.refuse(grpc.StatusCode.INVALID_ARGUMENT, text)
+            call.refuse(Refusal(RefusalKind.MALFORMED, text))
         except Refusal as refusal:
-            call.refuse(grpc.StatusCode[refusal.status.value], refusal.message)
+            call.refuse(refusal)
         except Exception:
             self._fail(call)
         else:
@@ -177,17 +179,17 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _fail(self, call: ControlCall) -> None:
         _LOGGER.exception("a control call failed")
-        call.refuse(grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why")
+        call.refuse(Refusal(RefusalKind.FAILED, "the server failed to answer; its log says why"))
 
     def _refuse_token(self, call: ControlCall) -> None:
-        call.refuse(grpc.StatusCode.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
+        call.refuse(Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one"))
 
     def _refuse_late(self, call: ControlCall, others_wait: bool) -> None:
         if others_wait:
             text = "the message was slow to come, and others wait: send it again"
-            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            call.refuse(Refusal(RefusalKind.BUSY, text))
         else:
-            call.refuse(grpc.StatusCode.INVALID_ARGUMENT, "the message did not come in time")
+            call.refuse(Refusal(RefusalKind.INVALID, "the message did not come in time"))
 
 
 def _fingerprint(pem: bytes) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.identity import LOCAL
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ByteSemaphore:
             return self._lent[caller]
 
     def take(self, amount: int, caller: Identity = LOCAL) -> Loan:
-        """Lend an amount until the loan is released. ``Refused`` (busy) beyond the share of the caller.
+        """Lend an amount until the loan is released. ``Refusal`` (busy) beyond the share of the caller.
 
         More than there is is lent to one caller at a time: each request is bounded on its own.
         """
@@ -67,7 +67,7 @@ class ByteSemaphore:
         with self._changed:
             if not self._changed.wait_for(lambda: self._may(amount, caller), self._wait_s):
                 self._note_hoarder(caller)
-                raise Refused(Kind.BUSY, self._excuse(caller))
+                raise Refusal(RefusalKind.BUSY, self._excuse(caller))
             self._lent[caller] += amount
         return Loan(self, caller, amount)
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from grpc import _server
 
+from gigl_loader.rpc.control_errors import status_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from gigl_loader.rpc.refusals import Refusal
     from gigl_server.identity import Identity
 
 __all__ = ["ControlCall", "Stream", "handler", "header_values"]
@@ -35,7 +38,7 @@ class ControlCall:
         method: str,
         caller: Identity,
         stream: Stream,
-        refused: Callable[[ControlCall, grpc.StatusCode, str], None],
+        refused: Callable[[ControlCall, Refusal], None],
         *,
         trusted: bool = True,
     ) -> None:
@@ -93,13 +96,13 @@ class ControlCall:
         if self._claim():
             self._finish(None)
 
-    def refuse(self, code: grpc.StatusCode, text: str) -> None:
-        """End the call with a status. Does nothing after an answer."""
+    def refuse(self, refusal: Refusal) -> None:
+        """End the call with the status of a refusal. Does nothing after an answer."""
         if self._claim():
-            self._context.set_code(code)
-            self._context.set_details(_header_text(text))
+            self._context.set_code(status_of(refusal.kind))
+            self._context.set_details(_header_text(refusal.message))
             self._finish(None)
-            self._refused(self, code, text)
+            self._refused(self, refusal)
 
     def cancel(self) -> None:
         """End the call at once, whatever its caller does: a status waits for a caller that does not read."""

@@ -13,12 +13,12 @@ from pyarrow import flight
 from gigl_loader.rpc.checksums import checksum_text
 from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.replies import CHUNK_BYTES
 from gigl_server.identity import Identity
 from gigl_server.ports.byte_semaphore import ByteSemaphore
 from gigl_server.ports.connections import Connections, place_of
-from gigl_server.ports.flight_auth import GUARD, FlightAuth, identity_of
+from gigl_server.ports.flight_auth import GUARD, FlightAuth, flight_error, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ _MAX_TURNS = 64
 _WAIT_FOR_A_TURN_S = 0.5
 _FREELY_S = 1.0
 _SHUTDOWN_S = 5.0
-_UNREMARKABLE = (Kind.BUSY, Kind.GONE)
+_UNREMARKABLE = (RefusalKind.BUSY, RefusalKind.GONE)
 
 
 class FrameSource(Protocol):
@@ -54,7 +54,7 @@ class FrameSource(Protocol):
     def take(self, handle: bytes, job: bytes) -> Bytes | None:
         """Return the frame behind a handle, for one caller only.
 
-        ``None`` if there is none, or if it is not that of this job (``rpc.job.job_key``); ``Refused`` where
+        ``None`` if there is none, or if it is not that of this job (``rpc.job.job_key``); ``Refusal`` where
         enough is on its way. The array is kept until the frame was sent, or cannot be any more.
         """
 
@@ -111,7 +111,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         with self._refusals(caller):
             self._begin(call, caller, context.peer())
             if call.checksum not in (None, checksum_text(request)):
-                raise Refused(Kind.DAMAGED, "the request does not match its checksum")
+                raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
             handle = frame_handle(request)
             if handle is not None:
                 return self._frame(call, handle)
@@ -130,11 +130,13 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         """Return a frame as a stream."""
         if call.job is None:
             # Callers that send a checksum send the header, too: it came damaged.
-            kind = Kind.INVALID if call.checksum is None else Kind.DAMAGED
-            raise Refused(kind, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
+            kind = RefusalKind.INVALID if call.checksum is None else RefusalKind.DAMAGED
+            raise Refusal(kind, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}")
         frame = None if self._frames is None else self._frames.take(handle, call.job)
         if frame is None:
-            raise Refused(Kind.GONE, "no such frame: it was fetched before, dropped, or is another job's")
+            raise Refusal(
+                RefusalKind.GONE, "no such frame: it was fetched before, dropped, or is another job's"
+            )
         chunks = [frame[at : at + CHUNK_BYTES] for at in range(0, len(frame), CHUNK_BYTES)]
         for chunk in chunks:
             call.reply_checksum.add(chunk)
@@ -155,15 +157,15 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         """Let refusals through as records, and nothing else: texts of other exceptions stay in the log."""
         try:
             yield
-        except Refused as refused:
-            if refused.kind not in _UNREMARKABLE:
+        except Refusal as refusal:
+            if refusal.kind not in _UNREMARKABLE:
                 self._counters.add(refused=1)
-                self._audit.refused(caller, f"data port: {refused.kind.value}: {refused.message}")
-            raise flight.FlightServerError(refused.message, refused.to_record()) from None
+                self._audit.refused(caller, f"data port: {refusal.kind.value}: {refusal.message}")
+            raise flight_error(refusal) from None
         except Exception:
             _LOGGER.exception("a request failed")
-            failed = Refused(Kind.FAILED, "the service failed to answer; its log says why")
-            raise flight.FlightServerError(failed.message, failed.to_record()) from None
+            failed = Refusal(RefusalKind.FAILED, "the service failed to answer; its log says why")
+            raise flight_error(failed) from None
 
     def _hoarders(self) -> tuple[Identity | None, ...]:
         return self._calls.hoarder(), self._answers.sending.hoarder()

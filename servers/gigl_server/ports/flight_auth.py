@@ -9,7 +9,7 @@ from pyarrow import flight
 
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, UNREAD_HEADER, Crc32c, Unread
 from gigl_loader.rpc.job import JOB_HEADER, job_key
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.audit import printable
 from gigl_server.identity import Identity
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
 
-__all__ = ["GUARD", "Call", "FlightAuth", "identity_of"]
+__all__ = ["GUARD", "Call", "FlightAuth", "flight_error", "identity_of"]
 
 GUARD = "guard"
 """Name under which a call finds its ``Call``."""
 
 _UNTOLD = "an address that Flight does not tell"
 _STRANGER = Identity(address=_UNTOLD)
-_NO_TOKEN = Refused(Kind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
+_NO_TOKEN = Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
 
 
 class Call(flight.ServerMiddleware):  # type: ignore[misc]
@@ -66,11 +66,11 @@ class FlightAuth(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> Call:
         token = self.credentials.identify(headers.get("authorization", []))
         if token is None:
-            raise self._refused(_STRANGER, _NO_TOKEN, flight.FlightUnauthenticatedError)
+            raise self._refused(_STRANGER, _NO_TOKEN)
         if info.method != flight.FlightMethod.DO_GET:
             verb = str(getattr(info.method, "name", info.method)).lower()
-            refused = Refused(Kind.INVALID, f"the data port answers do_get only, not {verb}")
-            raise self._refused(Identity(token=token, address=_UNTOLD), refused, flight.FlightServerError)
+            refusal = Refusal(RefusalKind.INVALID, f"the data port answers do_get only, not {verb}")
+            raise self._refused(Identity(token=token, address=_UNTOLD), refusal)
         job = headers.get(JOB_HEADER)
         checksum = headers.get(CHECKSUM_HEADER)
         return Call(
@@ -80,10 +80,18 @@ class FlightAuth(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             Unread() if UNREAD_HEADER in headers else Crc32c(),
         )
 
-    def _refused(self, caller: Identity, refused: Refused, kind: type[Exception]) -> Exception:
+    def _refused(self, caller: Identity, refusal: Refusal) -> Exception:
         self._counters.add(refused=1)
-        self._audit.refused(caller, f"data port: {refused.message}")
-        return kind(refused.message, refused.to_record())
+        self._audit.refused(caller, f"data port: {refusal.message}")
+        return flight_error(refusal)
+
+
+def flight_error(refusal: Refusal) -> Exception:
+    """Return the exception by which Flight sends a refusal: its message, and its record as details."""
+    error: type[Exception] = flight.FlightServerError
+    if refusal.kind is RefusalKind.UNAUTHENTICATED:
+        error = flight.FlightUnauthenticatedError
+    return error(refusal.message, refusal.to_record())
 
 
 def identity_of(context: Any, call: Call) -> Identity:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message_is_whole
 from gigl_loader.rpc.job import JOB_HEADER, job_key
-from gigl_server.errors import Refusal, Status
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.ports.reports import cluster_view, server_load
 from gigl_server.sessions.channel import ChannelOptions, ReceivedRequest
 
@@ -145,8 +143,8 @@ class GraphStoreServicer:
         job = job_key(call.headers(JOB_HEADER))
         if job is None:
             # Callers that send a checksum send the header, too: it came damaged.
-            status = Status.DAMAGED if call.headers(CHECKSUM_HEADER) else Status.INVALID
-            raise Refusal(status, f"the header {JOB_HEADER!r} has 64 hex digits, once")
+            kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.INVALID
+            raise Refusal(kind, f"the header {JOB_HEADER!r} has 64 hex digits, once")
         try:
             return answer(job)
         except Refusal as refusal:
@@ -154,12 +152,12 @@ class GraphStoreServicer:
 
     def _with_reason(self, refusal: Refusal) -> Refusal:
         """Return a refusal that says why the server does not serve, where that is the matter."""
-        if refusal.status is not Status.UNAVAILABLE:
+        if refusal.kind is not RefusalKind.UNAVAILABLE:
             return refusal
         reason = self._view().reason
         if reason in refusal.message:
             return refusal
-        return Refusal(refusal.status, f"{refusal.message}: {reason}")
+        return Refusal(refusal.kind, f"{refusal.message}: {reason}")
 
 
 class _Waiting:
@@ -193,8 +191,7 @@ class _Waiting:
             self._call.set_trailers(((CHECKSUM_HEADER, message_checksum(reply)),))
             self._call.reply(reply)
             return
-        refusal = self._with_reason(outcome.refusal)
-        self._call.refuse(grpc.StatusCode[refusal.status.value], refusal.message)
+        self._call.refuse(self._with_reason(outcome.refusal))
 
     def abandon(self) -> None:
         """The caller is gone, or its time is over."""
@@ -207,7 +204,7 @@ class _Waiting:
 
 def _check_whole(request: Any, call: ControlCall) -> None:
     if not message_is_whole(request, call.metadata):
-        raise Refusal(Status.DAMAGED, "the request does not match its checksum")
+        raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
 
 
 def _ask(request: Any) -> ReceivedRequest:

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.ports.control_call import handler, header_values
 from gigl_server.ports.message_reader import MessageReader, Patience
 from gigl_server.quotas import Quota
@@ -109,7 +110,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return
             status = self._health.check(request.service)
             if status is None:
-                call.refuse(grpc.StatusCode.NOT_FOUND, "no such service")
+                call.refuse(Refusal(RefusalKind.NOT_FOUND, "no such service"))
             else:
                 call.reply(status)
 
@@ -118,7 +119,8 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _list(self, call: ControlCall) -> None:
         reply = self._health.listed()
         if reply is None:
-            call.refuse(grpc.StatusCode.UNIMPLEMENTED, "the installed health protocol has no such call")
+            text = "the installed health protocol has no such call"
+            call.refuse(Refusal(RefusalKind.UNIMPLEMENTED, text))
         else:
             call.reply(reply)
 
@@ -145,7 +147,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> None:
         """Answer a call that lasts, if there is a place for it."""
         if not places.enter(call.caller):
-            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, places.reason)
+            call.refuse(Refusal(RefusalKind.BUSY, places.reason))
             return
         try:
             self._threads.submit(self._run, call, places, replies)
@@ -166,7 +168,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 call.stream(replies(ended))
         except Exception:
             _LOGGER.exception("a call of health or reflection failed")
-            call.refuse(grpc.StatusCode.INTERNAL, "the server failed to answer; its log says why")
+            call.refuse(Refusal(RefusalKind.FAILED, "the server failed to answer; its log says why"))
         finally:
             limit.cancel()
             places.leave(call.caller)
@@ -174,7 +176,8 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 def _end_late(call: ControlCall, ended: threading.Event) -> None:
     """End a call of a stranger: with a status, or without where it does not read what it is sent."""
-    call.refuse(grpc.StatusCode.UNAVAILABLE, f"without the token, a call ends after {_LASTING_S:g} s")
+    text = f"without the token, a call ends after {_LASTING_S:g} s"
+    call.refuse(Refusal(RefusalKind.UNAVAILABLE, text))
     if not ended.wait(_END_S):
         call.cancel()
 
@@ -186,9 +189,9 @@ def _parsed(call: ControlCall, data: bytes, request: Any) -> Any | None:
             return request.FromString(data)
     except DecodeError:
         pass
-    call.refuse(grpc.StatusCode.INVALID_ARGUMENT, f"the message is no {request.DESCRIPTOR.name}")
+    call.refuse(Refusal(RefusalKind.MALFORMED, f"the message is no {request.DESCRIPTOR.name}"))
     return None
 
 
 def _refuse_late(call: ControlCall, others_wait: bool) -> None:
-    call.refuse(grpc.StatusCode.INVALID_ARGUMENT, "no message of this call came in time")
+    call.refuse(Refusal(RefusalKind.INVALID, "no message of this call came in time"))

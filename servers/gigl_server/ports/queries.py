@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gigl_loader.rpc.graph_requests import IdsRequest, ListRequest, LocateRequest
-from gigl_loader.rpc.refusals import Kind, Refused
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.replies import (
     CHUNK_BYTES,
     MAX_DRAWN_EDGES,
@@ -82,11 +82,11 @@ class Queries:
         """Memory of replies that are made or sent."""
 
     def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
-        """Check a request: its partition, if it is about one, and what is asked. Raises ``Refused``."""
+        """Check a request: its partition, if it is about one, and what is asked. Raises ``Refusal``."""
         return parse(ticket, self._graph.schema, self._digest, self._edges)
 
     def answer(self, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
-        """Return the reply to a request of any size. Raises ``Refused``, also where ``caller`` has too much.
+        """Return the reply to a request of any size. Raises ``Refusal``, also where ``caller`` has too much.
 
         ``checksum``, a new one, is shown the whole reply: rows while they are gathered.
 
@@ -105,8 +105,9 @@ class Queries:
     ) -> Reply:
         layout = row_layout(self._widths(ask), len(ask.rows))
         if layout.nbytes > MAX_ROW_BYTES and len(ask.rows) > 1:
-            raise Refused(
-                Kind.TOO_LARGE, f"rows of {layout.nbytes} bytes; at most {MAX_ROW_BYTES} are sent at once"
+            raise Refusal(
+                RefusalKind.TOO_LARGE,
+                f"rows of {layout.nbytes} bytes; at most {MAX_ROW_BYTES} are sent at once",
             )
         with self._lent(kept + layout.nbytes, caller) as loan:
             memory = self._row_memory.take(layout.nbytes)
@@ -180,8 +181,8 @@ class Queries:
         indptr = self._graph.topology(ask.edge_type, partition)["indptr"]
         edges = _count_drawn(indptr, ask.targets - bounds[partition], rule.fanout, replace=rule.replace)
         if edges > MAX_DRAWN_EDGES:
-            raise Refused(
-                Kind.TOO_LARGE,
+            raise Refusal(
+                RefusalKind.TOO_LARGE,
                 f"{edges} edges of {len(ask.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
             )
         return edges
@@ -221,7 +222,7 @@ def _num_edges(graph: Graph, partition: int, edge_type: EdgeType) -> int:
 
 
 def about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
-    """Return the reply as the pieces of a document. ``Refused`` for unknown node ids."""
+    """Return the reply as the pieces of a document. ``Refusal`` for unknown node ids."""
     if isinstance(inquiry, IdsRequest):
         return document({"ids": _ids(graph, inquiry.node_type, inquiry.positions)})
     if isinstance(inquiry, LocateRequest):
@@ -240,4 +241,4 @@ def _positions(graph: Graph, ask: LocateRequest) -> Int64Array:
     try:
         return graph.positions(ask.node_type, ask.ids)
     except ValueError as error:
-        raise Refused(Kind.INVALID, str(error)) from None
+        raise Refusal(RefusalKind.INVALID, str(error)) from None

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gigl_server.errors import Refusal, Status
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.fair_queue import FairQueue
 from gigl_server.sampling.frame_maker import MadeFrame
@@ -193,7 +193,7 @@ class Scheduler:
         if self._refusal is not None:
             raise self._refusal
         if channel.closed:
-            raise Refusal(Status.NOT_FOUND, "the channel was closed: open it again")
+            raise Refusal(RefusalKind.NOT_FOUND, "the channel was closed: open it again")
 
     def _move_fence(self, channel: Channel, fence: int) -> list[SampleTask]:
         if fence <= channel.fence:
@@ -208,25 +208,23 @@ class Scheduler:
         wanted = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
         if wanted + self._frames.held_by(channel.id) >= channel.credit:
             raise Refusal(
-                Status.BEYOND_LIMIT,
+                RefusalKind.BUSY,
                 f"{channel.credit} batches are asked for and not fetched: fetch some first",
             )
         if task.slot and channel.uses_slot(task.slot):
-            raise Refusal(Status.INVALID, f"slot {task.slot} is asked for by another call under way")
+            raise Refusal(RefusalKind.INVALID, f"slot {task.slot} is asked for by another call under way")
         own, used = self._nbytes[channel.owner], self._nbytes.total()
         if used + task.nbytes > self._limits.ask_bytes:
-            raise Refusal(
-                Status.BEYOND_LIMIT, "the server has as many seeds waiting as it may hold: ask later"
-            )
+            raise Refusal(RefusalKind.BUSY, "the server has as many seeds waiting as it may hold: ask later")
         if not has_quota(channel.owner, own=own, used=used, limit=self._limits.ask_bytes, more=task.nbytes):
             raise Refusal(
-                Status.BEYOND_LIMIT, f"{channel.owner} has as many seeds waiting as one may have: ask later"
+                RefusalKind.BUSY, f"{channel.owner} has as many seeds waiting as one may have: ask later"
             )
 
     def _outcome(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
         """Return what became of an ask, and let its frame be fetched. Under the lock."""
         if task.channel.closed:
-            return Result(refusal=Refusal(Status.NOT_FOUND, "the channel was closed: open it again"))
+            return Result(refusal=Refusal(RefusalKind.NOT_FOUND, "the channel was closed: open it again"))
         if isinstance(made, Refusal):
             return Result(refusal=made)
         if task.is_stale():

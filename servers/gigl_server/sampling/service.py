@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
-from gigl_server.errors import Refusal, Status
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.frames.ring_memory import RingMemory
 from gigl_server.frames.store import FrameStore
@@ -275,7 +275,8 @@ class SamplingService:
                 lapse.producers,
             )
             self._asks.end(
-                lapse.channels, Refusal(Status.NOT_FOUND, "the lease of the channel is over: open it again")
+                lapse.channels,
+                Refusal(RefusalKind.NOT_FOUND, "the lease of the channel is over: open it again"),
             )
         self._sweep_memory()
 
@@ -302,7 +303,7 @@ class SamplingService:
 
     def _work(self, task: SampleTask, thread: int) -> None:
         made: MadeFrame | Refusal = Refusal(
-            Status.UNAVAILABLE, "the server failed to sample; its log says why"
+            RefusalKind.UNAVAILABLE, "the server failed to sample; its log says why"
         )
         try:
             made = self._maker.make(task, thread)
@@ -321,11 +322,11 @@ class SamplingService:
             raise self._not_ready()
 
     def _not_ready(self) -> Refusal:
-        return Refusal(Status.UNAVAILABLE, f"the server is {self.state}")
+        return Refusal(RefusalKind.UNAVAILABLE, f"the server is {self.state}")
 
 
 def _closed() -> Refusal:
-    return Refusal(Status.NOT_FOUND, "the channel was closed: open it again")
+    return Refusal(RefusalKind.NOT_FOUND, "the channel was closed: open it again")
 
 
 def _close(store: PartitionedStore) -> None:

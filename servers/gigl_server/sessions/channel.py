@@ -11,9 +11,9 @@ from gigl_server.identity import LOCAL, Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gigl_loader.rpc.refusals import Refusal
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_server.errors import Refusal
     from gigl_server.frames.ring import FrameRing
 
 __all__ = [

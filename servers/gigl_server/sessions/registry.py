@@ -6,8 +6,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.plan_fields import differences
-from gigl_server.errors import Refusal, Status
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from gigl_server.sessions.channel import Channel, ChannelOptions, Producer
@@ -85,7 +85,7 @@ class Sessions:
             if there.plan != plan:
                 differ = differences(there.plan_text, plan.to_json())
                 raise Refusal(
-                    Status.CONFLICT,
+                    RefusalKind.CONFLICT,
                     f"a producer {name!r} of other options exists: {differ}; give another worker_key",
                 )
             return False
@@ -105,7 +105,9 @@ class Sessions:
         """``Refusal`` unless the job may open one more channel of the producer."""
         job = self._jobs.get(key)
         if job is None or producer not in job.producers:
-            raise Refusal(Status.NOT_FOUND, f"this job has no producer {producer!r} here: create it again")
+            raise Refusal(
+                RefusalKind.NOT_FOUND, f"this job has no producer {producer!r} here: create it again"
+            )
         _check(len(job.channels), self._limits.channels_per_job, "channels of one job")
         _check(len(self._channels), self._limits.channels, "channels on this server")
         self._check_quota(job.owner, "channels", lambda each: len(each.channels), self._limits.channels)
@@ -134,7 +136,7 @@ class Sessions:
     def channel(self, key: bytes, channel: bytes) -> Channel:
         """Return a channel of a job, or raise ``Refusal``: also for one that is another job's."""
         if not self.renew(key, [channel]):
-            raise Refusal(Status.NOT_FOUND, "this job has no such channel here: open it again")
+            raise Refusal(RefusalKind.NOT_FOUND, "this job has no such channel here: open it again")
         return self._channels[channel]
 
     def close_channel(self, key: bytes, channel: bytes) -> list[Channel]:
@@ -185,7 +187,7 @@ class Sessions:
         used = sum(map(count, self._jobs.values()))
         if not has_quota(owner, own=own, used=used, limit=limit):
             raise Refusal(
-                Status.BEYOND_LIMIT,
+                RefusalKind.BUSY,
                 f"{owner} has {own} {what} on this server, and the rest of {limit} is for others: close some",
             )
 
@@ -221,4 +223,4 @@ class Sessions:
 
 def _check(count: int, limit: int, what: str) -> None:
     if count >= limit:
-        raise Refusal(Status.BEYOND_LIMIT, f"{limit} {what} are as many as there may be: close some")
+        raise Refusal(RefusalKind.BUSY, f"{limit} {what} are as many as there may be: close some")

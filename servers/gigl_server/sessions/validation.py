@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import BatchRequest
-from gigl_server.errors import Refusal, Status
 from gigl_server.frames.ring import FrameRing
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ __all__ = [
 def check_key(key: str, limits: Limits) -> None:
     """``Refusal`` unless a producer may have this key."""
     if not 0 < len(key) <= limits.name_length:
-        raise Refusal(Status.INVALID, f"a key has 1 to {limits.name_length} characters, this one {len(key)}")
+        raise Refusal(
+            RefusalKind.INVALID, f"a key has 1 to {limits.name_length} characters, this one {len(key)}"
+        )
     _check_printable(key, "key")
 
 
@@ -45,7 +47,7 @@ def check_graph(digest: str, graph: Graph) -> None:
     ours = graph.manifest.digest
     if digest != ours:
         raise Refusal(
-            Status.CONFLICT,
+            RefusalKind.CONFLICT,
             f"asked for graph {digest[:12]!r}, this server has {ours[:12]!r}: serve one graph everywhere",
         )
 
@@ -53,45 +55,47 @@ def check_graph(digest: str, graph: Graph) -> None:
 def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan:
     """Read the plan of a producer. ``Refusal`` for anything that is none for this graph."""
     if len(text) > limits.plan_bytes:
-        raise Refusal(Status.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
+        raise Refusal(RefusalKind.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
     try:
         return read_plan(text, schema)
     except ValueError as error:
-        raise Refusal(Status.INVALID, str(error)) from None
+        raise Refusal(RefusalKind.INVALID, str(error)) from None
 
 
 def make_ring(order: ChannelOptions, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
     """Make the ring that is ordered. ``Refusal`` if it cannot be, or is larger than what is free."""
     if order.ring_slots * order.ring_slot_bytes > free_bytes:
         raise Refusal(
-            Status.BEYOND_LIMIT,
+            RefusalKind.BUSY,
             f"a ring of {order.ring_slots} slots of {order.ring_slot_bytes} bytes: this server has "
             f"{free_bytes} left for rings",
         )
     try:
         return FrameRing(order.ring_slots, order.ring_slot_bytes, memory=memory, owner=owner)
     except ValueError as error:
-        raise Refusal(Status.INVALID, str(error)) from None
+        raise Refusal(RefusalKind.INVALID, str(error)) from None
 
 
 def check_order(order: ChannelOptions, limits: Limits) -> None:
     """``Refusal`` unless a channel can be like this."""
     check_key(order.key, limits)
     if len(order.name) > limits.name_length:
-        raise Refusal(Status.INVALID, f"a name of {len(order.name)} characters: at most {limits.name_length}")
+        raise Refusal(
+            RefusalKind.INVALID, f"a name of {len(order.name)} characters: at most {limits.name_length}"
+        )
     _check_printable(order.name, "name")
     for name, value, most in (("credit", order.credit, limits.credit), ("share", order.share, limits.share)):
         if not 1 <= value <= most:
-            raise Refusal(Status.INVALID, f"{name} {value} does not lie in [1, {most}]")
+            raise Refusal(RefusalKind.INVALID, f"{name} {value} does not lie in [1, {most}]")
     if bool(order.ring_slots) != bool(order.ring_slot_bytes):
-        raise Refusal(Status.INVALID, "a ring needs a number of slots and their size")
+        raise Refusal(RefusalKind.INVALID, "a ring needs a number of slots and their size")
 
 
 def check_slot(channel: Channel, slot: int) -> None:
     """``Refusal`` unless the channel's ring has the slot. 0 stands for none."""
     slots = 0 if channel.ring is None else channel.ring.slots
     if not 0 <= slot <= slots:
-        raise Refusal(Status.INVALID, f"slot {slot} of a ring of {slots}")
+        raise Refusal(RefusalKind.INVALID, f"slot {slot} of a ring of {slots}")
 
 
 def read_request(
@@ -99,15 +103,17 @@ def read_request(
 ) -> BatchRequest:
     """Return the batch that is asked for. ``Refusal`` unless its entries fit the plan's ``inputs``."""
     if max(received.epoch, received.batch, received.fence) >= 2**63:
-        raise Refusal(Status.INVALID, "epoch, batch and fence are below 2**63")
+        raise Refusal(RefusalKind.INVALID, "epoch, batch and fence are below 2**63")
     try:
         request = BatchRequest.read(
             received.epoch, received.batch, index=received.index, inputs=received.inputs, columns=inputs
         )
     except ValueError as error:
-        raise Refusal(Status.INVALID, str(error)) from None
+        raise Refusal(RefusalKind.INVALID, str(error)) from None
     if not 1 <= len(request) <= limits.batch_seeds:
-        raise Refusal(Status.INVALID, f"a batch has 1 to {limits.batch_seeds} seeds, this one {len(request)}")
+        raise Refusal(
+            RefusalKind.INVALID, f"a batch has 1 to {limits.batch_seeds} seeds, this one {len(request)}"
+        )
     for column in inputs:
         if column.node_type is not None:
             _check_positions(request.inputs[column.name], schema.nodes[column.node_type].count, column.name)
@@ -117,10 +123,10 @@ def read_request(
 def _check_positions(positions: Array, count: int, name: str) -> None:
     low, high = int(positions.min()), int(positions.max())
     if low < 0 or high >= count:
-        raise Refusal(Status.INVALID, f"{name}s {low} to {high} lie outside of {count} nodes")
+        raise Refusal(RefusalKind.INVALID, f"{name}s {low} to {high} lie outside of {count} nodes")
 
 
 def _check_printable(text: str, what: str) -> None:
     """Keys and names go to logs, metrics and terminals, where line ends and escapes would be obeyed."""
     if not text.isprintable():
-        raise Refusal(Status.INVALID, f"a {what} has no control characters, got {text!r}")
+        raise Refusal(RefusalKind.INVALID, f"a {what} has no control characters, got {text!r}")
