@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gigl_loader.errors import WorkerDied as WorkerDied
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
+    from gigl_loader.sampling.plans.neighbor import (
+        KHopNeighborSamplerOptions as KHopNeighborSamplerOptions,
+    )
     from gigl_loader.shared import SharedTensors as SharedTensors
 
 # Loaded on first use: sampling processes import parts of this package and must stay free of torch.
@@ -23,6 +26,7 @@ _HOMES = {
     "DistNeighborLoader": "gigl_loader.loaders.neighbor",
     "FormatError": "gigl_loader.errors",
     "GiglError": "gigl_loader.errors",
+    "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "SamplingError": "gigl_loader.errors",
     "SharedTensors": "gigl_loader.shared",
     "StorageUnavailable": "gigl_loader.errors",
@@ -36,6 +40,7 @@ __all__ = [
     "DistNeighborLoader",
     "FormatError",
     "GiglError",
+    "KHopNeighborSamplerOptions",
     "SamplingError",
     "SharedTensors",
     "StorageUnavailable",

@@ -244,6 +244,7 @@ class DistDataset:
         more than 60 % of its time.
         """
         self._check_open()
+        request.plan.sampler.check_here()
         return start_source(
             lambda: self._worker_source(request) if request.num_workers else self._inline_source(request),
             group=request.group if request.num_workers else None,

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import InputColumn
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["DEFAULT_KIND", "BatchPlan", "ColumnPlan", "SamplerContext", "SamplerPlan"]
+__all__ = [
+    "DEFAULT_KIND",
+    "BatchPlan",
+    "ColumnPlan",
+    "SamplerArguments",
+    "SamplerContext",
+    "SamplerOptions",
+    "SamplerPlan",
+]
 
 DEFAULT_KIND = "neighbor"
 """The kind of a plan that names none: the only one that version 0.1 knew."""
@@ -60,12 +68,39 @@ class SamplerPlan(Protocol):
     def open(self, context: SamplerContext) -> PlanSampler:
         """Return a sampler. It is used by one thread at a time."""
 
+    def check_here(self) -> None:
+        """Raise ``ValueError`` where this process, and its children, could not open a sampler."""
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values. Defaults of fields that version 0.1 did not have are left out."""
 
     @classmethod
     def from_json(cls, fields: PlanFields) -> Self:
         """Read the fields of a plan from outside. ``ValueError`` names the rule that is broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerArguments:
+    """Arguments of a loader that say what is sampled, as the user gave them. Options read and check them."""
+
+    num_neighbors: Any = None
+    replace: bool = False
+    with_edge: bool | None = None
+    """``None``: where the edges have columns."""
+    weight_attr: Any = None
+
+    def returns_edge_ids(self, schema: GraphSchema) -> bool:
+        """Return whether batches have the ids of edges."""
+        if self.with_edge is None:
+            return any(edges.columns for edges in schema.edges.values())
+        return self.with_edge
+
+
+class SamplerOptions(Protocol):
+    """Options of a kind of sampler, the ``sampler_options`` of loaders. A frozen value, checked at birth."""
+
+    def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> SamplerPlan:
+        """Return the plan around seeds of a type. ``ValueError`` names an argument that does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

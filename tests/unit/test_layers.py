@@ -253,6 +253,7 @@ def test_nothing_is_public_by_accident() -> None:
         "DistNeighborLoader",
         "FormatError",
         "GiglError",
+        "KHopNeighborSamplerOptions",
         "SamplingError",
         "SharedTensors",
         "StorageUnavailable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,17 +11,18 @@ from gigl_loader.sampling.frame_schema import FrameSchema
 from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.store import DrawRule
+from gigl_loader.sizes import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerContext
+    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments, SamplerContext
     from gigl_loader.sampling.plan_fields import PlanFields
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["NeighborPlan", "check_weight"]
+__all__ = ["KHopNeighborSamplerOptions", "NeighborPlan", "check_weight", "read_num_neighbors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,9 @@ class NeighborPlan:
     def open(self, context: SamplerContext) -> PlanSampler:
         return LocalSampler(context, self) if context.store is None else DistributedSampler(context, self)
 
+    def check_here(self) -> None:
+        """Do nothing: the library has all that it takes."""
+
     def to_json(self) -> dict[str, Any]:
         return {
             "seed_type": self.seed_type,
@@ -107,6 +112,22 @@ class NeighborPlan:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KHopNeighborSamplerOptions:
+    """K-hop neighbourhoods, sampled with the loader's ``num_neighbors``, ``replace`` and ``weight_attr``."""
+
+    def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
+        if arguments.num_neighbors is None:
+            raise ValueError("num_neighbors is needed for k-hop neighbourhoods: a fanout for each hop")
+        return NeighborPlan(
+            seed_type=seed_type,
+            num_neighbors=read_num_neighbors(schema, arguments.num_neighbors),
+            replace=arguments.replace,
+            with_edge=arguments.returns_edge_ids(schema),
+            weight_attr=check_weight(schema, arguments.weight_attr),
+        )
+
+
 def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:
     """Return ``weight_attr``, if it is ``None`` or declared. ``ValueError`` says how to declare it."""
     if weight_attr is None:
@@ -119,3 +140,30 @@ def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:
         f"{', '.join(known) or 'none'}. Declare it: gigl-loader index GRAPH --weight "
         f"{weight_attr if isinstance(weight_attr, str) else 'COLUMN'} (from_pyg: weight_attr=...)"[:400]
     )
+
+
+def read_num_neighbors(
+    schema: GraphSchema, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]]
+) -> dict[EdgeType, tuple[int, ...]]:
+    """Return the fanouts of every edge type. ``ValueError`` names what is unknown, missing or negative."""
+    if not isinstance(num_neighbors, Mapping):
+        fanouts = _fanouts(num_neighbors, "num_neighbors")
+        return dict.fromkeys(schema.edges, fanouts)
+    unknown = [kind for kind in num_neighbors if kind not in schema.edges]
+    if unknown:
+        raise ValueError(f"num_neighbors has unknown edge types {unknown}; known: {list(schema.edges)}")
+    missing = [kind for kind in schema.edges if kind not in num_neighbors]
+    if missing:
+        raise ValueError(f"num_neighbors lacks the edge types {missing}; give [0, ...] to skip a type")
+    return {kind: _fanouts(num_neighbors[kind], f"num_neighbors of {kind}") for kind in schema.edges}
+
+
+def _fanouts(values: Any, what: str) -> tuple[int, ...]:
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise TypeError(f"{what} must be a list of whole numbers, one per hop, got {values!r}")
+    fanouts = tuple(
+        whole_number(f"{what} at hop {hop}", fanout, minimum=-1) for hop, fanout in enumerate(values)
+    )
+    if not fanouts:
+        raise ValueError(f"{what} needs at least one hop")
+    return fanouts
