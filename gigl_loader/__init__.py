@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gigl_loader.errors import WorkerDied as WorkerDied
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
+    from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
         KHopNeighborSamplerOptions as KHopNeighborSamplerOptions,
     )
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # Loaded on first use: sampling processes import parts of this package and must stay free of torch.
 _HOMES = {
     "BaseDistLoader": "gigl_loader.loaders.base",
+    "CustomSamplerOptions": "gigl_loader.sampling.plans.custom",
     "DistDataset": "gigl_loader.dataset",
     "DistNeighborLoader": "gigl_loader.loaders.neighbor",
     "FormatError": "gigl_loader.errors",
@@ -36,6 +38,7 @@ _HOMES = {
 __version__ = "0.1.0"
 __all__ = [
     "BaseDistLoader",
+    "CustomSamplerOptions",
     "DistDataset",
     "DistNeighborLoader",
     "FormatError",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader.sampling.plan import ColumnPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
@@ -28,7 +28,10 @@ class PlanFields:
     All methods raise ``ValueError`` with the rule that is broken.
     """
 
-    def __init__(self, text: str, schema: GraphSchema) -> None:
+    def __init__(
+        self, text: str, schema: GraphSchema, allowed_samplers: Collection[str] | None = None
+    ) -> None:
+        """``allowed_samplers`` are the users' classes that may be imported; ``None``: any."""
         try:
             document = json.loads(text, object_pairs_hook=_without_repetition)
         except RecursionError:
@@ -39,6 +42,7 @@ class PlanFields:
             raise ValueError(f"a plan is a JSON object, not {type(document).__name__}")
         self._document: dict[str, Any] = document
         self.schema = schema
+        self.allowed_samplers = allowed_samplers
 
     def take(self, name: str, default: Any = _REQUIRED) -> Any:
         """Return a field as it is. Without a ``default`` it has to be there."""

@@ -18,6 +18,7 @@ from gigl_server.option_kinds import (
     PARTITIONS,
     PATH,
     PORT,
+    SAMPLERS,
     TEXT,
     VERIFY,
     seconds,
@@ -140,6 +141,13 @@ class ServeOptions:
         TEXT,
         "File that notes the batches under way, to recognise one that kills servers.",
         shown="in /var/tmp, /tmp or /dev/shm, named after --listen",
+    )
+    allow_samplers: tuple[str, ...] = option(
+        (),
+        SAMPLERS,
+        "package.module:Class of a sampler that trainers may have run here; may be given several times. Its "
+        "code runs in this process.",
+        name="allow_sampler",
     )
     log_file: str | None = option(None, TEXT, "File that the log is appended to.", shown="stderr")
     join_timeout_s: float = option(

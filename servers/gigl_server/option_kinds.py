@@ -20,6 +20,7 @@ __all__ = [
     "PARTITIONS",
     "PATH",
     "PORT",
+    "SAMPLERS",
     "TEXT",
     "VERIFY",
     "ValueKind",
@@ -124,6 +125,14 @@ def _flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} must be true or false, got {value!r}")
 
 
+def _check_samplers(name: str, samplers: tuple[str, ...]) -> None:
+    for sampler in samplers:
+        module, colon, cls = sampler.partition(":")
+        parts = [*module.split("."), *cls.split(".")]
+        if not colon or not all(part.isidentifier() for part in parts):
+            raise ValueError(f"{name} must be package.module:Class, got {sampler!r}")
+
+
 def _check_address(name: str, text: str) -> int:
     """Return the port."""
     from gigl_loader.rpc.address import Address
@@ -169,5 +178,7 @@ ADDRESS = ValueKind(_text, _check_address)
 """``HOST:PORT`` to listen at."""
 ADDRESSES = ValueKind(_texts, _check_addresses, list[str], ", ".join)
 """``HOST:PORT`` of any number of servers."""
+SAMPLERS = ValueKind(_texts, _check_samplers, list[str], ", ".join)
+"""``package.module:Class`` of any number of users' samplers."""
 PORT = ValueKind(_whole, _check_port, int)
 PARTITIONS = ValueKind(_parts, _check_partitions, list[str])

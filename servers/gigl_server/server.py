@@ -14,6 +14,7 @@ from gigl_loader.options import check_verify
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
 from gigl_loader.rpc.requests import Envelope
+from gigl_loader.sampling.plans.custom import import_sampler
 from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
 from gigl_server.certificate_renewal import check_renewal
@@ -191,6 +192,7 @@ class StorageServer:
             limits=_limits(options),
             counters=counters,
             journal=_journal(options),
+            allowed_samplers=_importable(options.allow_samplers),
         )
         stack.callback(self._service.close)
         self._door = RingServer(self._service.ring_of)
@@ -378,6 +380,16 @@ def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
 def _limits(options: ServeOptions) -> Limits:
     given = {} if options.memory is None else {"memory": options.memory}
     return Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory, **given)
+
+
+def _importable(samplers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of samplers whose classes are there. ``ValueError`` names the first that is not."""
+    try:
+        for sampler in samplers:
+            import_sampler(sampler)
+    except ValueError as error:
+        raise ValueError(f"allow_sampler: {error}") from None
+    return samplers
 
 
 def _journal(options: ServeOptions) -> Journal:

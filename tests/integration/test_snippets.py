@@ -143,7 +143,10 @@ def names(
         distributed.destroy_process_group()
 
 
-def _prepare(page: str, names: dict[str, Any]) -> None:
+def _prepare(page: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if page == "docs/custom-samplers.md":
+        Path("my_samplers.py").write_text(snippets(page)[0].code)
+        monkeypatch.syspath_prepend(str(Path.cwd()))
     if page == "docs/subclassing.md":
         names["dataset"] = DistDataset.from_pyg(heterogeneous())
     if page == "docs/graph-format.md":
@@ -155,7 +158,7 @@ def _prepare(page: str, names: dict[str, Any]) -> None:
 def test_the_snippets_of_a_page_run(
     page: str, server: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _prepare(page, names)
+    _prepare(page, names, monkeypatch)
     for snippet in snippets(page):
         if snippet.reason is None:
             # Blank lines first, so that an error names the line of the page.

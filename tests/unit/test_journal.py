@@ -14,6 +14,7 @@ import pytest
 from gigl_loader.sampling.bounds import TooManyEdges
 from gigl_server.sampling.journal import DEATHS, Journal, Quarantined, default_path
 from gigl_server.sampling.journal import _digests as digests_of
+from tests.support.plans import seed_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 def task(plan: str = "plan", batch: int = 0) -> Any:
     producer = SimpleNamespace(plan_text=plan, digest=b"")
     channel = SimpleNamespace(producer=producer, without_rows=False)
-    request = SimpleNamespace(epoch=0, batch=batch, seeds=np.arange(3))
+    request = seed_request(0, batch, np.arange(3))
     return SimpleNamespace(channel=channel, request=request)
 
 

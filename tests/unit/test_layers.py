@@ -249,6 +249,7 @@ def test_nothing_is_public_by_accident() -> None:
 
     assert gigl_loader.__all__ == [
         "BaseDistLoader",
+        "CustomSamplerOptions",
         "DistDataset",
         "DistNeighborLoader",
         "FormatError",

@@ -6,22 +6,28 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.sampling.plan import DEFAULT_KIND, BatchPlan
 from gigl_loader.sampling.plan_fields import PlanFields
+from gigl_loader.sampling.plans.custom import CustomPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.sampling.plan import SamplerPlan
 
 __all__ = ["KINDS", "read_plan"]
 
-KINDS: Mapping[str, type[SamplerPlan]] = {each.kind: each for each in (NeighborPlan,)}
+KINDS: Mapping[str, type[SamplerPlan]] = {each.kind: each for each in (NeighborPlan, CustomPlan)}
 
 
-def read_plan(text: str, schema: GraphSchema) -> BatchPlan:
-    """Read ``BatchPlan.to_json()``. ``ValueError`` for anything that is no plan for this graph."""
-    fields = PlanFields(text, schema)
+def read_plan(
+    text: str, schema: GraphSchema, *, allowed_samplers: Collection[str] | None = None
+) -> BatchPlan:
+    """Read ``BatchPlan.to_json()``. ``ValueError`` for anything that is no plan for this graph.
+
+    ``allowed_samplers`` are the users' classes that may be imported: ``None`` for a plan of the same user.
+    """
+    fields = PlanFields(text, schema, allowed_samplers)
     kind = fields.text("kind", DEFAULT_KIND)
     if kind not in KINDS:
         raise ValueError(f"unknown kind of plan {kind[:100]!r}; known: {', '.join(sorted(KINDS))}")

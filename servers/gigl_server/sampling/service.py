@@ -34,7 +34,7 @@ from gigl_server.sessions.validation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -71,11 +71,13 @@ class SamplingService:
         limits: Limits | None = None,
         counters: Counters,
         journal: Journal | None = None,
+        allowed_samplers: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``counters``.
 
-        ``journal`` remembers batches that the process died of, if it is to.
+        ``journal`` remembers batches that the process died of, if it is to. ``allowed_samplers`` are the
+        users' classes that may be imported here.
         """
         if workers < 1:
             raise ValueError(f"a server needs at least 1 worker, got {workers}")
@@ -87,6 +89,7 @@ class SamplingService:
         self.frames = FrameStore(self.limits.frame_memory, clock)
         self.rings = RingMemory(self.limits.ring_memory)
         self._graph = graph
+        self._allowed_samplers = frozenset(allowed_samplers)
         self._workers = workers
         self._clock = clock
         self._lock = threading.Lock()
@@ -171,7 +174,7 @@ class SamplingService:
         """
         check_key(key, self.limits)
         check_graph(graph, self._graph)
-        found = read_order_plan(plan, self._graph.schema, self.limits)
+        found = read_order_plan(plan, self._graph.schema, self.limits, self._allowed_samplers)
         with self._lock:
             self._check_ready()
             return self._jobs.create_producer(job, key, found, caller)

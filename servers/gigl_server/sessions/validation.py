@@ -10,7 +10,7 @@ from gigl_loader.sampling.request import BatchRequest
 from gigl_server.frames.ring import FrameRing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from gigl_loader.arrays import Array
     from gigl_loader.graph.graph import Graph
@@ -52,12 +52,14 @@ def check_graph(digest: str, graph: Graph) -> None:
         )
 
 
-def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan:
+def read_order_plan(
+    text: str, schema: GraphSchema, limits: Limits, allowed_samplers: Collection[str]
+) -> BatchPlan:
     """Read the plan of a producer. ``Refusal`` for anything that is none for this graph."""
     if len(text) > limits.plan_bytes:
         raise Refusal(RefusalKind.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
     try:
-        return read_plan(text, schema)
+        return read_plan(text, schema, allowed_samplers=allowed_samplers)
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None
 

@@ -1,0 +1,328 @@
+"""Custom sampler: runs a user's class over the verbs of a ``NeighborStore``, and writes what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gigl_loader import native
+from gigl_loader.errors import SamplingError
+from gigl_loader.sampling.bounds import BatchBounds
+from gigl_loader.sampling.costs import CostCounter
+from gigl_loader.sampling.deferred_features import StoredPlaces
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
+from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.store import SLOT_BITS, DrawRule, Neighbors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from gigl_loader.arrays import Float64Array, Int64Array
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.features import FeatureSource
+    from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.request import BatchRequest
+
+__all__ = [
+    "CustomSampler",
+    "SampledEdges",
+    "SamplingGraph",
+    "SeedBatch",
+    "Subgraph",
+    "UserSampler",
+]
+
+_MAX_PURPOSE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeedBatch:
+    """The seeds of one batch, and the key of its draws."""
+
+    seeds: Int64Array
+    """Positions [B] of the plan's seed type; may repeat."""
+    key: int
+    """A function of run seed, epoch and the seeds' node ids: equal for every partitioning."""
+
+    def uniform(self, purpose: int, count: int) -> Float64Array:
+        """Return ``count`` numbers in [0, 1): a function of the batch and ``purpose`` (below 2**32)."""
+        if not 0 <= purpose < _MAX_PURPOSE:
+            raise ValueError(f"a purpose lies in [0, 2**32), got {purpose}")
+        out = np.empty(count)
+        native.uniforms(native.batch_key(self.key, purpose, np.empty(0, np.int64)), out)
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampledEdges:
+    """Edges of one type in a :class:`Subgraph`, in any order."""
+
+    neighbors: npt.NDArray[Any]
+    """Local index of each edge's neighbour in ``nodes`` of its type [E]."""
+    targets: npt.NDArray[Any]
+    """Local index of each edge's target [E]."""
+    slots: Int64Array
+    """As ``SamplingGraph.neighbors`` returned them [E]."""
+    edge_ids: npt.NDArray[Any]
+    """As ``SamplingGraph.neighbors`` returned them [E]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subgraph:
+    """What a user's sampler makes of a batch."""
+
+    nodes: Mapping[NodeType, Int64Array]
+    """Positions, each once. Those of the seed type begin with the distinct seeds, in the order in which they
+    first occur. A type that is left out has none."""
+    edges: Mapping[EdgeType, SampledEdges] = field(default_factory=dict)
+    """A type that is left out has none."""
+
+
+class UserSampler(Protocol):
+    """A user's class. It is made once per worker and called for one batch at a time.
+
+    ``sample`` is a pure function of the graph and the batch: no state, no random numbers but those of the
+    batch. Otherwise resume and recovery give other batches.
+    """
+
+    def __init__(self, graph: SamplingGraph, **arguments: Any) -> None: ...
+
+    def sample(self, batch: SeedBatch) -> Subgraph:
+        """Return the subgraph of a batch."""
+
+
+class SamplingGraph:
+    """The graph as a user's sampler sees it, wherever its partitions lie.
+
+    Nodes are named by position. Positions depend on the partitioning: choose among nodes by :meth:`node_ids`
+    or in the order in which they were found, never by position.
+    """
+
+    def __init__(self, graph: Graph, store: PartitionedStore) -> None:
+        self._graph = graph
+        self._store = store
+
+    @property
+    def schema(self) -> GraphSchema:
+        """Types, sizes and columns."""
+        return self._graph.schema
+
+    def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
+        """Return the node ids at positions [N]."""
+        ids = self._graph.node_ids(node_type)
+        return positions if ids is None else ids[positions]
+
+    def neighbors(
+        self,
+        edge_type: EdgeType,
+        targets: Int64Array,
+        *,
+        batch: SeedBatch,
+        fanout: int = -1,
+        hop: int = 0,
+        replace: bool = False,
+        weight: str | None = None,
+    ) -> Neighbors:
+        """Draw neighbours of ``targets`` (positions, int64 [T]) over one edge type.
+
+        ``fanout`` -1 takes all, in ascending order of node id. Draws of one target at one ``hop`` (below 254)
+        are the same each time: give another ``hop`` to draw again. ``weight`` is a declared weight column.
+        The result has all arrays; the neighbours of target i are the next ``counts[i]`` entries.
+        """
+        target_type = self.schema.target_type(edge_type)
+        if weight is not None and weight not in self.schema.edges[edge_type].weights:
+            raise ValueError(f"edges of type {edge_type} have no declared weights {weight!r}")
+        if not 0 <= hop < 254:
+            raise ValueError(f"a hop lies in [0, 254), got {hop}")
+        if fanout < -1:
+            raise ValueError(f"a fanout is -1, 0 or positive, got {fanout}")
+        targets = np.ascontiguousarray(targets, np.int64)
+        shares = native.split_by_owner(targets, self._store.bounds(target_type))
+        request = FrontierRequest(
+            targets=[owned for owned, _ in shares],
+            edge_type=edge_type,
+            key=batch.key,
+            hop=hop,
+            rule=DrawRule(fanout=fanout, replace=replace, weight=weight),
+            with_edge_ids=True,
+            with_slots=True,
+        )
+        [answers] = self._store.sample([request])
+        return _in_order([places for _, places in shares], answers, len(targets))
+
+
+def _in_order(places: list[Int64Array], answers: list[Neighbors], count: int) -> Neighbors:
+    """Return the neighbours in the order of the targets: partition p answered for those at ``places[p]``."""
+    counts = np.zeros(count, np.int32)
+    for place, answer in zip(places, answers, strict=True):
+        counts[place] = answer.counts
+    starts = np.cumsum(counts, dtype=np.int64) - counts
+    total = int(counts.sum(dtype=np.int64))
+    positions, edge_ids, slots = (np.empty(total, np.int64) for _ in range(3))
+    for part, (place, answer) in enumerate(zip(places, answers, strict=True)):
+        taken = answer.counts.astype(np.int64)
+        within = np.arange(len(answer.positions)) - np.repeat(np.cumsum(taken) - taken, taken)
+        at = np.repeat(starts[place], taken) + within
+        positions[at] = answer.positions
+        assert answer.edge_ids is not None
+        assert answer.slots is not None
+        edge_ids[at] = answer.edge_ids
+        slots[at] = answer.slots + (part << SLOT_BITS)
+    return Neighbors(counts, positions, edge_ids, slots)
+
+
+class CustomSampler:
+    """Samples one batch after the other with a user's class. Not thread-safe."""
+
+    def __init__(self, context: SamplerContext, make: Any, arguments: Mapping[str, Any]) -> None:
+        """``make`` is the user's class. Without a store in the context, all partitions are read here."""
+        self.bounds = context.bounds or BatchBounds.of_machine()
+        store = context.store or _whole(context.graph)
+        self.costs = context.costs or CostCounter(store.wire)
+        self._writer = FrameWriter(context)
+        self._features: FeatureSource = StoredPlaces() if context.deferred else store
+        self._user: UserSampler = make(SamplingGraph(context.graph, store), **arguments)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self._writer.scratch_bytes
+
+    def sample(self, request: BatchRequest) -> Sampled:
+        """Sample the batch; its nodes and edges are then known, its features not yet gathered.
+
+        ``SamplingError`` names a rule that the user's subgraph breaks; what the user's class raises passes.
+        """
+        writer, seeds = self._writer, request.inputs[SEED]
+        with self.costs.sampling():
+            subgraph = self._user.sample(SeedBatch(seeds, writer.key(request)))
+            drawn = _DrawnSubgraph(writer, subgraph, seeds)
+            if drawn.num_edges > self.bounds.edges:
+                raise self.bounds.too_many_edges(len(seeds))
+            sampled = writer.sampled(drawn, request, self._features, self.costs)
+        self.bounds.check_frame(sampled.layout.nbytes, len(seeds))
+        return sampled
+
+
+def _whole(graph: Graph) -> PartitionedStore:
+    stores = {part: LocalStore(graph, part) for part in range(graph.schema.num_partitions)}
+    return PartitionedStore(graph.schema, local=stores, remote={})
+
+
+class _DrawnSubgraph:
+    """A user's subgraph as a batch that can be written. All rules are checked when it is made."""
+
+    def __init__(self, writer: FrameWriter, subgraph: Subgraph, seeds: Int64Array) -> None:
+        if not isinstance(subgraph, Subgraph):
+            raise SamplingError(f"a custom sampler returns a Subgraph, got a {type(subgraph).__name__}")
+        self._ids = writer.node_ids
+        unknown = [
+            *subgraph.nodes.keys() - set(writer.node_types),
+            *subgraph.edges.keys() - set(writer.edge_types),
+        ]
+        if unknown:
+            raise SamplingError(f"the subgraph has {unknown[0]!r}, which is no type of the plan")
+        self._nodes = [
+            _positions(subgraph.nodes.get(kind), kind, count)
+            for kind, count in zip(writer.node_types, writer.num_nodes, strict=True)
+        ]
+        distinct = seeds[np.sort(np.unique(seeds, return_index=True)[1])]
+        own = self._nodes[writer.seed_type]
+        if not np.array_equal(own[: len(distinct)], distinct):
+            raise SamplingError("the subgraph does not begin with the distinct seeds, in their order")
+        self._num_seeds = [
+            len(distinct) if kind == writer.seed_type else 0 for kind in range(len(self._nodes))
+        ]
+        self._edges = [
+            _grouped(subgraph.edges.get(kind), kind, len(self._nodes[neighbor]), len(self._nodes[target]))
+            for kind, neighbor, target in zip(
+                writer.edge_types, writer.neighbor_types, writer.target_types, strict=True
+            )
+        ]
+
+    @property
+    def num_edges(self) -> int:
+        return sum(len(edges.rows) for edges in self._edges)
+
+    def nodes_per_hop(self, node_type: int) -> list[int]:
+        seeds = self._num_seeds[node_type]
+        return [seeds, len(self._nodes[node_type]) - seeds]
+
+    def edges_per_hop(self, edge_type: int) -> list[int]:
+        return [len(self._edges[edge_type].rows)]
+
+    def num_targets(self, edge_type: int) -> int:
+        return len(self._edges[edge_type].colptr) - 1
+
+    def write_positions(self, node_type: int, out: Int64Array) -> None:
+        out[:] = self._nodes[node_type]
+
+    def write_node_ids(self, node_type: int, out: Int64Array) -> None:
+        ids, positions = self._ids[node_type], self._nodes[node_type]
+        out[:] = positions if ids is None else ids[positions]
+
+    def write_rows(self, edge_type: int, out: npt.NDArray[np.int32]) -> None:
+        out[:] = self._edges[edge_type].rows
+
+    def write_colptr(self, edge_type: int, out: Int64Array) -> None:
+        out[:] = self._edges[edge_type].colptr
+
+    def write_edge_ids(self, edge_type: int, out: Int64Array) -> None:
+        out[:] = self._edges[edge_type].edge_ids
+
+    def write_slots(self, edge_type: int, out: Int64Array) -> None:
+        out[:] = self._edges[edge_type].slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grouped:
+    """Edges grouped by target, as frames have them."""
+
+    rows: npt.NDArray[np.int32]
+    colptr: Int64Array
+    slots: Int64Array
+    edge_ids: Int64Array
+
+
+def _positions(given: Any, kind: NodeType, count: int) -> Int64Array:
+    positions = np.empty(0, np.int64) if given is None else _integers(given, f"nodes of {kind!r}")
+    if len(positions) and not (positions.min() >= 0 and positions.max() < count):
+        raise SamplingError(f"the subgraph has nodes of {kind!r} outside of {count}")
+    if len(np.unique(positions)) != len(positions):
+        raise SamplingError(f"the subgraph has a node of {kind!r} twice")
+    return positions
+
+
+def _grouped(given: SampledEdges | None, kind: EdgeType, num_neighbors: int, num_targets: int) -> _Grouped:
+    empty = np.empty(0, np.int64)
+    if given is None:
+        return _Grouped(empty.astype(np.int32), np.zeros(num_targets + 1, np.int64), empty, empty)
+    arrays = [
+        _integers(getattr(given, name), f"{name} of {kind}")
+        for name in ("neighbors", "targets", "slots", "edge_ids")
+    ]
+    if len({len(each) for each in arrays}) > 1:
+        raise SamplingError(f"the arrays of the edges {kind} of the subgraph differ in length")
+    neighbors, targets, slots, edge_ids = arrays
+    for name, indices, count in (("neighbors", neighbors, num_neighbors), ("targets", targets, num_targets)):
+        if len(indices) and not (indices.min() >= 0 and indices.max() < count):
+            raise SamplingError(f"{name} of {kind} of the subgraph lie outside of its {count} nodes")
+    order = np.argsort(targets, kind="stable")
+    colptr = np.concatenate([[0], np.cumsum(np.bincount(targets, minlength=num_targets))]).astype(np.int64)
+    return _Grouped(neighbors[order].astype(np.int32), colptr, slots[order], edge_ids[order])
+
+
+def _integers(given: Any, what: str) -> Int64Array:
+    array = np.asarray(given)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise SamplingError(
+            f"{what} of the subgraph are {array.dtype} {list(array.shape)}, not int64 of one dimension"
+        )
+    return np.ascontiguousarray(array, np.int64)

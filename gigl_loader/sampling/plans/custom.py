@@ -1,0 +1,171 @@
+"""Plan of batches that a user's own class samples."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gigl_loader.sampling.custom import CustomSampler
+from gigl_loader.sampling.frame_schema import FrameSchema
+from gigl_loader.sampling.request import SEED, InputColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import NodeType
+    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments, SamplerContext
+    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.source import PlanSampler
+
+__all__ = ["CustomPlan", "CustomSamplerOptions", "import_sampler"]
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MAX_ARGUMENTS = 1 << 16
+
+
+class CustomSamplerOptions:
+    """A user's own sampler: the class at ``"package.module:Class"`` and its keyword arguments.
+
+    The class is imported where batches are sampled: in this process (``num_workers=0``), in sampling
+    processes, or on storage servers that were started with ``--allow-sampler package.module:Class``. The page
+    ``docs/custom-samplers.md`` shows one. Arguments are plain values, as JSON has them.
+    """
+
+    __slots__ = ("_arguments", "_sampler")
+
+    def __init__(self, sampler: str, /, **arguments: Any) -> None:
+        """``ValueError`` for what is no such name, or arguments that JSON does not give back equal."""
+        self._sampler = _checked_name(sampler)
+        self._arguments = _checked_arguments(arguments)
+
+    def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> CustomPlan:
+        for name, value in (
+            ("num_neighbors", arguments.num_neighbors),
+            ("weight_attr", arguments.weight_attr),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"{name} has no meaning for a custom sampler: pass {name}=None, and what the class "
+                    f"{self._sampler} takes to CustomSamplerOptions"
+                )
+        if arguments.replace:
+            raise ValueError("replace=True has no meaning for a custom sampler: its class says how it draws")
+        return CustomPlan(
+            seed_type=seed_type,
+            sampler=self._sampler,
+            arguments=self._arguments,
+            with_edge=arguments.returns_edge_ids(schema),
+        )
+
+    def __repr__(self) -> str:
+        given = "".join(f", {name}={value!r}" for name, value in self._arguments.items())
+        return f"CustomSamplerOptions({self._sampler!r}{given})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomPlan:
+    """Subgraphs around seed nodes of one type, made by a user's class."""
+
+    kind: ClassVar[str] = "custom"
+
+    seed_type: NodeType
+    sampler: str
+    """``"package.module:Class"``: see ``sampling.custom.UserSampler``."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    with_edge: bool = False
+    """Return the ids of sampled edges."""
+
+    @property
+    def inputs(self) -> tuple[InputColumn, ...]:
+        return (InputColumn(SEED, "I64", self.seed_type),)
+
+    def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
+        return FrameSchema.around_seeds(
+            schema,
+            columns,
+            seed_type=self.seed_type,
+            num_hops=1,
+            edge_types=list(schema.edges),
+            with_edge=self.with_edge,
+            distinct_edges=False,
+        )
+
+    def open(self, context: SamplerContext) -> PlanSampler:
+        return CustomSampler(context, import_sampler(self.sampler), self.arguments)
+
+    def check_here(self) -> None:
+        import_sampler(self.sampler)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seed_type": self.seed_type,
+            "sampler": self.sampler,
+            "arguments": dict(self.arguments),
+            "with_edge": self.with_edge,
+        }
+
+    @classmethod
+    def from_json(cls, fields: PlanFields) -> CustomPlan:
+        sampler = _checked_name(fields.text("sampler"))
+        if fields.allowed_samplers is not None and sampler not in fields.allowed_samplers:
+            raise ValueError(
+                f"the sampler {sampler[:200]} is not allowed here: start the server with --allow-sampler "
+                f"{sampler[:200]}"
+            )
+        arguments = fields.take("arguments")
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments of a custom sampler are an object")
+        return cls(
+            seed_type=fields.node_type("seed_type"),
+            sampler=sampler,
+            arguments=_checked_arguments(arguments),
+            with_edge=fields.flag("with_edge"),
+        )
+
+
+def _checked_name(sampler: object) -> str:
+    if not isinstance(sampler, str) or not _NAME.fullmatch(sampler):
+        raise ValueError(f'a custom sampler is named "package.module:Class", got {str(sampler)[:200]!r}')
+    return sampler
+
+
+def _checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        text = json.dumps(dict(arguments), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"arguments of a custom sampler are plain values, as JSON has them: {error}"
+        ) from None
+    if len(text) > _MAX_ARGUMENTS:
+        raise ValueError(
+            f"arguments of a custom sampler take {len(text)} bytes as JSON, at most {_MAX_ARGUMENTS}"
+        )
+    if json.loads(text) != arguments:
+        raise ValueError(
+            "arguments of a custom sampler change when JSON carries them: use lists and text keys"
+        )
+    return dict(arguments)
+
+
+def import_sampler(sampler: str) -> Any:
+    """Return the class. ``ValueError`` says why it cannot be imported."""
+    module, _, name = sampler.partition(":")
+    if module == "__main__":
+        raise ValueError(
+            f"the sampler {sampler} lies in the script: move it to a module, as workers do not import scripts"
+        )
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise ValueError(
+            f"the sampler {sampler} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(getattr(found, "sample", None)):
+        raise ValueError(f"{sampler} is no sampler: it has no method sample(batch)")
+    return found

@@ -1,0 +1,192 @@
+"""A user's own sampler: the same batches in every mode, on servers only where it is allowed."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gigl_client import RemoteDistDataset
+from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, SamplingError
+from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.clusters import addresses_of, check_same, servers_of
+from tests.support.pyg_graphs import heterogeneous, homogeneous
+from tests.unit.test_cli import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HALVED = "tests.support.user_samplers:Halved"
+WRONG = "tests.support.user_samplers:Wrong"
+OPTIONS: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
+
+
+def _loader(dataset: Any, nodes: Any = None, sampler: Any = None, **options: Any) -> DistNeighborLoader:
+    chosen = CustomSamplerOptions(HALVED, fanout=6, keep=0.7) if sampler is None else sampler
+    return DistNeighborLoader(dataset, None, nodes, sampler_options=chosen, **{**OPTIONS, **options})
+
+
+def _epochs(dataset: Any, nodes: Any, **options: Any) -> list[Any]:
+    with _loader(dataset, nodes, **options) as loader:
+        return [batch for _ in range(2) for batch in loader]
+
+
+@pytest.fixture(scope="module", params=["homogeneous", "heterogeneous"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    hetero = request.param == "heterogeneous"
+    path = tmp_path_factory.mktemp("custom") / "graph"
+    data = heterogeneous() if hetero else homogeneous()
+    build_graph(tables_from_pyg(data), path, num_partitions=3, assigner="hash")
+    return path, ("item", None) if hetero else None
+
+
+@pytest.fixture(scope="module")
+def expected(built: tuple[Path, Any]) -> list[Any]:
+    path, nodes = built
+    return _epochs(DistDataset.open(path), nodes, num_workers=0)
+
+
+def test_batches_are_what_the_class_returned(built: tuple[Path, Any], expected: list[Any]) -> None:
+    _, nodes = built
+    if nodes is not None:
+        return
+    batch = expected[0]
+    assert batch.num_sampled_nodes == [batch.batch_size, batch.num_nodes - batch.batch_size]
+    assert batch.num_sampled_edges == [batch.edge_index.shape[1]]
+    data = homogeneous()
+    assert (batch.n_id[batch.edge_index] == data.edge_index[:, batch.e_id]).all()
+    assert (batch.x == data.x[batch.n_id]).all()
+    assert (batch.edge_attr == data.edge_attr[batch.e_id]).all()
+    assert (batch.edge_index[1] < batch.batch_size).all()
+
+
+def test_workers_give_the_same_batches(built: tuple[Path, Any], expected: list[Any]) -> None:
+    path, nodes = built
+    check_same(_epochs(DistDataset.open(path), nodes, num_workers=2), expected)
+
+
+@pytest.fixture(scope="module")
+def address(built: tuple[Path, Any]) -> Iterator[str]:
+    with servers_of(built[0], 3, allow_samplers=(HALVED, WRONG)) as servers:
+        yield addresses_of(servers)[0]
+
+
+@pytest.mark.parametrize("transport", ["ring", "flight"])
+@pytest.mark.parametrize("rows", ["through", "direct"])
+def test_storage_servers_give_the_same_batches(
+    built: tuple[Path, Any], address: str, expected: list[Any], transport: Any, rows: Any
+) -> None:
+    with RemoteDistDataset.connect(address, transport=transport, rows=rows, timeout=60) as dataset:
+        check_same(_epochs(dataset, built[1]), expected)
+
+
+def test_partitioning_changes_no_edge_of_a_batch(built: tuple[Path, Any], expected: list[Any]) -> None:
+    """The class asks for neighbours in the seeds' order, and keeps by the batch's numbers."""
+    data = homogeneous() if built[1] is None else heterogeneous()
+    check_same(_epochs(DistDataset.from_pyg(data), built[1], num_workers=0), expected)
+
+
+def test_an_epoch_goes_on_where_it_was_left(
+    built: tuple[Path, Any], address: str, expected: list[Any]
+) -> None:
+    path, nodes = built
+    with _loader(DistDataset.open(path), nodes) as loader:
+        list(islice(loader, 2))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with RemoteDistDataset.connect(address, timeout=60) as dataset, _loader(dataset, nodes) as other:
+        other.load_state_dict(state)
+        check_same(list(other), expected[2 : len(other)])
+    with (
+        _loader(DistDataset.open(path), nodes, CustomSamplerOptions(HALVED, fanout=3)) as changed,
+        pytest.raises(ValueError, match="arguments is"),
+    ):
+        changed.load_state_dict(state)
+
+
+# --- mistakes
+
+MISTAKES = {
+    "type": "returns a Subgraph, got a dict",
+    "unknown": "'tag', which is no type",
+    "seeds": "does not begin with the distinct seeds",
+    "twice": "has a node of 'node' twice",
+    "outside": "outside of 300",
+    "dtype": "are float64",
+    "neighbor": "neighbors of .* lie outside",
+    "length": "differ in length",
+    "slot": "outside",
+    "raises": "ZeroDivisionError",
+}
+
+
+@pytest.fixture(scope="module")
+def dataset() -> DistDataset:
+    return DistDataset.from_pyg(homogeneous())
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_subgraph_that_breaks_a_rule_fails_its_batch(
+    dataset: DistDataset, mistake: str, num_workers: int
+) -> None:
+    nodes = np.arange(12)
+    options = CustomSamplerOptions(WRONG, mistake=mistake)
+    with (
+        _loader(dataset, list(nodes), options, num_workers=num_workers, shuffle=False) as loader,
+        pytest.raises(SamplingError, match=MISTAKES[mistake]) as raised,
+    ):
+        next(loader)
+    if mistake == "raises" and num_workers:
+        assert "user_samplers.py" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no name", r'is named "package.module:Class"'),
+        ("tests.nowhere:Halved", "cannot be imported: ModuleNotFoundError"),
+        ("tests.support.user_samplers:Absent", "cannot be imported: AttributeError"),
+        ("json:JSONDecoder", "it has no method sample"),
+        ("__main__:Mine", "lies in the script"),
+    ],
+)
+def test_a_class_that_is_not_there_is_refused_at_construction(
+    dataset: DistDataset, name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _loader(dataset, None, CustomSamplerOptions(name))
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), (1, 2), {1: 2}, "x" * 70_000])
+def test_arguments_that_json_does_not_carry_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="arguments of a custom sampler"):
+        CustomSamplerOptions(HALVED, value=value)
+
+
+def test_arguments_of_other_samplers_are_refused(dataset: DistDataset) -> None:
+    options = CustomSamplerOptions(HALVED)
+    with pytest.raises(ValueError, match="num_neighbors has no meaning"):
+        DistNeighborLoader(dataset, [3], sampler_options=options)
+    with pytest.raises(ValueError, match="replace=True has no meaning"):
+        DistNeighborLoader(dataset, None, sampler_options=options, replace=True)
+    with pytest.raises(ValueError, match="num_neighbors is needed"):
+        DistNeighborLoader(dataset, None)
+
+
+def test_servers_import_only_what_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    build_graph(tables_from_pyg(homogeneous()), path)
+    with (
+        servers_of(path, 1) as servers,
+        RemoteDistDataset.connect(addresses_of(servers)[0]) as remote,
+        pytest.raises(ValueError, match=f"{HALVED} is not allowed here: .* --allow-sampler {HALVED}"),
+    ):
+        next(_loader(remote))
+    refused = run("serve", str(path), "--listen", "127.0.0.1:0", "--allow-sampler", "tests.nowhere:Mine")
+    assert refused.returncode == 2
+    assert "allow_sampler: the sampler tests.nowhere:Mine cannot be imported" in refused.stderr
+    assert refused.stderr.count("\n") == 1

@@ -1,0 +1,84 @@
+"""Samplers as users write them, for tests: good ones, and one for every mistake."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.sampling.custom import SampledEdges, Subgraph
+
+if TYPE_CHECKING:
+    from gigl_loader.sampling.custom import SamplingGraph, SeedBatch
+
+__all__ = ["Halved", "Wrong"]
+
+
+class Halved:
+    """One hop over every edge type into the seeds, of which each edge is kept with probability ``keep``."""
+
+    def __init__(self, graph: SamplingGraph, *, fanout: int = -1, keep: float = 0.5) -> None:
+        self.graph, self.fanout, self.keep = graph, fanout, keep
+
+    def sample(self, batch: SeedBatch) -> Subgraph:
+        schema = self.graph.schema
+        seeds = batch.seeds[np.sort(np.unique(batch.seeds, return_index=True)[1])]
+        nodes = {self.seed_type: seeds}
+        edges = {}
+        for number, edge_type in enumerate(schema.edges):
+            if schema.target_type(edge_type) != self.seed_type:
+                continue
+            found = self.graph.neighbors(edge_type, seeds, batch=batch, fanout=self.fanout)
+            assert found.edge_ids is not None
+            assert found.slots is not None
+            kept = batch.uniform(number, len(found.positions)) < self.keep
+            targets = np.repeat(np.arange(len(seeds)), found.counts)[kept]
+            neighbor_type = schema.neighbor_type(edge_type)
+            have = nodes.get(neighbor_type, np.empty(0, np.int64))
+            merged = np.concatenate([have, found.positions[kept]])
+            unique, first, local = np.unique(merged, return_index=True, return_inverse=True)
+            order = np.argsort(first)
+            place = np.empty(len(unique), np.int64)
+            place[order] = np.arange(len(unique))
+            nodes[neighbor_type] = unique[order]
+            edges[edge_type] = SampledEdges(
+                neighbors=place[local[len(have) :]],
+                targets=targets,
+                slots=found.slots[kept],
+                edge_ids=found.edge_ids[kept],
+            )
+        return Subgraph(nodes=nodes, edges=edges)
+
+    @property
+    def seed_type(self) -> str:
+        return "node" if self.graph.schema.homogeneous else "item"
+
+
+class Wrong:
+    """Breaks the rule that ``mistake`` names."""
+
+    def __init__(self, graph: SamplingGraph, *, mistake: str) -> None:
+        self.graph, self.mistake = graph, mistake
+
+    def sample(self, batch: SeedBatch) -> Any:
+        seeds = np.unique(batch.seeds)
+        kind = ("node", "to", "node")
+        one = np.zeros(1, np.int64)
+
+        def edge(**changes: Any) -> Subgraph:
+            arrays = {"neighbors": one, "targets": one, "slots": one, "edge_ids": one, **changes}
+            return Subgraph(nodes={"node": seeds}, edges={kind: SampledEdges(**arrays)})
+
+        mistakes: dict[str, Any] = {
+            "type": lambda: {"node": seeds},
+            "unknown": lambda: Subgraph(nodes={"node": seeds, "tag": one}),
+            "seeds": lambda: Subgraph(nodes={"node": seeds[:-1]}),
+            "twice": lambda: Subgraph(nodes={"node": np.concatenate([seeds, seeds[:1]])}),
+            "outside": lambda: Subgraph(nodes={"node": np.concatenate([seeds, [10**9]])}),
+            "dtype": lambda: Subgraph(nodes={"node": seeds.astype(float)}),
+            "neighbor": lambda: edge(neighbors=one - 1),
+            "length": lambda: edge(slots=one[:0]),
+            "slot": lambda: edge(slots=one + 2**62),
+            "raises": lambda: 1 // 0,
+        }
+        return mistakes[self.mistake]()
