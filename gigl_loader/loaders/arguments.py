@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import inspect
 import math
-import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, Unpack
 
-from gigl_loader.options import START_METHODS, WorkerOptions
+from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions
 from gigl_loader.sizes import byte_count, whole_number
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.shared import SharedTensors
 
 __all__ = [
+    "CheckedOptions",
     "LoaderOptions",
     "byte_count",
     "flag",
@@ -64,6 +65,57 @@ class LoaderOptions(TypedDict, total=False):
     name: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedOptions:
+    """The options of a loader, checked, but for those of its place among the ranks (``PlacementOptions``)."""
+
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int | None
+    """Run seed; ``None``: a random one."""
+    num_workers: int
+    workers: WorkerOptions
+    store: StoreOptions
+    device: Any
+    pin_memory_device: Any
+    non_blocking_transfers: bool
+    start_gap_s: float | None
+    transform: Callable[[Any], Any] | None
+
+    @classmethod
+    def read(cls, **options: Unpack[LoaderOptions]) -> CheckedOptions:
+        """Return a user's options. ``ValueError`` and ``TypeError`` name option, value and rule."""
+        flag("even_batches", options["even_batches"])
+        store = StoreOptions(
+            prefetch_size=options["prefetch_size"],
+            worker_key=options["worker_key"],
+            max_producer_inits=options["max_concurrent_producer_inits"],
+        )
+        num_workers = whole_number("num_workers", options["num_workers"], minimum=0)
+        return cls(
+            store=store,
+            start_gap_s=start_gap(options["process_start_gap_seconds"]),
+            batch_size=whole_number("batch_size", options["batch_size"], minimum=1),
+            shuffle=flag("shuffle", options["shuffle"]),
+            drop_last=flag("drop_last", options["drop_last"]),
+            num_workers=num_workers,
+            workers=worker_options(
+                num_workers=num_workers,
+                worker_concurrency=options["worker_concurrency"],
+                channel_size=options["channel_size"],
+                in_order=options["in_order"],
+                max_worker_restarts=options["max_worker_restarts"],
+                multiprocessing_context=options["multiprocessing_context"],
+            ),
+            device=options["device"],
+            pin_memory_device=options["pin_memory_device"],
+            non_blocking_transfers=flag("non_blocking_transfers", options["non_blocking_transfers"]),
+            transform=optional_callable("transform", options["transform"]),
+            seed=run_seed(options["seed"]),
+        )
+
+
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -81,10 +133,9 @@ def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
     return number
 
 
-def run_seed(value: Any) -> int:
-    """Return ``value`` as a run seed, or a random one when it is ``None``."""
+def run_seed(value: Any) -> int | None:
     if value is None:
-        return secrets.randbits(63)
+        return None
     seed = whole_number("seed", value, minimum=0)
     if seed >= 2**64:
         raise ValueError(f"seed must be below 2**64, got {seed}")

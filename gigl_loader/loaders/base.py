@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing_extensions import Self
 
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.arguments import LoaderOptions, full_signature
+from gigl_loader.loaders.arguments import CheckedOptions, LoaderOptions, full_signature
 from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.placement import Placement, PlacementOptions
@@ -22,7 +23,6 @@ from gigl_loader.loaders.seeds import SeedNodes
 from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
-from gigl_loader.options import StoreOptions
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
@@ -191,48 +191,54 @@ class BaseDistLoader:
         )
         self._place()
         with self._placement.telling_failures():
-            arguments.flag("even_batches", even_batches)
-            self._store_options = StoreOptions(
-                prefetch_size=prefetch_size,
-                worker_key=worker_key,
-                max_producer_inits=max_concurrent_producer_inits,
-            )
-            dataset.check_options(self._store_options)
-            self._start_gap = arguments.start_gap(process_start_gap_seconds)
-            self.batch_size = arguments.whole_number("batch_size", batch_size, minimum=1)
-            self.shuffle = arguments.flag("shuffle", shuffle)
-            self.drop_last = arguments.flag("drop_last", drop_last)
-            self.num_workers = arguments.whole_number("num_workers", num_workers, minimum=0)
-            self._options = arguments.worker_options(
-                num_workers=self.num_workers,
+            self._options = CheckedOptions.read(
+                batch_size=batch_size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                seed=seed,
+                num_workers=num_workers,
                 worker_concurrency=worker_concurrency,
                 channel_size=channel_size,
+                prefetch_size=prefetch_size,
+                worker_key=worker_key,
+                max_concurrent_producer_inits=max_concurrent_producer_inits,
+                even_batches=even_batches,
+                device=device,
+                pin_memory_device=pin_memory_device,
+                non_blocking_transfers=non_blocking_transfers,
+                process_start_gap_seconds=process_start_gap_seconds,
+                multiprocessing_context=multiprocessing_context,
+                transform=transform,
                 in_order=in_order,
                 max_worker_restarts=max_worker_restarts,
-                multiprocessing_context=multiprocessing_context,
             )
-            self._device_asked = (device, pin_memory_device)
-            self._non_blocking = arguments.flag("non_blocking_transfers", non_blocking_transfers)
-            self._maker = BatchPipeline(self._transfer(), arguments.optional_callable("transform", transform))
-            run_seed = arguments.run_seed(seed)
-            self._random_seed = seed is None
-            self._delivered = 0
-            self._owner = os.getpid()
-            self._current: Progress | None = None
-            """Of the latest iterator; ``None`` also when a state was loaded since."""
-            self._resumed: Progress | None = None
-            """Loaded, and not yet begun."""
-            self._next_epoch = 0
-            self._seeds = self.seed_nodes()
-            self._seed_weights = read_seed_weights(
-                seed_weights, self._seeds, dataset.schema, shuffle=self.shuffle
-            )
-            self._plan(self._agreed(run_seed))
-            # Now, as nobody may answer later, when the state is wanted most.
-            self._made_with = self._describe()
-            self._seeds = replace(self._seeds, ids=None)
+            dataset.check_options(self._options.store)
+            self._prepare(seed_weights)
         self._join()
         self._is_built = True
+
+    def _prepare(self, seed_weights: Any) -> None:
+        """Say what the batches are. Nothing is started."""
+        options = self._options
+        self.batch_size, self.shuffle, self.drop_last = options.batch_size, options.shuffle, options.drop_last
+        self.num_workers = options.num_workers
+        self._maker = BatchPipeline(self._transfer(), options.transform)
+        self._random_seed = options.seed is None
+        self._delivered = 0
+        self._owner = os.getpid()
+        self._current: Progress | None = None
+        """Of the latest iterator; ``None`` also when a state was loaded since."""
+        self._resumed: Progress | None = None
+        """Loaded, and not yet begun."""
+        self._next_epoch = 0
+        self._seeds = self.seed_nodes()
+        self._seed_weights = read_seed_weights(
+            seed_weights, self._seeds, self.dataset.schema, shuffle=self.shuffle
+        )
+        self._plan(self._agreed(secrets.randbits(63) if options.seed is None else options.seed))
+        # Now, as nobody may answer later, when the state is wanted most.
+        self._made_with = self._describe()
+        self._seeds = replace(self._seeds, ids=None)
 
     # What a subclass supplies
 
@@ -403,10 +409,10 @@ class BaseDistLoader:
 
     def _transfer(self) -> Transfer:
         """Return the way of frames to the device asked for, or to that of this local rank."""
-        device, alias = self._device_asked
+        device, alias = self._options.device, self._options.pin_memory_device
         chosen = arguments.target_device(device, alias, local_rank=self.topology.local_rank)
         vars(self).update(device=chosen)
-        return transfer_to(chosen, non_blocking=self._non_blocking)
+        return transfer_to(chosen, non_blocking=self._options.non_blocking_transfers)
 
     def _agreed(self, run_seed: int) -> int:
         """Return ``run_seed``, or that of the first rank to come where each has drawn its own."""
@@ -497,13 +503,13 @@ class BaseDistLoader:
                 schedule=self._schedule,
                 name=self.name,
                 num_workers=self.num_workers,
-                workers=self._options,
-                store=self._store_options,
+                workers=self._options.workers,
+                store=self._options.store,
                 timeout_s=self._timeout,
                 topology=self.topology,
                 group=self._placement.group,
                 alone=self._placement.agreement is None,
-                start_gap_s=self._start_gap,
+                start_gap_s=self._options.start_gap_s,
             )
         )
         self._frames = FrameStream(self._source)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader
+from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, KHopNeighborSamplerOptions
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.arguments import LoaderOptions
 from tests.support.pyg_graphs import heterogeneous, homogeneous
@@ -162,7 +162,7 @@ def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exc
         "disjoint",
         "time_attr",
         "temporal_strategy",
-        "sampler_options",
+        "subgraph_type",
         "bathc_size",
     ],
 )
@@ -287,6 +287,8 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "timeout": 300.0,
         "replace": False,
         "with_edge": None,
+        "weight_attr": None,
+        "sampler_options": KHopNeighborSamplerOptions(),
         "transform": None,
         "in_order": True,
         "max_worker_restarts": 2,
