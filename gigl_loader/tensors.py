@@ -28,7 +28,7 @@ from gigl_loader.strict_json import read_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_HEADER_BYTES", "STORAGE_DTYPES", "ArraySpec", "Layout", "spec_of"]
+__all__ = ["MAX_HEADER_BYTES", "STORAGE_DTYPES", "ArraySpec", "Layout", "as_rows", "spec_of"]
 
 STORAGE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
@@ -88,6 +88,13 @@ def spec_of(array: npt.NDArray[Any]) -> ArraySpec:
             f"arrays of dtype {array.dtype} cannot be stored; known: {', '.join(STORAGE_DTYPES)}"
         )
     return ArraySpec(name, array.shape)
+
+
+def as_rows(array: npt.NDArray[Any], row_bytes: int) -> npt.NDArray[np.uint8]:
+    """View a C-contiguous array as uint8 [entries of its first axis, row_bytes], without a copy."""
+    if row_bytes:
+        return array.view(np.uint8).reshape(len(array), row_bytes)
+    return np.empty((len(array), 0), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Bytes, Int64Array
 from gigl_loader.native import gather
-from gigl_loader.sampling.rows import as_rows
+from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,8 +13,7 @@ from gigl_loader.channel.frame import MAX_HEADER_BYTES, Frame, check_number, rea
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.features import GatherRequest
-from gigl_loader.sampling.rows import as_rows
-from gigl_loader.tensors import ArraySpec, Layout
+from gigl_loader.tensors import ArraySpec, Layout, as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

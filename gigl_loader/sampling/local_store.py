@@ -8,8 +8,8 @@ from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import Adjacency, copy_rows, draw_hop
-from gigl_loader.sampling.rows import as_rows
 from gigl_loader.sampling.store import Neighbors
+from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

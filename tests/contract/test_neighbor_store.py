@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gigl_loader.sampling.rows import as_rows
 from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.tensors import as_rows
 from tests.support import oracle
 from tests.support.plans import rule
 from tests.support.stores import STORE_KINDS, StoreGraph, StoreKind, store_graphs

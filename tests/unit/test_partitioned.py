@@ -15,8 +15,8 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
-from gigl_loader.sampling.rows import as_rows
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest, Neighbors, WireCounts
+from gigl_loader.tensors import as_rows
 from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
