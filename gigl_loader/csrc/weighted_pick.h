@@ -40,7 +40,8 @@ class WeightedPicker {
   // Independent draws.
   template <typename Emit>
   static void PickReplacing(const DrawAddress& address, const WeightView& list, int64_t count, Emit emit) {
-    for (int64_t j = 0; j < count; ++j) emit(list.Find(static_cast<int64_t>(Below(Word(address, j), list.total()))));
+    Numbers numbers(address);
+    for (int64_t j = 0; j < count; ++j) emit(list.Find(numbers.Below(list.total())));
   }
 
   // Successive draws among the entries that are left. More than `count` entries have a weight.
@@ -52,8 +53,9 @@ class WeightedPicker {
     starts_.clear();
     skipped_.clear();
     int64_t left = list.total();
+    Numbers numbers(address);
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t number = static_cast<int64_t>(Below(Word(address, j), left));
+      const int64_t number = numbers.Below(left);
       const int64_t passed = std::upper_bound(starts_.begin(), starts_.end(), number) - starts_.begin();
       const int64_t skipped = passed > 0 ? skipped_[passed - 1] : 0;
       const int64_t entry = list.Find(number + skipped);
@@ -73,10 +75,21 @@ class WeightedPicker {
   size_t nbytes() const { return (starts_.capacity() + skipped_.capacity()) * sizeof(int64_t); }
 
  private:
-  static uint64_t Word(const DrawAddress& address, int64_t j) {
-    const Words words = address.Block(static_cast<uint64_t>(j) / 2);
-    return j % 2 == 0 ? words.first : words.second;
-  }
+  // The draws at an address, one after the other: two of each block.
+  class Numbers {
+   public:
+    explicit Numbers(const DrawAddress& address) : address_(address) {}
+
+    int64_t Below(int64_t bound) {
+      if (drawn_ % 2 == 0) words_ = address_.Block(drawn_ / 2);
+      return static_cast<int64_t>(gigl::Below(drawn_++ % 2 == 0 ? words_.first : words_.second, bound));
+    }
+
+   private:
+    const DrawAddress& address_;
+    uint64_t drawn_ = 0;
+    Words words_{};
+  };
 
   std::vector<int64_t> starts_;
   std::vector<int64_t> skipped_;
