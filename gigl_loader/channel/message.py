@@ -83,7 +83,7 @@ NOTHING = Spent()
 class Response(NamedTuple):
     """What became of the request in slot ``request_slot``."""
 
-    outcome: int
+    result: int
     request_slot: int
     slot: int
     nbytes: int
@@ -98,8 +98,8 @@ class Response(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Response:
-        outcome, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_RESPONSE, data)
-        return cls(outcome, request_slot, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
+        result, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_RESPONSE, data)
+        return cls(result, request_slot, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
 
 
 def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:

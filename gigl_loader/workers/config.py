@@ -23,7 +23,7 @@ class WorkerConfig:
 
     worker: int
     """Its number, from 0."""
-    life: int
+    incarnation: int
     """How many processes had this number before."""
     trainer_pid: int
     sampler: str
@@ -45,8 +45,9 @@ class WorkerConfig:
     """Where seeds are drawn by weights: descriptors of the weights and of the seeds, by these names."""
 
     def to_json(self) -> str:
-        plain = ("worker", "life", "trainer_pid", "sampler", "plan", "concurrency", "timeout_s", "draw")
-        document = {name: getattr(self, name) for name in plain}
+        plain = ("trainer_pid", "sampler", "plan", "concurrency", "timeout_s", "draw")
+        document: dict[str, Any] = {"worker": self.worker, "life": self.incarnation}
+        document |= {name: getattr(self, name) for name in plain}
         document |= {
             "inputs": [asdict(each) for each in self.inputs],
             "ring": asdict(self.ring),
@@ -57,6 +58,7 @@ class WorkerConfig:
     @classmethod
     def from_json(cls, text: bytes) -> WorkerConfig:
         document = json.loads(text)
+        document["incarnation"] = document.pop("life")
         inputs = tuple(InputColumn(**each) for each in document.pop("inputs"))
         ring = RingLayout(**document.pop("ring"))
         return cls(**document, inputs=inputs, ring=ring)

@@ -50,7 +50,7 @@ class Executor:
         self._worker = worker
         self._trace_fd = trace_fd
         self._counters = list({id(sampler.costs): sampler.costs for sampler in samplers}.values())
-        self._asks: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._slots_lock = threading.Lock()
         self._cpu_ns: dict[int, int] = {}  # Of each of our threads, when it last told what was spent.
         self._underway = _Underway(ring)
@@ -65,14 +65,14 @@ class Executor:
         """Tell the trainer that this process has started."""
         self._link.send(Response(Result.STARTED, 0, 0, 0, 0, 0, self._spent()).pack())
 
-    def put(self, ask: Request) -> None:
+    def put(self, request: Request) -> None:
         """Have a request answered. Does not wait."""
-        self._asks.put(ask)
+        self._requests.put(request)
 
     def leave(self, timeout: float) -> bool:
         """Take no more requests; return whether all threads came to their end within ``timeout`` s."""
         for _ in self._threads:
-            self._asks.put(None)
+            self._requests.put(None)
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
@@ -80,47 +80,50 @@ class Executor:
 
     def _work(self, sampler: BatchSampler) -> None:
         try:
-            while (ask := self._asks.get()) is not None:
-                self._answer(ask, sampler)
+            while (request := self._requests.get()) is not None:
+                self._respond(request, sampler)
         except (BrokenPipeError, ConnectionResetError):
             pass  # The trainer left while we were sampling. The thread that reads requests sees it, too.
         except BaseException:
             os.write(self._trace_fd, traceback.format_exc().encode())
             os._exit(1)  # A process with a thread less would leave its requests open for ever.
 
-    def _answer(self, ask: Request, sampler: BatchSampler) -> None:
+    def _respond(self, request: Request, sampler: BatchSampler) -> None:
         """Make the frame of a request, or of its failure, and tell the trainer where it lies."""
         began = time.perf_counter_ns()
-        if ask.generation != self._ring.generation:
-            self._link.send(Response(Result.SKIPPED, ask.request_slot, 0, 0, 0, 0, self._spent()).pack())
+        if request.generation != self._ring.generation:
+            self._link.send(Response(Result.SKIPPED, request.request_slot, 0, 0, 0, 0, self._spent()).pack())
             return
         unavailable = False
-        with self._underway.entered(ask):
+        with self._underway.entered(request):
             try:
-                placed = self._place(sampler.sample(self._request(ask)))
+                placed = self._place(sampler.sample(self._batch_request(request)))
             except Exception as error:
                 unavailable = isinstance(error, StorageUnavailable)
-                failure = Failure.of(error, epoch=ask.epoch, batch=ask.batch, worker=self._worker)
+                failure = Failure.of(error, epoch=request.epoch, batch=request.batch, worker=self._worker)
                 placed = self._place(failure)
-        outcome = Result.FRAME if placed.fd is None else Result.OVERSIZE
+        result = Result.FRAME if placed.fd is None else Result.OVERSIZE
         wall_ns = time.perf_counter_ns() - began
-        answer = Response(
-            outcome, ask.request_slot, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent()
+        response = Response(
+            result, request.request_slot, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent()
         )
         if placed.fd is None:
-            self._link.send(answer.pack())
+            self._link.send(response.pack())
             return
         try:
-            socket.send_fds(self._link, [answer.pack()], [placed.fd])
+            socket.send_fds(self._link, [response.pack()], [placed.fd])
         finally:
             os.close(placed.fd)
 
-    def _request(self, ask: Request) -> BatchRequest:
-        index_bytes, nbytes = ask.num_entries * INDEX_BYTES, ask.num_entries * entry_bytes(self._inputs)
-        entries = self._ring.request_slot(ask.request_slot)[:nbytes].copy()
+    def _batch_request(self, request: Request) -> BatchRequest:
+        index_bytes, nbytes = (
+            request.num_entries * INDEX_BYTES,
+            request.num_entries * entry_bytes(self._inputs),
+        )
+        entries = self._ring.request_slot(request.request_slot)[:nbytes].copy()
         return BatchRequest.read(
-            ask.epoch,
-            ask.batch,
+            request.epoch,
+            request.batch,
             index=entries[:index_bytes],
             inputs=entries[index_bytes:],
             columns=self._inputs,
@@ -174,15 +177,15 @@ class _Underway:
         self._since: dict[Request, int] = {}  # In the order in which they were begun.
 
     @contextmanager
-    def entered(self, ask: Request) -> Iterator[None]:
+    def entered(self, request: Request) -> Iterator[None]:
         with self._lock:
-            self._since[ask] = time.monotonic_ns()
+            self._since[request] = time.monotonic_ns()
             self._note()
         try:
             yield
         finally:
             with self._lock:
-                del self._since[ask]
+                del self._since[request]
                 self._note()
 
     def _note(self) -> None:

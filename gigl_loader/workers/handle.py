@@ -98,18 +98,18 @@ class WorkerHandle:
         """Only requests of ``generation`` are wanted from now on."""
         self._generation = self._ring.generation = generation
 
-    def ask(self, request: BatchRequest) -> None:
+    def send(self, request: BatchRequest) -> None:
         """Send a request. If the process is gone, its end of file will tell."""
         request_slot = self._free_request_slots.pop()
         entries = np.frombuffer(request.index.tobytes() + request.input_bytes(), np.uint8)
         self._ring.request_slot(request_slot)[: len(entries)] = entries
-        ask = self._open[request_slot] = Request(
+        message = self._open[request_slot] = Request(
             request_slot, len(request), self._generation, request.epoch, request.batch
         )
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.incarnation.link.send(ask.pack())
+            self.incarnation.link.send(message.pack())
 
-    def answers(self) -> Iterator[Delivery]:
+    def deliveries(self) -> Iterator[Delivery]:
         """Yield the frames that have come. Those of an epoch that was left are dropped here.
 
         ``EOFError`` when the process is gone, ``FormatError`` when it breaks the protocol.
@@ -178,7 +178,9 @@ class WorkerHandle:
             account=f"{account} {self._last_seen()}",
             trace=self.incarnation.take_trace(),
             hopeless=not self.incarnation.started and status is not None and status >= 0,
-            pending=[ask.batch for ask in self._open.values() if ask.generation == self._generation],
+            pending=[
+                request.batch for request in self._open.values() if request.generation == self._generation
+            ],
         )
         self.incarnation.hang_up()
         self.incarnation.end(time.monotonic())
@@ -190,7 +192,7 @@ class WorkerHandle:
     def restart(self) -> None:
         """Start another process in the place of one that was buried."""
         self.tally.reap()
-        self._config = replace(self._config, life=self._config.life + 1)
+        self._config = replace(self._config, incarnation=self._config.incarnation + 1)
         self._start()
 
     def hang_up(self) -> None:
@@ -213,38 +215,38 @@ class WorkerHandle:
         self.incarnation = Incarnation(self._config, method=self._method, ring_fd=self._ring_fd)
         self.tally.pid = self.incarnation.pid
 
-    def _take(self, answer: Response, fds: list[int]) -> Delivery | None:
-        self.tally.spent = answer.spent
-        if answer.outcome == Result.STARTED:
+    def _take(self, response: Response, fds: list[int]) -> Delivery | None:
+        self.tally.spent = response.spent
+        if response.result == Result.STARTED:
             self.incarnation.started = True
             return None
-        ask = self._open.pop(answer.request_slot, None)
-        if ask is None:
+        request = self._open.pop(response.request_slot, None)
+        if request is None:
             raise FormatError(f"worker {self.worker} answered what it was not asked")
-        self._free_request_slots.append(ask.request_slot)
-        self.tally.sampling_ns += answer.sampling_ns
-        delivery = self._delivery(ask, answer, fds)
-        if ask.generation == self._generation:
+        self._free_request_slots.append(request.request_slot)
+        self.tally.sampling_ns += response.sampling_ns
+        delivery = self._delivery(request, response, fds)
+        if request.generation == self._generation:
             return delivery
         if delivery is not None:
             self.drop(delivery)
         return None
 
-    def _delivery(self, ask: Request, answer: Response, fds: list[int]) -> Delivery | None:
-        if answer.outcome == Result.SKIPPED and ask.generation != self._generation:
+    def _delivery(self, request: Request, response: Response, fds: list[int]) -> Delivery | None:
+        if response.result == Result.SKIPPED and request.generation != self._generation:
             return None
-        if answer.outcome == Result.OVERSIZE and len(fds) == 1:
-            self._count_oversize(answer.nbytes)
+        if response.result == Result.OVERSIZE and len(fds) == 1:
+            self._count_oversize(response.nbytes)
             self._undelivered += 1
-            memory = map_memory(fds[0], answer.nbytes)
-            return Delivery(self, ask.batch, 0, memory, answer.nbytes, bool(answer.unavailable))
-        slots, slot = self._ring.slots, answer.slot
+            memory = map_memory(fds[0], response.nbytes)
+            return Delivery(self, request.batch, 0, memory, response.nbytes, bool(response.unavailable))
+        slots, slot = self._ring.slots, response.slot
         free = slot < len(slots) and not slots.is_lent(slot) and slot not in self._finished_slots
-        if answer.outcome != Result.FRAME or not free or answer.nbytes > slots.slot_bytes:
-            raise FormatError(f"worker {self.worker} sent {answer}")
+        if response.result != Result.FRAME or not free or response.nbytes > slots.slot_bytes:
+            raise FormatError(f"worker {self.worker} sent {response}")
         self._undelivered += 1
         self._finished_slots.add(slot)
-        return Delivery(self, ask.batch, slot, None, answer.nbytes, bool(answer.unavailable))
+        return Delivery(self, request.batch, slot, None, response.nbytes, bool(response.unavailable))
 
     def _lend_apart(self, memory: Bytes) -> Bytes:
         # A mapping holds a file descriptor, of which a process may have only a thousand.

@@ -87,8 +87,8 @@ def _serve(link: socket.socket, handover: Handover) -> None:
     ring.note(State.IDLE)
     with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left while we were starting.
         executor.say_up()
-        for ask in _requests(link):
-            executor.put(ask)
+        for request in _requests(link):
+            executor.put(request)
     if not executor.leave(_LEAVE_SECONDS):
         os._exit(0)  # The end of the interpreter would take the memory away under its threads.
 

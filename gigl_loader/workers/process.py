@@ -178,7 +178,7 @@ class Incarnation:
             os.close(self._trace_fd)
             self._trace_fd = -1
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         self._process.send_signal(signal.SIGUSR1)
 
 
@@ -188,17 +188,17 @@ def collect_stacks(incarnations: Sequence[Incarnation]) -> dict[int, str]:
     One that did not say that it is up may not handle the signal yet, which would kill it; one that is
     stopped cannot answer. Both are left out.
     """
-    asked = [each for each in incarnations if each.started and each.run_state in ("running", "waiting")]
-    for each in asked:
-        each.ask_for_stacks()
+    signalled = [each for each in incarnations if each.started and each.run_state in ("running", "waiting")]
+    for each in signalled:
+        each.request_stacks()
     deadline = time.monotonic() + _STACKS_SECONDS
     sizes: list[int] = []
     while time.monotonic() < deadline:
         time.sleep(0.02)  # On the way to an exception: nobody waits for a batch any more.
-        before, sizes = sizes, [each.new_trace_bytes for each in asked]
+        before, sizes = sizes, [each.new_trace_bytes for each in signalled]
         if all(sizes) and sizes == before:
             break
-    return {each.worker: each.take_trace() for each in asked}
+    return {each.worker: each.take_trace() for each in signalled}
 
 
 def _stderr(fallback: int) -> int:

@@ -84,7 +84,7 @@ class WorkerSource:
         self._generation = 0
         self._epoch = -1
         self._remaining = 0
-        self._position = self._unasked = schedule.num_batches  # Nothing to ask for before an epoch.
+        self._position = self._next_batch = schedule.num_batches  # Nothing to ask for before an epoch.
         self._returned: list[int] = []
         self._ready: dict[int, Delivery] = {}
         self._restarts = 0
@@ -117,7 +117,7 @@ class WorkerSource:
         self._returned.clear()
         for handle in self._handles:
             handle.leave_epoch(self._generation)
-        self._epoch, self._position, self._unasked = epoch, first_batch, first_batch
+        self._epoch, self._position, self._next_batch = epoch, first_batch, first_batch
         self._remaining = self.num_batches - first_batch
         self._hand_out()
 
@@ -164,7 +164,7 @@ class WorkerSource:
         for worker in range(options.num_workers):
             config = WorkerConfig(
                 worker=worker,
-                life=0,
+                incarnation=0,
                 trainer_pid=self._pid,
                 sampler=sampler,
                 plan=plan.to_json(),
@@ -213,7 +213,7 @@ class WorkerSource:
     def _collect(self, handle: WorkerHandle) -> bool:
         """Take what has come from a worker. Return whether it is still there."""
         try:
-            for delivery in handle.answers():
+            for delivery in handle.deliveries():
                 self._ready[delivery.batch] = delivery
         except EOFError:
             return False
@@ -221,15 +221,15 @@ class WorkerSource:
 
     def _hand_out(self) -> None:
         """Send requests, each to the worker with the shortest queue, until no worker has room."""
-        while self._returned or self._unasked < self.num_batches:
+        while self._returned or self._next_batch < self.num_batches:
             handle = min((handle for handle in self._handles if handle.has_room), key=_load, default=None)
             if handle is None:
                 return
             if self._returned:
                 batch = heapq.heappop(self._returned)
             else:
-                batch, self._unasked = self._unasked, self._unasked + 1
-            handle.ask(self._schedule.request(self._epoch, batch))
+                batch, self._next_batch = self._next_batch, self._next_batch + 1
+            handle.send(self._schedule.request(self._epoch, batch))
 
     def _deliver(self, batch: int) -> Frame:
         self._graph.verifier.check()
@@ -285,8 +285,8 @@ class WorkerSource:
 
     def _timeout_error(self, timeout: float) -> TimeoutError:
         workers = "; ".join(handle.describe() for handle in self._handles)
-        wanted = f"batch {self._position}" if self._options.in_order else "any batch"
-        missing = f"no batch within {timeout:g} s ({wanted} of epoch {self._epoch})"
+        awaited = f"batch {self._position}" if self._options.in_order else "any batch"
+        missing = f"no batch within {timeout:g} s ({awaited} of epoch {self._epoch})"
         if self._epoch < 0:
             missing = f"the sampling processes were not up within {timeout:g} s"
         error = TimeoutError(f"{missing}; {workers}")
