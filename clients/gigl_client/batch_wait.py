@@ -116,20 +116,21 @@ def _unavailable(epoch: int, batch: int, trouble: RetryState, now: float) -> Sto
 
 def _waiting_text(channels: ChannelPool, in_flight: InFlight, timeout: float, now: float) -> str:
     """Return a line that tells what is waited for, and what each server is asked for since when."""
-    wanted = f"no batch within {timeout:g} s ({in_flight.wanted} of epoch {in_flight.epoch})"
+    missing = f"no batch within {timeout:g} s ({in_flight.awaited} of epoch {in_flight.epoch})"
     if in_flight.epoch < 0:
-        wanted = f"the storage servers were not ready within {timeout:g} s"
-    return "; ".join([wanted, *(f"{channel} {_state(channel, in_flight, now)}" for channel in channels)])
+        missing = f"the storage servers were not ready within {timeout:g} s"
+    return "; ".join([missing, *(f"{channel} {_state(channel, in_flight, now)}" for channel in channels)])
 
 
 def _state(channel: Channel, in_flight: InFlight, now: float) -> str:
     if channel.opened is None:
         return f"is away for {now - channel.down_since:.1f} s"
-    asks = sorted(
-        (ask for ask in in_flight.asked.values() if ask.channel is channel), key=lambda ask: ask.request.batch
+    requests = sorted(
+        (sent for sent in in_flight.sent.values() if sent.channel is channel),
+        key=lambda sent: sent.request.batch,
     )
-    if not asks:
+    if not requests:
         return "is asked for nothing"
-    named = ", ".join(f"{ask.request.batch} ({now - ask.since:.1f} s)" for ask in asks[:_MAX_NAMED])
-    more = f" and {len(asks) - _MAX_NAMED} others" if len(asks) > _MAX_NAMED else ""
+    named = ", ".join(f"{sent.request.batch} ({now - sent.since:.1f} s)" for sent in requests[:_MAX_NAMED])
+    more = f" and {len(requests) - _MAX_NAMED} others" if len(requests) > _MAX_NAMED else ""
     return f"is asked for batches {named}{more}"

@@ -33,7 +33,7 @@ class OpenChannel:
     id: bytes
     lease_s: float
     ring: RingBuffers | None
-    without_rows: bool
+    deferred_features: bool
 
 
 class Channel:
@@ -75,7 +75,7 @@ class Channel:
     def rows(self) -> str:
         if self.opened is None:
             return "none"
-        return "direct" if self.opened.without_rows else "through"
+        return "direct" if self.opened.deferred_features else "through"
 
     def __str__(self) -> str:
         return str(self.server.endpoint)
@@ -100,13 +100,13 @@ def open_channel(
     The channel has a ring where the terms say so and the server is on this host.
     """
     if config.tries_ring(server.endpoint.host):
-        rows = config.without_rows(ring=True, num_servers=num_servers, has_columns=has_columns)
-        opened = _open_ring(server, config, without_rows=rows)
+        deferred = config.defers_features(ring=True, num_servers=num_servers, has_columns=has_columns)
+        opened = _open_ring(server, config, deferred_features=deferred)
         if opened is not None:
             return opened
-    rows = config.without_rows(ring=False, num_servers=num_servers, has_columns=has_columns)
-    reply = _open(server, config, without_rows=rows)
-    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, without_rows=rows)
+    deferred = config.defers_features(ring=False, num_servers=num_servers, has_columns=has_columns)
+    reply = _open(server, config, deferred_features=deferred)
+    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, deferred_features=deferred)
 
 
 def close_channel(server: Server, channel: bytes) -> None:
@@ -118,10 +118,10 @@ def close_channel(server: Server, channel: bytes) -> None:
             server.client.close_channel(channel, _CLOSE_S)
 
 
-def _open_ring(server: Server, config: ChannelConfig, *, without_rows: bool) -> OpenChannel | None:
+def _open_ring(server: Server, config: ChannelConfig, *, deferred_features: bool) -> OpenChannel | None:
     """Return a channel with a ring, or ``None`` where there is none for us and none is insisted on."""
     try:
-        return _mapped(server, config, without_rows=without_rows)
+        return _mapped(server, config, deferred_features=deferred_features)
     except (Busy, RingRefused, OSError) as error:
         if config.transport == "ring":
             raise
@@ -129,8 +129,8 @@ def _open_ring(server: Server, config: ChannelConfig, *, without_rows: bool) -> 
         return None
 
 
-def _mapped(server: Server, config: ChannelConfig, *, without_rows: bool) -> OpenChannel:
-    reply = _open(server, config, without_rows=without_rows, ring=True)
+def _mapped(server: Server, config: ChannelConfig, *, deferred_features: bool) -> OpenChannel:
+    reply = _open(server, config, deferred_features=deferred_features, ring=True)
     try:
         if not reply.ring_door:
             raise RingRefused(f'{server.endpoint} hands out no rings: set transport="flight"')
@@ -140,10 +140,12 @@ def _mapped(server: Server, config: ChannelConfig, *, without_rows: bool) -> Ope
     except BaseException:
         close_channel(server, reply.id)
         raise
-    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=ring, without_rows=without_rows)
+    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=ring, deferred_features=deferred_features)
 
 
-def _open(server: Server, config: ChannelConfig, *, without_rows: bool, ring: bool = False) -> ChannelReply:
+def _open(
+    server: Server, config: ChannelConfig, *, deferred_features: bool, ring: bool = False
+) -> ChannelReply:
     """Open a channel of the producer of this plan: one of the same key and another plan is refused."""
     attempt_s = min(_ATTEMPT_S, config.timeout_s)
     server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
@@ -152,7 +154,7 @@ def _open(server: Server, config: ChannelConfig, *, without_rows: bool, ring: bo
         name=config.name,
         credit=config.credit,
         share=config.share,
-        without_rows=without_rows,
+        without_rows=deferred_features,
         ring_slots=config.slots if ring else 0,
         ring_slot_bytes=config.slot_bytes if ring else 0,
         timeout_s=attempt_s,

@@ -49,7 +49,7 @@ class ChannelConfig:
         return min(2 * self.prefetch + 8, _MAX_CREDIT)
 
     @property
-    def most_asked(self) -> int:
+    def max_in_flight(self) -> int:
         """Batches of the epoch under way that one server is asked for at a time."""
         return max(min(self.prefetch, _MAX_CREDIT), 1)
 
@@ -57,7 +57,7 @@ class ChannelConfig:
         """Return whether a server at ``host`` is asked for a ring."""
         return self.transport == "ring" or (self.transport == "auto" and is_this_host(host))
 
-    def without_rows(self, *, ring: bool, num_servers: int, has_columns: bool) -> bool:
+    def defers_features(self, *, ring: bool, num_servers: int, has_columns: bool) -> bool:
         """Return whether a server sends frames without rows.
 
         Where it is not said: rows from several owners would cross the network twice, unless the server that

@@ -74,7 +74,7 @@ class ChannelPool:
         """
         if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
             return None
-        most = self._config.most_asked
+        most = self._config.max_in_flight
         able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
         count = len(self._channels)
 
@@ -143,24 +143,24 @@ class ChannelPool:
             close_channel(channel.server, before.id)
         if self._closed.wait(pause_s):
             return
-        outcome = self._attempts(channel)
-        wanted = self._opened(channel, outcome)
-        if not isinstance(outcome, Exception) and not wanted:
-            close_channel(channel.server, outcome.id)
+        result = self._attempts(channel)
+        used = self._opened(channel, result)
+        if not isinstance(result, Exception) and not used:
+            close_channel(channel.server, result.id)
 
     def _attempts(self, channel: Channel) -> OpenChannel | Exception:
         """Return a channel, or what no other attempt can mend, or the last failure when time is over."""
         give_up = time.monotonic() + self._config.timeout_s
         backoff = Backoff()
         while True:
-            outcome = self._attempt(channel)
-            if not isinstance(outcome, Exception):
-                return outcome
-            if not may_pass(outcome) or time.monotonic() > give_up:
-                return outcome
-            self._tried(channel, outcome)
+            result = self._attempt(channel)
+            if not isinstance(result, Exception):
+                return result
+            if not may_pass(result) or time.monotonic() > give_up:
+                return result
+            self._tried(channel, result)
             if self._closed.wait(backoff.next_s()):
-                return outcome
+                return result
 
     def _attempt(self, channel: Channel) -> OpenChannel | Exception:
         try:
@@ -174,20 +174,20 @@ class ChannelPool:
         with self._lock:
             channel.failure = error
 
-    def _opened(self, channel: Channel, outcome: OpenChannel | Exception) -> bool:
+    def _opened(self, channel: Channel, result: OpenChannel | Exception) -> bool:
         """Note what came of the attempts. Return whether the channel is of use."""
         with self._lock:
             channel.opening = False
-            if isinstance(outcome, Exception):
-                channel.failure = outcome
+            if isinstance(result, Exception):
+                channel.failure = result
             elif not self.closed:
-                channel.opened, channel.failure = outcome, None
-                self._heartbeats.keep(channel.server.rank, outcome.id, outcome.lease_s)
+                channel.opened, channel.failure = result, None
+                self._heartbeats.keep(channel.server.rank, result.id, result.lease_s)
                 channel.reconnects += 1
                 if channel.reconnects:
                     _LOGGER.warning("%s: back", str(channel))
             self.on_change()
-            return channel.opened is outcome
+            return channel.opened is result
 
 
 def _one_of(values: Iterable[str]) -> str:

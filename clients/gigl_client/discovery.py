@@ -93,7 +93,7 @@ class _Search:
     """Attempts to find a cluster."""
 
     def __init__(self, addresses: Sequence[Address], caller: Caller, deadline: float) -> None:
-        self._asked = [Endpoint.of_address(address, what="storage server") for address in addresses]
+        self._endpoints = [Endpoint.of_address(address, what="storage server") for address in addresses]
         self._caller = caller
         self._deadline = deadline
 
@@ -118,8 +118,8 @@ class _Search:
     def _first_view(self) -> ClusterView:
         """Return what the first server says that answers and is ready."""
         errors: list[Exception] = []
-        for asked in self._asked:
-            found = self._view_or_reason(asked)
+        for endpoint in self._endpoints:
+            found = self._view_or_reason(endpoint)
             if not isinstance(found, Exception):
                 return found
             errors.append(found)
@@ -129,17 +129,17 @@ class _Search:
     def _check_addresses(self, view: ClusterView) -> None:
         """Raise ``ValueError`` if one of the addresses is of another cluster. One may be down."""
         known = {server.control_address for server in view.servers}
-        for asked in self._asked:
-            if asked.control_address not in known:
-                other = self._view_or_reason(asked, min(self._batch_wait, _OTHER_S))
+        for endpoint in self._endpoints:
+            if endpoint.control_address not in known:
+                other = self._view_or_reason(endpoint, min(self._batch_wait, _OTHER_S))
                 if not isinstance(other, Exception):
-                    _check_graph(asked, other.graph, view.graph)
-                    _check_cluster(asked, other, known)
+                    _check_graph(endpoint, other.graph, view.graph)
+                    _check_cluster(endpoint, other, known)
 
-    def _view_or_reason(self, asked: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
+    def _view_or_reason(self, endpoint: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
         """Return why there is no view, where waiting may help."""
         try:
-            return self._view(asked, timeout_s)
+            return self._view(endpoint, timeout_s)
         except _PASSING as error:
             return error
 
@@ -165,12 +165,12 @@ class _Search:
         return max(min(self.left, _ATTEMPT_S), 0.1)
 
 
-def _check_cluster(asked: Endpoint, view: ClusterView, known: set[str]) -> None:
+def _check_cluster(endpoint: Endpoint, view: ClusterView, known: set[str]) -> None:
     """Raise ``ValueError`` if a server knows none of the servers in use: it has not another name of one."""
     others = [server.control_address for server in view.servers]
     if others and known.isdisjoint(others):
         raise ValueError(
-            f"{asked} is of another cluster, of {', '.join(others[:4])}, than the server that was asked "
+            f"{endpoint} is of another cluster, of {', '.join(others[:4])}, than the server that was asked "
             f"first, of {', '.join(sorted(known)[:4])}: give addresses of one cluster"
         )
 

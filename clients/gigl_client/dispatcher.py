@@ -55,7 +55,7 @@ _LEAVE_S = 1.0
 class Response:
     """A call that has ended."""
 
-    ask: InFlightRequest
+    sent: InFlightRequest
     call: Any
 
 
@@ -98,8 +98,8 @@ class Dispatcher:
         work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
         work[f"settle for {name}"] = self._failures
         self._threads = [
-            threading.Thread(target=self._work, args=(answers,), name=name, daemon=True)
-            for name, answers in work.items()
+            threading.Thread(target=self._work, args=(responses,), name=name, daemon=True)
+            for name, responses in work.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -128,8 +128,8 @@ class Dispatcher:
             jobs = self._channels.close()
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
-        for answers in (*[self._frames] * FETCHERS, self._failures):
-            answers.put(None)
+        for responses in (*[self._frames] * FETCHERS, self._failures):
+            responses.put(None)
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         deadline = time.monotonic() + (_LEAVE_S if wait else 0)
         for thread in self._threads:
@@ -146,7 +146,7 @@ class Dispatcher:
                 return
             request = self._request_of(batch)
             if request is not None:
-                self._ask(channel, request, now)
+                self._send(channel, request, now)
 
     def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one, however often it is asked for."""
@@ -162,15 +162,15 @@ class Dispatcher:
             self._changed.notify_all()
             return None
 
-    def _ask(self, channel: Channel, request: BatchRequest, now: float) -> None:
+    def _send(self, channel: Channel, request: BatchRequest, now: float) -> None:
         opened = channel.opened
         assert opened is not None, "only open channels are asked"
         slot = None if opened.ring is None else opened.ring.take()
-        ask = InFlightRequest(
+        sent = InFlightRequest(
             request=request, fence=self._in_flight.fence, channel=channel, opened=opened, slot=slot, since=now
         )
-        self._in_flight.ask(ask)
-        message = _message(ask)
+        self._in_flight.add(sent)
+        message = _message(sent)
         self.calls += 1
         self.bytes_out += len(message.inputs) + len(message.index)
         try:
@@ -179,107 +179,107 @@ class Dispatcher:
             call = Future[SampleReply]()
             call.set_exception(error)
         self._calls.add(call)
-        call.add_done_callback(partial(_arrived, self._frames, self._failures, ask))
+        call.add_done_callback(partial(_arrived, self._frames, self._failures, sent))
 
-    def _work(self, answers: Responses) -> None:
+    def _work(self, responses: Responses) -> None:
         scratch = Scratch()
-        while (answer := answers.get()) is not None:
+        while (response := responses.get()) is not None:
             began = time.thread_time()
             try:
-                self._settle(answer, scratch)
+                self._settle(response, scratch)
             except Exception as error:
-                self._land(answer.ask, error)
+                self._land(response.sent, error)
             with self._changed:
                 self.cpu_s += time.thread_time() - began
-            del answer
+            del response
 
-    def _settle(self, answer: Response, scratch: Scratch) -> None:
+    def _settle(self, response: Response, scratch: Scratch) -> None:
         """Make the batch of an answer, unless nobody wants it any more, or find out why there is none."""
-        ask = answer.ask
+        sent = response.sent
         with self._changed:
-            self._calls.discard(answer.call)
-            current = self._in_flight.is_current(ask)
+            self._calls.discard(response.call)
+            current = self._in_flight.is_current(sent)
         try:
-            reply: SampleReply = answer.call.result()
+            reply: SampleReply = response.call.result()
         except Exception as error:
-            self._call_failed(ask, _translated(ask, error))
+            self._call_failed(sent, _translated(sent, error))
             return
-        if not message_is_whole(reply, answer.call.trailing_metadata()):
-            ask.give_slot()
-            self._came_damaged(ask, FormatError(f"{ask.channel}: a reply does not match its checksum"))
+        if not message_is_whole(reply, response.call.trailing_metadata()):
+            sent.give_slot()
+            self._came_damaged(sent, FormatError(f"{sent.channel}: a reply does not match its checksum"))
             return
         if not current or reply.skipped:
-            ask.give_slot()
-            self._again(ask, StorageUnavailable(f"{ask.channel} skipped it"))
+            sent.give_slot()
+            self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
             return
         try:
-            frame = self._receiver.frame(ask, reply, scratch)
+            frame = self._receiver.frame(sent, reply, scratch)
         except Unfetched as error:  # The server counts what was not fetched, until the channel is closed.
-            self._give_up(ask, error.reason)
+            self._give_up(sent, error.reason)
         except (StorageUnavailable, Gone) as error:
-            self._again(ask, error)
+            self._again(sent, error)
         except FormatError as error:
-            self._came_damaged(ask, error)
+            self._came_damaged(sent, error)
         else:
-            self._land(ask, frame)
+            self._land(sent, frame)
 
-    def _call_failed(self, ask: InFlightRequest, error: Exception) -> None:
+    def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
         """Give the channel up, ask again, or, for what cannot be asked for, let the batch fail."""
         if isinstance(error, (StorageUnavailable, Unknown)):
-            self._lose(ask, error)
+            self._lose(sent, error)
             return
-        if ask.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
-            self._give_up(ask, error)  # Perhaps the server goes on with it, and writes to its slot.
+        if sent.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
+            self._give_up(sent, error)  # Perhaps the server goes on with it, and writes to its slot.
             return
-        ask.give_slot()
+        sent.give_slot()
         if isinstance(error, Damaged):
-            self._came_damaged(ask, FormatError(str(error)))
+            self._came_damaged(sent, FormatError(str(error)))
         elif isinstance(error, SamplingError):  # Not of the batch: that comes as an answer.
-            self._again(ask, error)
+            self._again(sent, error)
         else:
-            self._land(ask, error)
+            self._land(sent, error)
 
-    def _again(self, ask: InFlightRequest, error: Exception) -> None:
+    def _again(self, sent: InFlightRequest, error: Exception) -> None:
         """Have a batch asked for again, a little later."""
         with self._changed:
-            if self._in_flight.is_current(ask):
+            if self._in_flight.is_current(sent):
                 self.retries += 1
-                self._in_flight.put_back(ask, bare(error), time.monotonic())
+                self._in_flight.put_back(sent, bare(error), time.monotonic())
                 self._go_on()
 
-    def _came_damaged(self, ask: InFlightRequest, error: FormatError) -> None:
+    def _came_damaged(self, sent: InFlightRequest, error: FormatError) -> None:
         """Have a batch asked for again. When it came damaged three times, it fails."""
         with self._changed:
             self.damaged += 1
-            if self._in_flight.is_current(ask):
-                self._times_damaged[ask.request.batch] += 1
-            last = self._times_damaged[ask.request.batch] >= MAX_DAMAGED
-        _LOGGER.warning("batch %d of epoch %d: %s", ask.request.batch, ask.request.epoch, error)
+            if self._in_flight.is_current(sent):
+                self._times_damaged[sent.request.batch] += 1
+            last = self._times_damaged[sent.request.batch] >= MAX_DAMAGED
+        _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, error)
         if last:
-            self._land(ask, error)
+            self._land(sent, error)
         else:
-            self._again(ask, error)
+            self._again(sent, error)
 
-    def _give_up(self, ask: InFlightRequest, error: Exception) -> None:
+    def _give_up(self, sent: InFlightRequest, error: Exception) -> None:
         """Have a batch asked for again, a little later, and give the channel up."""
         with self._changed:
-            if self._in_flight.is_current(ask):
+            if self._in_flight.is_current(sent):
                 self.retries += 1
-                self._in_flight.put_back(ask, bare(error), time.monotonic())
-            self._lose(ask, error)
+                self._in_flight.put_back(sent, bare(error), time.monotonic())
+            self._lose(sent, error)
 
-    def _lose(self, ask: InFlightRequest, error: Exception) -> None:
+    def _lose(self, sent: InFlightRequest, error: Exception) -> None:
         """Give a channel up, with all that it was asked for: its ring may still be written to."""
         with self._changed:
-            if ask.channel.opened is ask.opened:
-                self.retries += self._in_flight.put_back_all(ask.opened, time.monotonic())
-                self._channels.lose(ask.channel, bare(error))
+            if sent.channel.opened is sent.opened:
+                self.retries += self._in_flight.put_back_all(sent.opened, time.monotonic())
+                self._channels.lose(sent.channel, bare(error))
                 self._go_on()
 
-    def _land(self, ask: InFlightRequest, frame: Frame | Exception) -> None:
+    def _land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         with self._changed:
-            if self._in_flight.is_current(ask):
-                self._in_flight.land(ask, bare(frame) if isinstance(frame, Exception) else frame)
+            if self._in_flight.is_current(sent):
+                self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
                 self._changed.notify_all()
 
     def _go_on(self) -> None:
@@ -287,10 +287,10 @@ class Dispatcher:
         self._changed.notify_all()
 
 
-def _arrived(frames: Responses, failures: Responses, ask: InFlightRequest, call: Any) -> None:
+def _arrived(frames: Responses, failures: Responses, sent: InFlightRequest, call: Any) -> None:
     """Hear that a call has ended, in a thread of gRPC's, which has other things to do."""
     failed = call.cancelled() or call.exception() is not None
-    (failures if failed else frames).put(Response(ask, call))
+    (failures if failed else frames).put(Response(sent, call))
 
 
 def _cancel(calls: set[Any]) -> None:
@@ -299,22 +299,22 @@ def _cancel(calls: set[Any]) -> None:
         call.cancel()
 
 
-def _translated(ask: InFlightRequest, error: Exception) -> Exception:
+def _translated(sent: InFlightRequest, error: Exception) -> Exception:
     if isinstance(error, grpc.RpcError):
-        return ask.channel.server.client.error(error)
-    return StorageUnavailable(f"{ask.channel}: {str(error) or 'the call was cancelled'}")
+        return sent.channel.server.client.error(error)
+    return StorageUnavailable(f"{sent.channel}: {str(error) or 'the call was cancelled'}")
 
 
-def _message(ask: InFlightRequest) -> SampleRequest:
-    request = ask.request
+def _message(sent: InFlightRequest) -> SampleRequest:
+    request = sent.request
     return SampleRequest(
-        channel=ask.opened.id,
+        channel=sent.opened.id,
         epoch=request.epoch,
         batch=request.batch,
-        fence=ask.fence,
+        fence=sent.fence,
         inputs=request.input_bytes(),
         index=request.index.astype("<i8", copy=False).tobytes(),
-        slot=0 if ask.slot is None else ask.slot + 1,
+        slot=0 if sent.slot is None else sent.slot + 1,
     )
 
 

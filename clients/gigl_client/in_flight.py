@@ -58,7 +58,7 @@ class InFlight:
         self._in_order = in_order
         self.fence = 0
         self.epoch = -1
-        self.position = self._unasked = num_batches
+        self.position = self._next_batch = num_batches
         """Next batch to be delivered, in order."""
         self.remaining = 0
         self.taken = 0
@@ -66,15 +66,15 @@ class InFlight:
         self._returned: list[int] = []
         self._requests: dict[int, BatchRequest] = {}
         self._ready: dict[int, Ready] = {}
-        self.asked: dict[int, InFlightRequest] = {}
+        self.sent: dict[int, InFlightRequest] = {}
         self.troubles: dict[int, RetryState] = {}
 
     def start(self, epoch: int, first_batch: int) -> None:
         """Leave the epoch under way: what comes of it from now on is nobody's."""
         self.fence += 1
-        self.epoch, self.position, self._unasked = epoch, first_batch, first_batch
+        self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch
-        for kept in (self._returned, self._requests, self._ready, self.asked, self.troubles):
+        for kept in (self._returned, self._requests, self._ready, self.sent, self.troubles):
             kept.clear()
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class InFlight:
         self.start(self.epoch, self._num_batches)
 
     @property
-    def wanted(self) -> str:
+    def awaited(self) -> str:
         """What is waited for."""
         return f"batch {self.position}" if self._in_order else "any batch"
 
@@ -91,7 +91,7 @@ class InFlight:
         due = [batch for batch in self._returned if not self._waits(batch, now)]
         if due:
             return min(due)
-        return self._unasked if self._unasked < self._num_batches else None
+        return self._next_batch if self._next_batch < self._num_batches else None
 
     def holds_up_others(self, batch: int) -> bool:
         """Return whether no other batch can be received before this one."""
@@ -101,23 +101,23 @@ class InFlight:
         """Return what was asked for before, where a batch is asked for again."""
         return self._requests.get(batch)
 
-    def ask(self, ask: InFlightRequest) -> None:
+    def add(self, sent: InFlightRequest) -> None:
         """Note that a batch, which ``next`` named, is asked for."""
-        batch = ask.request.batch
+        batch = sent.request.batch
         self._leave(batch)
-        self._requests[batch] = ask.request
-        self.asked[batch] = ask
-        ask.channel.load += 1
+        self._requests[batch] = sent.request
+        self.sent[batch] = sent
+        sent.channel.load += 1
 
-    def is_current(self, ask: InFlightRequest) -> bool:
+    def is_current(self, sent: InFlightRequest) -> bool:
         """Return whether the answer to this ask is still waited for."""
-        return self.asked.get(ask.request.batch) is ask
+        return self.sent.get(sent.request.batch) is sent
 
-    def put_back(self, ask: InFlightRequest, error: Exception | None, now: float) -> None:
+    def put_back(self, sent: InFlightRequest, error: Exception | None, now: float) -> None:
         """Have a batch asked for again: at once, or, the more often there was an ``error``, the later."""
-        batch = ask.request.batch
-        del self.asked[batch]
-        ask.channel.load -= 1
+        batch = sent.request.batch
+        del self.sent[batch]
+        sent.channel.load -= 1
         self._returned.append(batch)
         if error is not None:
             before = self.troubles.get(batch)
@@ -131,16 +131,16 @@ class InFlight:
 
     def put_back_all(self, opened: OpenChannel, now: float) -> int:
         """Have all batches asked for again that a lost channel was asked for. Return how many."""
-        lost = [each for each in self.asked.values() if each.opened is opened]
-        for ask in lost:
-            self.put_back(ask, None, now)
+        lost = [each for each in self.sent.values() if each.opened is opened]
+        for sent in lost:
+            self.put_back(sent, None, now)
         return len(lost)
 
-    def land(self, ask: InFlightRequest, frame: Frame | Exception) -> None:
+    def land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         """Note that a batch has come, or failed for good."""
-        batch = ask.request.batch
-        del self.asked[batch]
-        self._ready[batch] = Ready(ask.channel, frame)
+        batch = sent.request.batch
+        del self.sent[batch]
+        self._ready[batch] = Ready(sent.channel, frame)
 
     def fail(self, batch: int, error: Exception) -> None:
         """Note that a batch, which ``next`` named, cannot be asked for."""
@@ -185,4 +185,4 @@ class InFlight:
         if batch in self._returned:
             self._returned.remove(batch)
         else:
-            self._unasked = batch + 1
+            self._next_batch = batch + 1

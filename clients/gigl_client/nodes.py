@@ -108,10 +108,10 @@ class RemoteNodes:
             [np.arange(bounds[part], bounds[part + 1], dtype=np.int64) for part in server.endpoint.partitions]
         )
 
-    def _of_servers(self, ask: Callable[[Server], Int64Array]) -> list[Int64Array]:
+    def _of_servers(self, query: Callable[[Server], Int64Array]) -> list[Int64Array]:
         """Ask all servers at once."""
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
-            return list(threads.map(ask, self._servers))
+            return list(threads.map(query, self._servers))
 
     def _in_id_order(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         if self._known(node_type).ids == "identity":

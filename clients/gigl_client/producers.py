@@ -130,8 +130,8 @@ def _short(name: str) -> str:
 
 def _follow(group: RankGroup, place: str, leader: int, request: SourceRequest) -> None:
     what = f"create the producer of {request.name} on the storage servers, which it was the first to begin"
-    (outcome,) = group.collect(f"{place}/outcome", ranks=[leader], timeout=request.timeout_s, what=what)
-    failure = json.loads(outcome)
+    (result,) = group.collect(f"{place}/outcome", ranks=[leader], timeout=request.timeout_s, what=what)
+    failure = json.loads(result)
     if failure is not None:
         kind, message = failure
         raise _KINDS.get(kind, GiglError)(f"rank {leader}: {message}")
@@ -176,11 +176,11 @@ class _Order:
     def _create_on(self, server: Server) -> None:
         """Ask a server until there is an answer."""
         backoff = Backoff()
-        while not self._is_answered(server):
+        while not self._is_created(server):
             if self._given_up.wait(backoff.next_s()):
                 raise StorageUnavailable(f"{server.endpoint}: given up, as another server failed")
 
-    def _is_answered(self, server: Server) -> bool:
+    def _is_created(self, server: Server) -> bool:
         """Return whether there was an answer. Raises what keeps it from coming when the time is over."""
         left = self._deadline - time.monotonic()
         try:

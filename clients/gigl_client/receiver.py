@@ -74,7 +74,7 @@ class Receiver:
         self.sampling_s = 0.0
         """Of the servers."""
 
-    def frame(self, ask: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
+    def frame(self, sent: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
         """Return the frame of a reply, whose slot is used up with it.
 
         ``StorageUnavailable`` and ``Gone`` where the batch has to be asked for again, ``Unfetched`` where the
@@ -83,24 +83,24 @@ class Receiver:
         """
         with self._lock:
             self.sampling_s += max(reply.sampling_s, 0.0)
-        ring, slot = ask.opened.ring, ask.slot
-        outcome = reply.WhichOneof("outcome")
-        if outcome == "in_slot" and ring is not None and slot is not None:
-            return self._in_slot(ask, ring, slot, reply.nbytes)
-        ask.give_slot()
-        if outcome == "failure":
-            raise _failure(ask, reply)
-        if outcome == "handle":
-            return self._fetched(ask, reply.handle, reply.nbytes, scratch)
+        ring, slot = sent.opened.ring, sent.slot
+        result = reply.WhichOneof("outcome")
+        if result == "in_slot" and ring is not None and slot is not None:
+            return self._in_slot(sent, ring, slot, reply.nbytes)
+        sent.give_slot()
+        if result == "failure":
+            raise _failure(sent, reply)
+        if result == "handle":
+            return self._fetched(sent, reply.handle, reply.nbytes, scratch)
         raise FormatError(
-            f"{ask.channel}: an answer of kind {outcome} to an ask for batch {ask.request.batch}"
+            f"{sent.channel}: an answer of kind {result} to an ask for batch {sent.request.batch}"
         )
 
-    def _in_slot(self, ask: InFlightRequest, ring: RingBuffers, slot: int, nbytes: int) -> Frame:
-        if not ask.opened.without_rows:
-            return self._parsed(ask, self._lent(ring, slot, nbytes))
+    def _in_slot(self, sent: InFlightRequest, ring: RingBuffers, slot: int, nbytes: int) -> Frame:
+        if not sent.opened.deferred_features:
+            return self._parsed(sent, self._lent(ring, slot, nbytes))
         try:
-            return self._completed(ask, ring.view(slot, nbytes))
+            return self._completed(sent, ring.view(slot, nbytes))
         finally:
             ring.give(slot)
 
@@ -112,48 +112,50 @@ class Receiver:
             ring.give(slot)
             raise
 
-    def _fetched(self, ask: InFlightRequest, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
+    def _fetched(self, sent: InFlightRequest, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
         if not 0 < nbytes <= MAX_REPLY_BYTES:
-            raise FormatError(f"{ask.channel}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
-        bare = ask.opened.without_rows
+            raise FormatError(
+                f"{sent.channel}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read"
+            )
+        bare = sent.opened.deferred_features
         memory = scratch.lend(nbytes) if bare else self._buffers.lend(nbytes)
         try:
-            fetch_frame(ask.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+            fetch_frame(sent.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
         except StorageUnavailable as error:
             raise Unfetched(error) from None
         with self._lock:
             self.wire_bytes += nbytes
-        return self._completed(ask, memory) if bare else self._parsed(ask, memory)
+        return self._completed(sent, memory) if bare else self._parsed(sent, memory)
 
-    def _parsed(self, ask: InFlightRequest, memory: Bytes) -> Frame:
-        return _expected(ask, self._frame.parse(memory))
+    def _parsed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
+        return _expected(sent, self._frame.parse(memory))
 
-    def _completed(self, ask: InFlightRequest, memory: Bytes) -> Frame:
+    def _completed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
         assert self._completion is not None, "no channel without rows is opened where there are no rows"
-        deferred = _expected(ask, self._completion.parse(memory))
+        deferred = _expected(sent, self._completion.parse(memory))
         layout = self._completion.layout(deferred)
         complete = self._buffers.lend(layout.nbytes)
         self._completion.write(deferred, layout, complete)
         return Frame(complete, layout)
 
 
-def _expected(ask: InFlightRequest, frame: Frame) -> Frame:
+def _expected(sent: InFlightRequest, frame: Frame) -> Frame:
     """Return ``frame``, if it is of the batch that was asked for, and no record of a failure."""
-    wanted = ask.request
-    if (frame.epoch, frame.batch) != (wanted.epoch, wanted.batch) or frame.is_failure:
+    request = sent.request
+    if (frame.epoch, frame.batch) != (request.epoch, request.batch) or frame.is_failure:
         what = "a failure of batch" if frame.is_failure else "batch"
         raise FormatError(
-            f"{ask.channel}: {what} {frame.batch} of epoch {frame.epoch} instead of "
-            f"batch {wanted.batch} of epoch {wanted.epoch}"
+            f"{sent.channel}: {what} {frame.batch} of epoch {frame.epoch} instead of "
+            f"batch {request.batch} of epoch {request.epoch}"
         )
     return frame
 
 
-def _failure(ask: InFlightRequest, reply: SampleReply) -> Exception:
+def _failure(sent: InFlightRequest, reply: SampleReply) -> Exception:
     """Return what a server says went wrong, with its traceback as a note."""
     failure = Failure.parse(np.frombuffer(reply.failure, np.uint8))
     if reply.unavailable:
-        return StorageUnavailable(f"{ask.channel}: {failure.message}")
+        return StorageUnavailable(f"{sent.channel}: {failure.message}")
     error = replace(failure, worker=None).error()
-    add_note(error, f"{ask.channel}, when it sampled:\n{failure.traceback}")
+    add_note(error, f"{sent.channel}, when it sampled:\n{failure.traceback}")
     return error

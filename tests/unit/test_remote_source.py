@@ -67,7 +67,7 @@ def expected() -> list[bytes]:
 
 def _asked(source: Any) -> list[int]:
     with source._changed:
-        return sorted(source._in_flight.asked)
+        return sorted(source._in_flight.sent)
 
 
 KINDS = [("ring", "auto"), ("flight", "through"), ("flight", "direct")]
