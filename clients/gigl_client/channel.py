@@ -154,7 +154,7 @@ def _open(
         name=config.name,
         credit=config.credit,
         share=config.share,
-        without_rows=deferred_features,
+        deferred_features=deferred_features,
         ring_slots=config.slots if ring else 0,
         ring_slot_bytes=config.slot_bytes if ring else 0,
         timeout_s=attempt_s,

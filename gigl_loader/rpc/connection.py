@@ -59,19 +59,19 @@ _CHANNEL_OPTIONS = [
 Result = TypeVar("Result")
 
 
-class _AskAgain(Exception):
+class _AttemptFailed(Exception):
     """This attempt failed in a way that another may not. The message says how."""
 
 
-class _NoAnswer(_AskAgain):
+class _AttemptTimedOut(_AttemptFailed):
     """It failed because its time was over."""
 
 
-class _Busy(_AskAgain):
+class _Busy(_AttemptFailed):
     """The peer has as much to do as it takes. The connection is good."""
 
 
-class _Damaged(_AskAgain):
+class _Damaged(_AttemptFailed):
     """The request or the reply does not match its checksum, or breaks a rule. The connection is good."""
 
 
@@ -116,7 +116,7 @@ class Connection:
         with self._lock:
             self._counts += WireCounts(**amounts)
 
-    def ask(
+    def call(
         self,
         request: bytes,
         read: Callable[[ReplyChunks], Result],
@@ -144,12 +144,12 @@ class Connection:
                 return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
             except Refusal as refusal:
                 raise refusal.error(str(self._endpoint)) from None
-            except _AskAgain as error:
+            except _AttemptFailed as error:
                 damaged = damaged + 1 if isinstance(error, _Damaged) else 0
                 if damaged >= min(MAX_DAMAGED, attempts):
                     raise FormatError(f"{self._endpoint}: {error}") from None
                 # That an attempt with little time left had no answer tells less than the one before it.
-                if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
+                if not (last and isinstance(error, _AttemptTimedOut) and left < self._attempt_s):
                     last = str(error)
                 attempts -= not isinstance(error, _Busy)
             if attempts <= 0:
@@ -207,7 +207,7 @@ class Connection:
             raise
         except _Busy:
             raise
-        except _AskAgain:
+        except _AttemptFailed:
             self._drop(client)
             raise
 
@@ -272,18 +272,18 @@ class Connection:
         try:
             yield
         except flight.FlightTimedOutError as error:
-            raise _NoAnswer(_first_line(error)) from None
+            raise _AttemptTimedOut(_first_line(error)) from None
         except flight.FlightError as error:
             refusal = Refusal.from_record(error.extra_info)
             if refusal is None or refusal.kind is RefusalKind.UNAVAILABLE:
-                raise _AskAgain(_first_line(error)) from None
+                raise _AttemptFailed(_first_line(error)) from None
             if refusal.kind is RefusalKind.BUSY:
                 raise _Busy(refusal.message) from None
             if refusal.kind is RefusalKind.DAMAGED:
                 raise _Damaged(refusal.message) from None
             raise refusal from None
         except (pa.ArrowException, OSError) as error:  # OSError: messages of Arrow's that came damaged.
-            raise _AskAgain(_first_line(error)) from None
+            raise _AttemptFailed(_first_line(error)) from None
 
     def _unavailable(self, seconds: float, last: str) -> Exception:
         if self._closed.is_set():

@@ -283,17 +283,17 @@ class Credentials:
 
         if not self.certificate:
             return None
-        asked = self.client_authority or None
+        authority = self.client_authority or None
         pair = (self.key, self.certificate)
-        return grpc.ssl_server_credentials([pair], asked, require_client_auth=asked is not None)
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
     def flight_options(self) -> dict[str, Any]:
         """Return what a Flight server needs to listen."""
         if not self.certificate:
             return {}
         pairs = {"tls_certificates": [(self.certificate, self.key)]}
-        asked = {"verify_client": True, "root_certificates": self.client_authority}
-        return {**pairs, **asked} if self.client_authority else pairs
+        verification = {"verify_client": True, "root_certificates": self.client_authority}
+        return {**pairs, **verification} if self.client_authority else pairs
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, secrets too, for a child process over a socket of its own."""

@@ -32,7 +32,7 @@ _ANY = (-(2**63), 2**63)
 
 def fetch_manifest(connection: Connection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
-    layout, buffer = connection.ask(encode_graph_request(ManifestRequest(), ""), assembled)
+    layout, buffer = connection.call(encode_graph_request(ManifestRequest(), ""), assembled)
     return read_bytes(layout, buffer, "manifest")
 
 
@@ -55,8 +55,8 @@ class Directory:
             return self._known(node_type, positions, "positions of nodes")
         parts = []
         for at in range(0, len(positions), MAX_LISTED):
-            ask = IdsRequest(node_type=node_type, positions=positions[at : at + MAX_LISTED])
-            parts.append(self._integers(ask, "ids", len(ask.positions), _ANY))
+            request = IdsRequest(node_type=node_type, positions=positions[at : at + MAX_LISTED])
+            parts.append(self._integers(request, "ids", len(request.positions), _ANY))
         return _joined(parts)
 
     def locate(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
@@ -66,8 +66,8 @@ class Directory:
         span = (0, self._schema.nodes[node_type].count)
         parts = []
         for at in range(0, len(ids), MAX_LISTED):
-            ask = LocateRequest(node_type=node_type, ids=ids[at : at + MAX_LISTED])
-            parts.append(self._integers(ask, "positions", len(ask.ids), span))
+            request = LocateRequest(node_type=node_type, ids=ids[at : at + MAX_LISTED])
+            parts.append(self._integers(request, "positions", len(request.ids), span))
         return _joined(parts)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
@@ -78,8 +78,8 @@ class Directory:
         parts = []
         for at in range(0, count, MAX_LISTED):
             size = min(MAX_LISTED, count - at)
-            ask = ListRequest(node_type=node_type, first=at, count=size)
-            parts.append(self._integers(ask, "positions", size, (0, count)))
+            request = ListRequest(node_type=node_type, first=at, count=size)
+            parts.append(self._integers(request, "positions", size, (0, count)))
         return _joined(parts)
 
     def split(self, partition: int, node_type: NodeType, name: str) -> Int64Array:
@@ -90,7 +90,7 @@ class Directory:
             SplitRequest(node_type=node_type, split=name),
             self._schema,
         )
-        layout, buffer = self._connection.ask(request, assembled)
+        layout, buffer = self._connection.call(request, assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
     def _are_equal(self, node_type: NodeType) -> bool:
@@ -104,8 +104,8 @@ class Directory:
             raise ValueError(f"{len(unknown)} unknown {what} of type {node_type!r}: {listed}")
         return numbers.astype(np.int64)
 
-    def _integers(self, ask: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
-        layout, buffer = self._connection.ask(encode_graph_request(ask, self._digest), assembled)
+    def _integers(self, request: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
+        layout, buffer = self._connection.call(encode_graph_request(request, self._digest), assembled)
         return read_integers(layout, buffer, name, span, count)
 
 

@@ -40,4 +40,4 @@ def fetch_frame(
             raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
 
     # Whether a failed attempt took the frame is not known: then, waiting for another would be for nothing.
-    connection.ask(encode_frame_request(handle), land, timeout_s=timeout_s, attempts=1)
+    connection.call(encode_frame_request(handle), land, timeout_s=timeout_s, attempts=1)

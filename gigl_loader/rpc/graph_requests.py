@@ -46,7 +46,9 @@ MAX_LISTED = 1 << 20
 HANDLE_BYTES = 16
 
 
-_MAX_FRAME_ASK = 512  # Of 192 bytes. What is longer is no such request, and is parsed when its turn comes.
+_MAX_FRAME_REQUEST = (
+    512  # Of 192 bytes. What is longer is no such request, and is parsed when its turn comes.
+)
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -103,7 +105,7 @@ def encode_frame_request(handle: bytes) -> bytes:
 
 def frame_handle(ticket: bytes) -> bytes | None:
     """Return which frame is asked for; ``None`` if the request is for something else. Raises ``Refusal``."""
-    if len(ticket) > _MAX_FRAME_ASK:
+    if len(ticket) > _MAX_FRAME_REQUEST:
         return None
     buffer = np.frombuffer(ticket, np.uint8)
     with suppress(FormatError):  # Told when its turn comes.
@@ -152,9 +154,9 @@ def _locate(fields: RequestReader, node_type: NodeType, count: int) -> LocateReq
 
 def _list(fields: RequestReader, node_type: NodeType, count: int) -> ListRequest:
     first = fields.number("first", 0, count + 1)
-    asked = fields.number("count", 0, 2**63)
-    _check_count(asked)
-    return ListRequest(node_type=node_type, first=first, count=asked)
+    size = fields.number("count", 0, 2**63)
+    _check_count(size)
+    return ListRequest(node_type=node_type, first=first, count=size)
 
 
 _READERS: Mapping[str, Callable[[RequestReader, str, int], Inquiry]] = {

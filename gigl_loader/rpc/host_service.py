@@ -126,7 +126,7 @@ class _Order:
         return json.dumps(document).encode() + b"\n"
 
 
-class _Life:
+class _Incarnation:
     """One child, and the socket to it."""
 
     def __init__(self, order: _Order) -> None:
@@ -144,16 +144,16 @@ class _Life:
     def introduce(self, order: _Order, timeout_s: float) -> Endpoint:
         """Tell the child what to serve, and wait until it does."""
         deadline = time.monotonic() + timeout_s
-        answer = b""
+        response = b""
         try:
             self.link.settimeout(timeout_s)
             self.link.sendall(order.to_line())
-            while not answer.endswith(b"\n"):
+            while not response.endswith(b"\n"):
                 self.link.settimeout(max(deadline - time.monotonic(), 0.001))
                 data = self.link.recv(1 << 16)
                 if not data:
                     raise ConnectionResetError
-                answer += data
+                response += data
         except TimeoutError:
             raise TimeoutError(f"the peer service did not start within {timeout_s:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
@@ -161,7 +161,7 @@ class _Life:
             raise GiglError(
                 f"the peer service {describe_status(status)} while it started; what it printed says why"
             ) from None
-        return _endpoint_of(json.loads(answer))
+        return _endpoint_of(json.loads(response))
 
     def end(self) -> None:
         """Let the child leave, then make it. Its status is reaped by whoever waits for it."""
@@ -186,11 +186,11 @@ class _Keeper:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._restarts_left = _MAX_RESTARTS
-        self._life = _Life(order)
+        self._incarnation = _Incarnation(order)
         try:
-            self.endpoint = self._life.introduce(order, timeout_s)
+            self.endpoint = self._incarnation.introduce(order, timeout_s)
         except BaseException:
-            self._life.end()
+            self._incarnation.end()
             raise
         control = order.listen.rpartition(":")[0] + f":{self.endpoint.control_port}"
         self._order = replace(order, listen=control, data_port=self.endpoint.data_port)
@@ -199,15 +199,15 @@ class _Keeper:
 
     @property
     def pid(self) -> int:
-        return self._life.process.pid
+        return self._incarnation.process.pid
 
     def close(self) -> None:
         if os.getpid() != self._owner:
             return
         with self._lock:
             self._closing.set()
-            life = self._life
-        life.end()
+            incarnation = self._incarnation
+        incarnation.end()
         self._watch.join(_KILL_S)
 
     def _keep(self) -> None:
@@ -224,7 +224,7 @@ class _Keeper:
         reason = ""
         while True:
             began = time.monotonic()
-            status = self._life.process.wait(None)
+            status = self._incarnation.process.wait(None)
             if self._closing.is_set():
                 return
             account = f"the peer service of host {self.endpoint.host_index} {describe_status(status)}{reason}"
@@ -236,27 +236,27 @@ class _Keeper:
                 return
             self._restarts_left -= 1
             _LOGGER.warning("%s: starting it again", account)
-            self._life.link.close()
-            life = self._next_life()
-            if life is None:
+            self._incarnation.link.close()
+            incarnation = self._next_incarnation()
+            if incarnation is None:
                 return
             try:
-                life.introduce(self._order, self._timeout_s)
+                incarnation.introduce(self._order, self._timeout_s)
                 reason = ""
             except Exception as error:
                 reason = f" ({error})"
-                life.end()
+                incarnation.end()
 
-    def _next_life(self) -> _Life | None:
+    def _next_incarnation(self) -> _Incarnation | None:
         """Start a child, if need be at the last of several attempts. ``None`` where none is wanted."""
         for pause_s in (*_PAUSES_S, None):
             with self._lock:  # Whoever closes ends the child that it finds.
                 if self._closing.is_set():
                     return None
                 try:
-                    self._life = _Life(self._order)
+                    self._incarnation = _Incarnation(self._order)
                     self.restarts += 1
-                    return self._life
+                    return self._incarnation
                 except OSError as error:
                     if pause_s is None:
                         raise
@@ -265,9 +265,9 @@ class _Keeper:
         return None
 
 
-def _endpoint_of(answer: dict[str, Any]) -> Endpoint:
-    if "endpoint" in answer:
-        return Endpoint.from_json(answer["endpoint"])
-    kind, message = answer["error"]
+def _endpoint_of(response: dict[str, Any]) -> Endpoint:
+    if "endpoint" in response:
+        return Endpoint.from_json(response["endpoint"])
+    kind, message = response["error"]
     errors = {"OSError": OSError, "ValueError": ValueError, "GiglError": FormatError}
     raise errors[kind](message)

@@ -106,7 +106,7 @@ def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> 
     connection = Connection(endpoint, caller, timeout_s=timeout_s)
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0]))
-        connection.ask(request, assembled)
+        connection.call(request, assembled)
     except SamplingError as error:
         if isinstance(error, StorageUnavailable):
             raise

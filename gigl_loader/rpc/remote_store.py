@@ -63,21 +63,21 @@ class RemoteStore:
         self._envelope = Envelope(graph=digest, partition=partition)
         self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
 
-    def sample(self, ask: NeighborRequest) -> Neighbors:
+    def sample(self, request: NeighborRequest) -> Neighbors:
         """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
-        pieces = [ask.targets[at : at + _MAX_ROWS] for at in range(0, len(ask.targets), _MAX_ROWS)]
-        answers: list[Neighbors] = []
-        for piece in pieces or [ask.targets]:
-            answers += self._sample_in_parts(replace(ask, targets=piece))
-        return answers[0] if len(answers) == 1 else _one_after_the_other(answers)
+        pieces = [request.targets[at : at + _MAX_ROWS] for at in range(0, len(request.targets), _MAX_ROWS)]
+        results: list[Neighbors] = []
+        for piece in pieces or [request.targets]:
+            results += self._sample_in_parts(replace(request, targets=piece))
+        return results[0] if len(results) == 1 else _one_after_the_other(results)
 
-    def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``, straight from what arrives."""
         width = sum(matrix.shape[1] for matrix in out)
         step = min(_MAX_ROWS, max(_MAX_BYTES // max(width, 1), 1))
-        for at in range(0, len(ask.rows), step):
+        for at in range(0, len(request.rows), step):
             piece = slice(at, at + step)
-            self._gather(replace(ask, rows=ask.rows[piece]), places[piece], out)
+            self._gather(replace(request, rows=request.rows[piece]), places[piece], out)
 
     def wire(self) -> WireCounts:
         """Return bytes, calls and retries since the store was made."""
@@ -94,31 +94,31 @@ class RemoteStore:
         """
         self._connection.close()
 
-    def split(self, ask: SplitRequest) -> Int64Array:
+    def split(self, request: SplitRequest) -> Int64Array:
         """Return the positions of a split in this partition."""
-        bounds = self._schema.nodes[ask.node_type].bounds
+        bounds = self._schema.nodes[request.node_type].bounds
         partition = self._envelope.partition
-        layout, buffer = self._connection.ask(self._encoded(ask), assembled)
+        layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
-    def _sample_in_parts(self, ask: NeighborRequest) -> list[Neighbors]:
+    def _sample_in_parts(self, request: NeighborRequest) -> list[Neighbors]:
         """Ask, and for halves where the service finds it too large: it knows how many edges there are."""
         try:
-            return [self._sample(ask)]
+            return [self._sample(request)]
         except TooLarge as error:
-            if len(ask.targets) <= 1:
+            if len(request.targets) <= 1:
                 raise SamplingError(f"{error}; no reply holds those of one node: set a fanout") from None
-        half = len(ask.targets) // 2
-        parts = (ask.targets[:half], ask.targets[half:])
-        return [answer for part in parts for answer in self._sample_in_parts(replace(ask, targets=part))]
+        half = len(request.targets) // 2
+        parts = (request.targets[:half], request.targets[half:])
+        return [result for part in parts for result in self._sample_in_parts(replace(request, targets=part))]
 
-    def _sample(self, ask: NeighborRequest) -> Neighbors:
-        layout, buffer = self._connection.ask(self._encoded(ask), assembled)
-        return read_neighbors(layout, buffer, ask, self._schema)
+    def _sample(self, request: NeighborRequest) -> Neighbors:
+        layout, buffer = self._connection.call(self._encoded(request), assembled)
+        return read_neighbors(layout, buffer, request, self._schema)
 
-    def _gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         def scatter(chunks: ReplyChunks) -> None:
-            rows = RowScatter(ask, places, out, chunks.checksum)
+            rows = RowScatter(request, places, out, chunks.checksum)
             try:
                 for chunk, _ in chunks:
                     rows.add(chunk)
@@ -126,7 +126,7 @@ class RemoteStore:
             finally:
                 self._connection.count(placing_ns=rows.placing_ns)
 
-        self._connection.ask(self._encoded(ask), scatter)
+        self._connection.call(self._encoded(request), scatter)
 
     def _encoded(self, request: NeighborRequest | FeatureRequest | SplitRequest) -> bytes:
         return encode(self._envelope, request, self._schema)
@@ -169,12 +169,12 @@ def fetch_split(
         store.close()
 
 
-def _one_after_the_other(answers: Sequence[Neighbors]) -> Neighbors:
+def _one_after_the_other(results: Sequence[Neighbors]) -> Neighbors:
     return Neighbors(
-        np.concatenate([each.counts for each in answers]),
-        np.concatenate([each.positions for each in answers]),
-        _joined([each.edge_ids for each in answers]),
-        _joined([each.slots for each in answers]),
+        np.concatenate([each.counts for each in results]),
+        np.concatenate([each.positions for each in results]),
+        _joined([each.edge_ids for each in results]),
+        _joined([each.slots for each in results]),
     )
 
 

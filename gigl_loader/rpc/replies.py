@@ -73,7 +73,7 @@ def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
 
 
 def split_document(positions: npt.NDArray[Any]) -> list[Bytes]:
-    """Return the reply to a ``SplitAsk`` as the pieces of a document."""
+    """Return the reply to a ``SplitRequest`` as the pieces of a document."""
     return document({"positions": positions})
 
 
@@ -141,17 +141,22 @@ def assembled(chunks: ReplyChunks) -> tuple[Layout, Bytes]:
     return whole.finish()
 
 
-def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborRequest, schema: GraphSchema) -> Neighbors:
+def read_neighbors(layout: Layout, buffer: Bytes, request: NeighborRequest, schema: GraphSchema) -> Neighbors:
     """Return what was drawn, if it can be an answer to ``ask``."""
-    wanted = {"counts": True, "positions": True, "edge_ids": ask.with_edge_ids, "slots": ask.with_slots}
-    _check_names(layout, [name for name, flag in wanted.items() if flag])
-    counts = _array(layout, buffer, "counts", len(ask.targets), ("I32",))
-    _check_range("counts", counts, 0, ask.rule.fanout + 1 if ask.rule.fanout >= 0 else 2**31)
+    expected = {
+        "counts": True,
+        "positions": True,
+        "edge_ids": request.with_edge_ids,
+        "slots": request.with_slots,
+    }
+    _check_names(layout, [name for name, flag in expected.items() if flag])
+    counts = _array(layout, buffer, "counts", len(request.targets), ("I32",))
+    _check_range("counts", counts, 0, request.rule.fanout + 1 if request.rule.fanout >= 0 else 2**31)
     total = int(counts.sum(dtype=np.int64))
     positions = _array(layout, buffer, "positions", total)
-    _check_range("positions", positions, 0, schema.nodes[schema.neighbor_type(ask.edge_type)].count)
-    edge_ids = _array(layout, buffer, "edge_ids", total) if ask.with_edge_ids else None
-    if not ask.with_slots:
+    _check_range("positions", positions, 0, schema.nodes[schema.neighbor_type(request.edge_type)].count)
+    edge_ids = _array(layout, buffer, "edge_ids", total) if request.with_edge_ids else None
+    if not request.with_slots:
         return Neighbors(counts, positions, edge_ids, None)
     slots = _array(layout, buffer, "slots", total)
     _check_range("slots", slots, 0, 1 << SLOT_BITS)
@@ -205,13 +210,17 @@ class RowScatter:
     """Sends the rows of a reply to their places, chunk by chunk."""
 
     def __init__(
-        self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes], checksum: Checksum | None = None
+        self,
+        request: FeatureRequest,
+        places: Int64Array,
+        out: Sequence[Bytes],
+        checksum: Checksum | None = None,
     ) -> None:
         """``out`` has one uint8 matrix [anything, row bytes] per column; rows go to ``places``."""
-        widths = {name: rows.shape[1] for name, rows in zip(ask.columns, out, strict=True)}
-        self._layout = row_layout(widths, len(ask.rows))
+        widths = {name: rows.shape[1] for name, rows in zip(request.columns, out, strict=True)}
+        self._layout = row_layout(widths, len(request.rows))
         self._places = places
-        self._out = dict(zip(ask.columns, out, strict=True))
+        self._out = dict(zip(request.columns, out, strict=True))
         self._checksum = checksum or Unread()
         self._done = 0
         self.placing_ns = 0

@@ -75,10 +75,10 @@ class RequestReader:
             )
 
     def check_graph(self, graph: str) -> None:
-        asked = self.text("graph")
-        if asked != graph:
+        requested = self.text("graph")
+        if requested != graph:
             raise Refusal(
-                RefusalKind.OTHER_GRAPH, f"asked about graph {asked[:12]}, this service has {graph[:12]}"
+                RefusalKind.OTHER_GRAPH, f"asked about graph {requested[:12]}, this service has {graph[:12]}"
             )
 
     def partition(self, held: Mapping[int, object]) -> int:

@@ -110,11 +110,11 @@ def encode_ping(envelope: Envelope) -> bytes:
 
 
 def _document(
-    envelope: Envelope, ask: str, arguments: Mapping[str, str], rows: npt.NDArray[Any] | None = None
+    envelope: Envelope, kind: str, arguments: Mapping[str, str], rows: npt.NDArray[Any] | None = None
 ) -> bytes:
     who = {"wire": str(WIRE_VERSION), "graph": envelope.graph, "partition": str(envelope.partition)}
     specs = {} if rows is None else {"rows": spec_of(rows)}
-    header = Layout.plan(specs, {**who, "ask": ask, **arguments}).header
+    header = Layout.plan(specs, {**who, "ask": kind, **arguments}).header
     return header if rows is None else header + rows.tobytes()
 
 

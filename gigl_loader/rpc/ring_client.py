@@ -14,12 +14,12 @@ import struct
 
 from gigl_loader.errors import SamplingError
 
-__all__ = ["ANSWER_NONE", "ANSWER_RING", "CHANNEL_BYTES", "RingRefused", "peer_uid", "receive_ring"]
+__all__ = ["CHANNEL_BYTES", "RESPONSE_NONE", "RESPONSE_RING", "RingRefused", "peer_uid", "receive_ring"]
 
 CHANNEL_BYTES = 16
-ANSWER_RING = b"\1"
+RESPONSE_RING = b"\1"
 """Comes with a descriptor."""
-ANSWER_NONE = b"\0"
+RESPONSE_NONE = b"\0"
 """No such channel, or it has no ring."""
 
 _CREDENTIALS = struct.Struct("3i")  # Of Linux: process, user, group.
@@ -51,7 +51,7 @@ def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> in
             if uid != os.geteuid():
                 raise RingRefused(f"the server runs as user {uid}, this process as {os.geteuid()}")
             door.sendall(channel)
-            answer, fds, _, _ = socket.recv_fds(door, 1, 1)
+            response, fds, _, _ = socket.recv_fds(door, 1, 1)
     except TimeoutError:
         raise RingRefused(f"the server's door {name!r} did not answer within {timeout_s:g} s") from None
     except (BrokenPipeError, ConnectionResetError):
@@ -61,7 +61,7 @@ def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> in
             f"no door {name!r} here ({error.strerror or error}): is the server on this host, in this "
             "network namespace?"
         ) from None
-    return _checked(answer, fds, nbytes)
+    return _checked(response, fds, nbytes)
 
 
 def peer_uid(door: socket.socket) -> int:
@@ -70,15 +70,15 @@ def peer_uid(door: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(record)[1])
 
 
-def _checked(answer: bytes, fds: list[int], nbytes: int) -> int:
+def _checked(response: bytes, fds: list[int], nbytes: int) -> int:
     """Return the one descriptor that came, if its file can be mapped without fear."""
     try:
-        if answer == ANSWER_NONE:
+        if response == RESPONSE_NONE:
             raise RingRefused("the server knows no ring of this channel")
-        if not answer:
+        if not response:
             raise RingRefused(_SENT_AWAY)
-        if answer != ANSWER_RING or len(fds) != 1:
-            raise RingRefused(f"the server's door answered {answer!r} with {len(fds)} descriptors")
+        if response != RESPONSE_RING or len(fds) != 1:
+            raise RingRefused(f"the server's door answered {response!r} with {len(fds)} descriptors")
         _check_memory(fds[0], nbytes)
     except BaseException:
         for fd in fds:

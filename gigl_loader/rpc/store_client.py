@@ -182,7 +182,7 @@ class StoreClient:
         name: str,
         credit: int,
         share: int = 1,
-        without_rows: bool = False,
+        deferred_features: bool = False,
         ring_slots: int = 0,
         ring_slot_bytes: int = 0,
         timeout_s: float,
@@ -193,7 +193,7 @@ class StoreClient:
             name=name,
             credit=credit,
             share=share,
-            without_rows=without_rows,
+            without_rows=deferred_features,
             ring_slots=ring_slots,
             ring_slot_bytes=ring_slot_bytes,
         )

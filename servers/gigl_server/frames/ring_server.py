@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.ring_client import ANSWER_NONE, ANSWER_RING, CHANNEL_BYTES, peer_uid
+from gigl_loader.rpc.ring_client import CHANNEL_BYTES, RESPONSE_NONE, RESPONSE_RING, peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ class RingServer:
             if key.fileobj is self._listener:
                 self._welcome()
             else:
-                self._answer(key.fileobj)  # type: ignore[arg-type]
+                self._respond(key.fileobj)  # type: ignore[arg-type]
         for visitor in [each for each, until in self._visitors.items() if until <= time.monotonic()]:
             self._dismiss(visitor)
         return True
@@ -102,7 +102,7 @@ class RingServer:
             if visitor not in self._visitors:
                 visitor.close()
 
-    def _answer(self, visitor: socket.socket) -> None:
+    def _respond(self, visitor: socket.socket) -> None:
         try:
             channel = visitor.recv(CHANNEL_BYTES + 1)  # One message: the rest of a longer one is dropped.
             if len(channel) == CHANNEL_BYTES:
@@ -117,10 +117,10 @@ class RingServer:
     def _hand_out(self, visitor: socket.socket, channel: bytes) -> None:
         fd = self._ring_of(channel)
         if fd is None:
-            visitor.send(ANSWER_NONE)
+            visitor.send(RESPONSE_NONE)
             return
         try:
-            socket.send_fds(visitor, [ANSWER_RING], [fd])
+            socket.send_fds(visitor, [RESPONSE_RING], [fd])
         finally:
             os.close(fd)
 
