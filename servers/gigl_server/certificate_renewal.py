@@ -25,9 +25,9 @@ class ServedCertificate:
 
         if not self._credentials.certificate:
             return None
-        asks = bool(self._credentials.client_authority)
+        require_client = bool(self._credentials.client_authority)
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(self._credentials), self._fetch, require_client_authentication=asks
+            _configuration(self._credentials), self._fetch, require_client_authentication=require_client
         )
 
     def replace(self, credentials: Credentials) -> None:

@@ -32,7 +32,7 @@ class Limits:
     """Over all hops and types. Less where ``memory`` is small: see ``scratch.py``."""
     batch_bytes: int = 2 << 30
     """Of the frame of one batch."""
-    ask_bytes: int = 1 << 30
+    request_bytes: int = 1 << 30
     """Memory for the seeds of all asks that wait or are worked on."""
     ring_bytes: int = 16 << 40
     """Address space of all rings, of 128 TiB that a process has; a loader takes 4 GB. Memory is committed

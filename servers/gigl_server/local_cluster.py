@@ -74,17 +74,17 @@ class LocalCluster:
             }
             for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers))
         ]
-        self._lives: list[_Life] = []
-        self._finish = weakref.finalize(self, _end_all, self._lives, os.getpid())
+        self._incarnations: list[_Incarnation] = []
+        self._finish = weakref.finalize(self, _end_all, self._incarnations, os.getpid())
         with ExitStack() as undo:
             undo.callback(self.close)
             deadline = time.monotonic() + timeout_s
             for order in self._orders:
-                self._lives.append(_Life(order))
-            for index, life in enumerate(self._lives):
-                self._keep_ports(index, life.bound(deadline))
-            for index, life in enumerate(self._lives):
-                life.meet(self._others(index))
+                self._incarnations.append(_Incarnation(order))
+            for index, incarnation in enumerate(self._incarnations):
+                self._keep_ports(index, incarnation.bound(deadline))
+            for index, incarnation in enumerate(self._incarnations):
+                incarnation.meet(self._others(index))
             self.wait_ready(deadline - time.monotonic())
             undo.pop_all()
 
@@ -96,46 +96,46 @@ class LocalCluster:
     @property
     def pids(self) -> list[int]:
         """Of the servers, by rank."""
-        return [life.pid for life in self._lives]
+        return [incarnation.pid for incarnation in self._incarnations]
 
     def running(self, index: int) -> bool:
         """Return whether the process of a server has not ended."""
-        return self._lives[index].status(0) is None
+        return self._incarnations[index].status(0) is None
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return once all servers that run are ready. ``TimeoutError``, or what a server failed of."""
         deadline = time.monotonic() + timeout_s
-        for life in self._lives:
-            life.ready(deadline)
+        for incarnation in self._incarnations:
+            incarnation.ready(deadline)
 
     def kill(self, index: int) -> None:
         """End a server by SIGKILL, in the midst of whatever it does."""
-        self._lives[index].signal(signal.SIGKILL)
-        self._lives[index].end()
+        self._incarnations[index].signal(signal.SIGKILL)
+        self._incarnations[index].end()
 
     def terminate(self, index: int, timeout_s: float = 30.0) -> int:
         """Have a server drain and end, and return its exit code. ``TimeoutError`` if it does not."""
-        life = self._lives[index]
-        life.signal(signal.SIGTERM)
-        status = life.status(timeout_s)
+        incarnation = self._incarnations[index]
+        incarnation.signal(signal.SIGTERM)
+        status = incarnation.status(timeout_s)
         if status is None:
             raise TimeoutError(f"storage server {index} did not end within {timeout_s:g} s")
-        life.end()
+        incarnation.end()
         return status
 
     def restart(self, index: int, *, wait: bool = True) -> None:
         """Start a server again on the same ports; one that runs is killed first."""
         self.kill(index)
-        life = self._lives[index] = _Life(self._orders[index])
+        incarnation = self._incarnations[index] = _Incarnation(self._orders[index])
         deadline = time.monotonic() + self._timeout_s
-        life.bound(deadline)
-        life.meet(self._others(index))
+        incarnation.bound(deadline)
+        incarnation.meet(self._others(index))
         if wait:
-            life.ready(deadline)
+            incarnation.ready(deadline)
 
     def describe(self, index: int) -> str:
         """Say how a server does: it runs, or how it ended."""
-        status = self._lives[index].status(0)
+        status = self._incarnations[index].status(0)
         return "runs" if status is None else describe_status(status)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class LocalCluster:
         return [address for place, address in enumerate(self.addresses) if place != index]
 
 
-class _Life:
+class _Incarnation:
     """A process, and the socket to it."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
@@ -258,12 +258,12 @@ def _dealt(partitions: int, servers: int) -> list[tuple[int, ...]]:
     return [tuple(range(low, high)) for low, high in pairwise(ends)]
 
 
-def _end_all(lives: list[_Life], owner: int) -> None:
+def _end_all(incarnations: list[_Incarnation], owner: int) -> None:
     """End every server: all are told before the first is waited for."""
     if os.getpid() != owner:
         return
-    for life in lives:
-        life.let_go()
-    for life in lives:
+    for incarnation in incarnations:
+        incarnation.let_go()
+    for incarnation in incarnations:
         with suppress(OSError):
-            life.end()
+            incarnation.end()

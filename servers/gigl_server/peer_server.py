@@ -36,7 +36,7 @@ class PeerServer:
         endpoint: Endpoint,
         control: ControlService,
         data: DataService,
-        answers: Queries,
+        queries: Queries,
         *,
         probes: tuple[ControlProbe, DataProbe],
     ) -> None:
@@ -45,7 +45,7 @@ class PeerServer:
         """Set once a part of the service is dead: it should end, and be started again."""
         self._control = control
         self._data = data
-        self._answers = answers
+        self._queries = queries
         parts = [
             Part(name="the control port", threads=lambda: control.threads, check=probes[0].check),
             Part(name="the data port", threads=lambda: (data.connections.thread,), check=probes[1].check),
@@ -58,7 +58,7 @@ class PeerServer:
         self._supervisor.close()
         self._control.close()
         shut_down(self._data)
-        self._answers.close()
+        self._queries.close()
 
     def __enter__(self) -> PeerServer:
         return self
@@ -93,8 +93,8 @@ def build_server(
     check_free(address)
     check_free(data_address)
     counters, audit = Counters(), AuditLog()
-    answers = Queries(graph, partitions, counters)
-    data = open_data_service(data_address, answers, counters, credentials, audit=audit)
+    queries = Queries(graph, partitions, counters)
+    data = open_data_service(data_address, queries, counters, credentials, audit=audit)
     try:
         control = ControlService(
             address,
@@ -121,7 +121,7 @@ def build_server(
         ControlProbe(address, control.port, lambda: credentials, host=host),
         DataProbe(data_address, data.port, lambda: credentials, host=host, ping=ping),
     )
-    return PeerServer(endpoint, control, data, answers, probes=probes)
+    return PeerServer(endpoint, control, data, queries, probes=probes)
 
 
 def _reachable(address: Address, advertise: str | None) -> str:

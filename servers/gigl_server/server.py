@@ -140,7 +140,7 @@ class StorageServer:
         self._data.renew(credentials)
         self._control.renew(credentials)
         self._credentials = credentials
-        self._asker.renew(credentials.caller())
+        self._peer_client.renew(credentials.caller())
         if self._stores is not None:
             self._stores.renew(credentials.caller())
 
@@ -182,8 +182,8 @@ class StorageServer:
         """Make all parts. What is pushed last is closed first: calls end before what answers them."""
         options, graph, credentials = self._options, self._graph, self._credentials
         counters, audit, self._standing = Counters(), AuditLog(), Readiness()
-        answers = Queries(graph, graph.parts, counters)
-        stack.callback(answers.close)
+        queries = Queries(graph, graph.parts, counters)
+        stack.callback(queries.close)
         self._service = SamplingService(
             graph,
             graph.parts,
@@ -197,7 +197,7 @@ class StorageServer:
         stack.callback(self._door.close)
         self._service.ring_door = self._door.name
         self._data = DataPort(
-            options.data_address, answers, counters, credentials, audit=audit, frames=self._service.frames
+            options.data_address, queries, counters, credentials, audit=audit, frames=self._service.frames
         )
         stack.callback(self._data.close)
         self._metrics: MetricsPort | None = None
@@ -232,7 +232,7 @@ class StorageServer:
             what="storage server",
         )
         digest = self._graph.manifest.digest
-        self._asker = PeerClient(
+        self._peer_client = PeerClient(
             self._own, self._credentials.caller(), graph=digest, cluster_key=self._credentials.cluster_key
         )
         self._joining = Discovery(
@@ -240,8 +240,8 @@ class StorageServer:
             graph=digest,
             num_partitions=self._graph.schema.num_partitions,
             peers=self._options.peers,
-            ask=self._asker.ask,
-            check=self._asker.check,
+            query=self._peer_client.query,
+            check=self._peer_client.check,
         )
         self._standing.joins(self._joining)
 
@@ -319,7 +319,7 @@ class StorageServer:
             verifier.scrub(self._options.scrub_rate)
 
     def _become_ready(self) -> PeerWatch:
-        fault = self._asker.own_fault() if self._credentials.certificate else None
+        fault = self._peer_client.own_fault() if self._credentials.certificate else None
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
         self._verify()
@@ -341,7 +341,7 @@ class StorageServer:
                 self._options.num_workers,
             )
         others = [each for each in members if each.control_address != self._own.control_address]
-        return PeerWatch(others, self._graph.manifest.digest, self._asker.ask)
+        return PeerWatch(others, self._graph.manifest.digest, self._peer_client.query)
 
     def _tell_health(self) -> None:
         """Make the port's health that of the standing, also where it begins and ends at the same time."""

@@ -54,7 +54,7 @@ class ProxiedCluster(LocalCluster):
         """Commit a fault on a server, and undo it. Returns when that is done."""
         match fault.kind:
             case "SIGKILL of a server":
-                self._lives[server].signal(signal.SIGKILL)
+                self._incarnations[server].signal(signal.SIGKILL)
                 time.sleep(fault.seconds / 2)
                 self.restart(server)
             case "SIGTERM of a server":

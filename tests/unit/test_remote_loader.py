@@ -124,7 +124,7 @@ def test_a_frame_that_breaks_a_rule_is_asked_for_again(
     times: int,
 ) -> None:
     """After the third time in a row the trainer is told; the next call asks again."""
-    asks, damaged = service._asks, list[int]()
+    asks, damaged = service._scheduler, list[int]()
     finish = asks.finish
 
     def damage(task: Any, outcome: Any) -> None:

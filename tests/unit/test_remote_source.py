@@ -340,7 +340,7 @@ def test_a_busy_server_is_asked_again(
 def test_bytes_that_are_no_frame_fail_their_batch_only(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks = one.service(0)._asks
+    asks = one.service(0)._scheduler
     finish = asks.finish
 
     def damaged(task: Any, outcome: Any) -> None:

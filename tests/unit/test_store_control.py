@@ -398,7 +398,7 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
 
     nothing: Any = None
     calls = GraphStoreServicer(service, nothing, view=nothing, announced=None)
-    assert calls.answers["Sample"](request, call) is None
+    assert calls.handlers["Sample"](request, call) is None
     del request
     assert gone() is None
     service.done(SKIPPED)

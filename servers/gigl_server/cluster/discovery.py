@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
-from gigl_server.cluster.peers import JoinRefused, PeerAnswer, check_fit, check_partitions, listed
+from gigl_server.cluster.peers import JoinRefused, PeerResponse, check_fit, check_partitions, listed
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
@@ -40,7 +40,7 @@ class Discovery:
         graph: str,
         num_partitions: int,
         peers: Sequence[str],
-        ask: Callable[[str, float], PeerAnswer],
+        query: Callable[[str, float], PeerResponse],
         check: Callable[[Endpoint, float], object],
     ) -> None:
         """``ask(address, timeout_s)`` and ``check(endpoint, timeout_s)`` may raise.
@@ -50,14 +50,14 @@ class Discovery:
         self._own = own
         self._graph = graph
         self._num_partitions = num_partitions
-        self._ask, self._check = ask, check
+        self._query, self._check = query, check
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._closed = False
         self._addresses = list(dict.fromkeys(_normal(peer) for peer in peers))
         self._trusted = set(self._addresses)
         self._members: dict[str, Endpoint] = {own.control_address: own}
-        self._asked: set[str] = set()
+        self._queried: set[str] = set()
         self._silent: Counter[str] = Counter()
         """Of servers that we were told of: how often they did not answer in a row."""
         self._errors: dict[str, str] = {}
@@ -83,8 +83,8 @@ class Discovery:
         if not self.missing:
             return ""
         with self._lock:
-            asked = "; ".join(list(self._errors.values())[:4])
-        return f"waits for partitions {listed(self.missing)}" + (f" ({asked})" if asked else "")
+            errors = "; ".join(list(self._errors.values())[:4])
+        return f"waits for partitions {listed(self.missing)}" + (f" ({errors})" if errors else "")
 
     def tell(self, address: str) -> None:
         """Hear of a server. It is asked soon; what is no address is passed over."""
@@ -109,7 +109,7 @@ class Discovery:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
-            while self.missing or self._to_ask():
+            while self.missing or self._has_unqueried():
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed:
                     raise self._given_up(timeout_s)
@@ -122,11 +122,11 @@ class Discovery:
                     backoff.reset()
         return self.members
 
-    def _to_ask(self) -> bool:
+    def _has_unqueried(self) -> bool:
         """Whether a server that we rely on was not asked yet: it may be one too many."""
         with self._lock:
-            unasked = self._trusted.intersection(self._addresses) - self._asked
-            return bool(unasked) and len(self._members) > 1
+            unqueried = self._trusted.intersection(self._addresses) - self._queried
+            return bool(unqueried) and len(self._members) > 1
 
     def close(self) -> None:
         """Let ``run`` end after the attempts under way."""
@@ -139,15 +139,15 @@ class Discovery:
             named = [address for address in self._addresses if address in self._trusted]
             told = [address for address in reversed(self._addresses) if address not in self._trusted]
             told = sorted(told, key=self._silent.__getitem__)[:_TOLD_AT_ONCE]
-            self._asked.update(named)
-        self._ask_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
-        self._ask_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
+            self._queried.update(named)
+        self._query_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
+        self._query_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
 
-    def _ask_all(self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float) -> None:
+    def _query_all(self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float) -> None:
         # All are heard before the first refusal is raised: it names the same server every time.
-        outcomes = [pool.submit(self._meet, address, seconds) for address in addresses]
-        for address, outcome in zip(addresses, outcomes, strict=True):
-            error = outcome.exception()
+        futures = [pool.submit(self._meet, address, seconds) for address in addresses]
+        for address, future in zip(addresses, futures, strict=True):
+            error = future.exception()
             if isinstance(error, StorageUnavailable):
                 with self._lock:
                     self._errors[address] = str(error)
@@ -158,20 +158,20 @@ class Discovery:
                 raise error
 
     def _meet(self, address: str, seconds: float) -> None:
-        answer = self._ask(address, seconds)
-        itself = answer.itself
+        response = self._query(address, seconds)
+        itself = response.itself
         if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
             self._forget_error(address)
             return
-        check_fit(address, answer, graph=self._graph)
+        check_fit(address, response, graph=self._graph)
         self._drop_gone(itself)
         with self._lock:
             self._check_partitions(address, itself)
-        for other in answer.others:
+        for other in response.others:
             self.tell(other)
         with self._lock:
             if address in self._trusted:
-                self._trusted.update(answer.others)
+                self._trusted.update(response.others)
             known = itself.control_address in self._members
         if not known:
             self._check(itself, seconds)
@@ -197,7 +197,7 @@ class Discovery:
     def _is_gone(self, member: Endpoint) -> bool:
         """Return whether nobody answers at a member's address, or somebody who proves nothing."""
         try:
-            self._ask(member.control_address, _ATTEMPT_S)
+            self._query(member.control_address, _ATTEMPT_S)
         except (StorageUnavailable, JoinRefused):
             return True
         except (GiglError, ValueError):  # It answers, and refuses: it may be busy.

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.store_client import ClusterView
 
-__all__ = ["JoinRefused", "PeerAnswer", "PeerClient", "PeerWatch", "check_fit", "check_partitions", "listed"]
+__all__ = [
+    "JoinRefused",
+    "PeerClient",
+    "PeerResponse",
+    "PeerWatch",
+    "check_fit",
+    "check_partitions",
+    "listed",
+]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -39,7 +47,7 @@ class JoinRefused(GiglError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAnswer:
+class PeerResponse:
     """What a server says of itself and of others."""
 
     version: str
@@ -68,7 +76,7 @@ class PeerClient:
         """Show another token and another certificate from the next ask on."""
         self._caller = caller
 
-    def ask(self, address: str, timeout_s: float) -> PeerAnswer:
+    def query(self, address: str, timeout_s: float) -> PeerResponse:
         """Return what a server says.
 
         ``StorageUnavailable`` where nobody answers, ``SamplingError`` or ``ValueError`` for a wrong answer,
@@ -80,7 +88,7 @@ class PeerClient:
         itself = [server for server in view.servers if server.partitions == view.partitions]
         if not itself:
             raise StorageUnavailable(f"storage server at {address}: {view.reason or 'it is starting'}")
-        return PeerAnswer(
+        return PeerResponse(
             version=view.version,
             wire_version=view.wire_version,
             graph=view.graph,
@@ -134,16 +142,16 @@ class PeerClient:
         )
 
 
-def check_fit(address: str, answer: PeerAnswer, *, graph: str) -> None:
+def check_fit(address: str, response: PeerResponse, *, graph: str) -> None:
     """Raise ``JoinRefused`` unless the server at ``address`` speaks our wire version and has our graph."""
-    if answer.wire_version != WIRE_VERSION:
+    if response.wire_version != WIRE_VERSION:
         raise JoinRefused(
-            f"storage server at {address} runs gigl-loader {answer.version}, whose wire version is "
-            f"{answer.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
+            f"storage server at {address} runs gigl-loader {response.version}, whose wire version is "
+            f"{response.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
         )
-    if answer.graph != graph:
+    if response.graph != graph:
         raise JoinRefused(
-            f"storage server at {address} has another graph: digest {answer.graph[:12]} vs {graph[:12]} "
+            f"storage server at {address} has another graph: digest {response.graph[:12]} vs {graph[:12]} "
             "here: give all servers parts of one and the same partitioned graph"
         )
 
@@ -181,12 +189,12 @@ class PeerWatch:
     """Looks after the other servers when it is told to. Sampling does not depend on it: asks find out."""
 
     def __init__(
-        self, members: Sequence[Endpoint], graph: str, ask: Callable[[str, float], PeerAnswer]
+        self, members: Sequence[Endpoint], graph: str, query: Callable[[str, float], PeerResponse]
     ) -> None:
         """``members`` are the others."""
         self._members = members
         self._graph = graph
-        self._ask = ask
+        self._query = query
         self._misses = dict.fromkeys(members, 0)
 
     @property
@@ -200,10 +208,10 @@ class PeerWatch:
             if until.is_set():
                 return
             try:
-                answer = self._ask(member.control_address, _WATCH_S)
-                check_fit(member.control_address, answer, graph=self._graph)
-                if answer.itself.partitions != member.partitions:
-                    raise ValueError(f"it came back with partitions {listed(answer.itself.partitions)}")
+                response = self._query(member.control_address, _WATCH_S)
+                check_fit(member.control_address, response, graph=self._graph)
+                if response.itself.partitions != member.partitions:
+                    raise ValueError(f"it came back with partitions {listed(response.itself.partitions)}")
             except (GiglError, ValueError) as error:
                 self._misses[member] += 1
                 if self._misses[member] == _MISSES:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.ports.control_call import Stream
 
-    Answer = Callable[[Any, ControlCall], Any]
+    Handler = Callable[[Any, ControlCall], Any]
 
 __all__ = ["AuthenticatedCalls"]
 
@@ -83,7 +83,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._reader.threads
 
     def add(
-        self, service: str, answers: Mapping[str, Answer], methods: Mapping[str, tuple[Any, Any]]
+        self, service: str, handlers: Mapping[str, Handler], methods: Mapping[str, tuple[Any, Any]]
     ) -> None:
         """Answer the calls of a service, given what answers each and its request and reply.
 
@@ -91,7 +91,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         call later. It may raise ``Refusal``. It never waits: few threads answer all calls.
         """
         self._services[f"/{service}/"] = {
-            name: partial(self._receive, answers[name], methods[name][0]) for name in methods
+            name: partial(self._receive, handlers[name], methods[name][0]) for name in methods
         }
 
     def service(self, details: Any) -> Any:
@@ -141,19 +141,19 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         except Exception:
             self._fail(call)
 
-    def _receive(self, answer: Answer, request: Any, call: ControlCall) -> None:
+    def _receive(self, handle: Handler, request: Any, call: ControlCall) -> None:
         if not self._calls.enter(call.caller):
             call.refuse(Refusal(RefusalKind.BUSY, self._calls.reason))
             return
         if call.watch_end(partial(self._end, call)):
-            self._reader.read(call, partial(self._respond, answer, request, call))
+            self._reader.read(call, partial(self._respond, handle, request, call))
         else:
             self._calls.leave(call.caller)
 
-    def _respond(self, answer: Answer, request: Any, call: ControlCall, data: bytes) -> None:
+    def _respond(self, handle: Handler, request: Any, call: ControlCall, data: bytes) -> None:
         try:
             # Kept by nobody but the answer: it may hold megabytes, and wait for minutes.
-            reply = answer(request.FromString(data), call)
+            reply = handle(request.FromString(data), call)
         except DecodeError:
             text = f"the message is no {request.DESCRIPTOR.name}"
             call.refuse(Refusal(RefusalKind.MALFORMED, text))

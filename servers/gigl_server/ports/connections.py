@@ -195,10 +195,10 @@ class _Sockets:
 
     def cut(self, places: Iterable[Place] | None) -> None:
         """Shut down the connections of these peers, or all of them."""
-        wanted = None if places is None else set(places)
+        chosen = None if places is None else set(places)
         with self._lock:
             for place, found in self._all():
-                if wanted is None or place in wanted:
+                if chosen is None or place in chosen:
                     with suppress(OSError):
                         found.shutdown(socket.SHUT_RDWR)
 

@@ -92,14 +92,14 @@ class ControlService:
             credentials, counters, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
         )
         peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
-        self._reception.add(SERVICE, peer.answers, METHODS)
+        self._reception.add(SERVICE, peer.handlers, METHODS)
         reflected: tuple[str, ...] = ()
         self._ready_names: tuple[str, ...] = ()
         self._health = Health()
         self._certificate = ServedCertificate(credentials)
         if service is not None and view is not None:
             calls = GraphStoreServicer(service, peer, view=view, announced=announced)
-            self._reception.add(STORE_SERVICE, calls.answers, STORE_METHODS)
+            self._reception.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
             reflected = (SERVICE, STORE_SERVICE)
             self._ready_names = ("", STORE_SERVICE)
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)

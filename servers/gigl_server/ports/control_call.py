@@ -52,14 +52,14 @@ class ControlCall:
         self._requests, self._context, self._send = stream
         self._refused = refused
         self._lock = threading.Lock()
-        self._answered = False
+        self._responded = False
         self._ended = False
         self._gone: Callable[[], None] | None = None
 
     @property
-    def answered(self) -> bool:
+    def responded(self) -> bool:
         """A reply or a refusal was sent, or nobody is there to hear one."""
-        return self._answered or self._ended
+        return self._responded or self._ended
 
     @property
     def metadata(self) -> Sequence[Any]:
@@ -80,7 +80,7 @@ class ControlCall:
             data = next(self._requests, b"")
         except grpc.RpcError:
             return None
-        return None if self.answered else bytes(data)
+        return None if self.responded else bytes(data)
 
     def reply(self, message: Any) -> None:
         """Send the reply, a protobuf message. Does nothing after an answer."""
@@ -90,7 +90,7 @@ class ControlCall:
     def stream(self, messages: Iterable[Any]) -> None:
         """Send messages and end the call. Waits until the caller took each."""
         for message in messages:
-            if self.answered:
+            if self.responded:
                 return
             self._send(message.SerializeToString())
         if self._claim():
@@ -125,14 +125,14 @@ class ControlCall:
         with self._lock:
             self._ended = True
             gone, self._gone = self._gone, None
-        return None if self._answered else gone
+        return None if self._responded else gone
 
     def _claim(self) -> bool:
         """Return whether the caller of this may answer: nobody has."""
         with self._lock:
-            if self._answered:
+            if self._responded:
                 return False
-            self._answered = True
+            self._responded = True
             self._gone = None
             return True
 

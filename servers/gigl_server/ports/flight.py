@@ -69,7 +69,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(
         self,
         location: str,
-        answers: Queries,
+        queries: Queries,
         counters: Counters,
         credentials: Credentials,
         *,
@@ -77,7 +77,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         frames: FrameSource | None = None,
         **options: Any,
     ) -> None:
-        self._answers = answers
+        self._queries = queries
         self._counters = counters
         self._frames = frames
         self._audit = audit
@@ -116,7 +116,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             if handle is not None:
                 return self._frame(call, handle)
             with self._turns.lend(1, caller):
-                reply = self._answers.answer(request, caller, call.reply_checksum)
+                reply = self._queries.respond(request, caller, call.reply_checksum)
             call.at_end.callback(reply.loan.release)
             return self._stream(reply.chunks, call.reply_checksum, first_tells_size=reply.size_is_told)
 
@@ -168,7 +168,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             raise flight_error(failed) from None
 
     def _hoarders(self) -> tuple[Identity | None, ...]:
-        return self._calls.hoarder(), self._answers.sending.hoarder()
+        return self._calls.hoarder(), self._queries.sending.hoarder()
 
     def _tell_cut(self, place: Place, reason: str) -> None:
         self._audit.refused(
@@ -178,7 +178,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
 
 def open_data_service(
     address: Address,
-    answers: Queries,
+    queries: Queries,
     counters: Counters,
     credentials: Credentials,
     *,
@@ -190,7 +190,7 @@ def open_data_service(
     try:
         return DataService(
             location,
-            answers,
+            queries,
             counters,
             credentials,
             audit=audit,

@@ -35,7 +35,7 @@ class DataPort:
     def __init__(
         self,
         address: Address,
-        answers: Queries,
+        queries: Queries,
         counters: Counters,
         credentials: Credentials,
         *,
@@ -43,7 +43,7 @@ class DataPort:
         frames: FrameSource | None = None,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be."""
-        self._answers, self._counters, self._audit, self._frames = answers, counters, audit, frames
+        self._queries, self._counters, self._audit, self._frames = queries, counters, audit, frames
         self._credentials = credentials
         self._lock = threading.Lock()
         self._closed = False
@@ -107,5 +107,5 @@ class DataPort:
 
     def _open(self, address: Address, credentials: Credentials) -> DataService:
         return open_data_service(
-            address, self._answers, self._counters, credentials, audit=self._audit, frames=self._frames
+            address, self._queries, self._counters, credentials, audit=self._audit, frames=self._frames
         )

@@ -45,7 +45,7 @@ class GraphStoreServicer:
         self._announced = announced
 
     @property
-    def answers(self) -> dict[str, Any]:
+    def handlers(self) -> dict[str, Any]:
         """By the name of the call."""
         return {
             "Cluster": self._cluster,
@@ -101,13 +101,13 @@ class GraphStoreServicer:
         return self._of_job(call, request, destroy)
 
     def _sample(self, request: Any, call: ControlCall) -> None:
-        channel, asks = request.channel, [_ask(request)]
+        channel, received = request.channel, [_received(request)]
         _check_whole(request, call)
         del request  # It holds the seeds once more, and the call may wait for minutes.
         waiting = _Waiting(self._service, call, self._with_reason)
         call.on_gone(waiting.abandon)
         submit = self._service.submit
-        waiting.begun(self._in_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
+        waiting.begun(self._in_job(call, lambda job: submit(job, channel, received.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
         created = self._service.create_producer(
@@ -123,7 +123,7 @@ class GraphStoreServicer:
                 name=request.name,
                 credit=request.credit,
                 share=request.share,
-                without_rows=request.without_rows,
+                deferred_features=request.without_rows,
                 ring_slots=request.ring_slots,
                 ring_slot_bytes=request.ring_slot_bytes,
             ),
@@ -134,19 +134,19 @@ class GraphStoreServicer:
             ring_door=self._service.ring_door if channel.ring is not None else "",
         )
 
-    def _of_job(self, call: ControlCall, request: Any, answer: Callable[[bytes], Any]) -> Any:
+    def _of_job(self, call: ControlCall, request: Any, respond: Callable[[bytes], Any]) -> Any:
         """Return the answer to a call of a job, whose request is whole. Raises ``Refusal``."""
         _check_whole(request, call)
-        return self._in_job(call, answer)
+        return self._in_job(call, respond)
 
-    def _in_job(self, call: ControlCall, answer: Callable[[bytes], Any]) -> Any:
+    def _in_job(self, call: ControlCall, respond: Callable[[bytes], Any]) -> Any:
         job = job_key(call.headers(JOB_HEADER))
         if job is None:
             # Callers that send a checksum send the header, too: it came damaged.
             kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.INVALID
             raise Refusal(kind, f"the header {JOB_HEADER!r} has 64 hex digits, once")
         try:
-            return answer(job)
+            return respond(job)
         except Refusal as refusal:
             raise self._with_reason(refusal) from None
 
@@ -170,7 +170,7 @@ class _Waiting:
         self._call = call
         self._with_reason = with_reason
         self._lock = threading.Lock()
-        self._errand: SampleTask | None = None
+        self._task: SampleTask | None = None
         self._settled = self._abandoned = False
 
     def begun(self, task: SampleTask) -> None:
@@ -178,26 +178,26 @@ class _Waiting:
         with self._lock:
             abandoned = self._abandoned
             if not (abandoned or self._settled):  # It holds the seeds, and this: a cycle would keep them.
-                self._errand = task
+                self._task = task
         if abandoned:
             self._service.abandon(task)
 
-    def settle(self, outcome: Result) -> None:
+    def settle(self, result: Result) -> None:
         """Answer the call, from any thread."""
         with self._lock:
-            self._settled, self._errand = True, None
-        if outcome.refusal is None:
-            reply = _reply(outcome)
+            self._settled, self._task = True, None
+        if result.refusal is None:
+            reply = _reply(result)
             self._call.set_trailers(((CHECKSUM_HEADER, message_checksum(reply)),))
             self._call.reply(reply)
             return
-        self._call.refuse(self._with_reason(outcome.refusal))
+        self._call.refuse(self._with_reason(result.refusal))
 
     def abandon(self) -> None:
         """The caller is gone, or its time is over."""
         with self._lock:
             self._abandoned = True
-            task, self._errand = self._errand, None
+            task, self._task = self._task, None
         if task is not None:
             self._service.abandon(task)
 
@@ -207,7 +207,7 @@ def _check_whole(request: Any, call: ControlCall) -> None:
         raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
 
 
-def _ask(request: Any) -> ReceivedRequest:
+def _received(request: Any) -> ReceivedRequest:
     return ReceivedRequest(
         epoch=request.epoch,
         batch=request.batch,
@@ -218,14 +218,14 @@ def _ask(request: Any) -> ReceivedRequest:
     )
 
 
-def _reply(outcome: Result) -> Any:
+def _reply(result: Result) -> Any:
     reply = messages.SampleReply(
-        nbytes=outcome.nbytes,
-        unavailable=outcome.unavailable,
-        sampling_s=outcome.sampling_s,
-        waiting_s=outcome.waiting_s,
+        nbytes=result.nbytes,
+        unavailable=result.unavailable,
+        sampling_s=result.sampling_s,
+        waiting_s=result.waiting_s,
     )
     for name in ("in_slot", "handle", "failure", "skipped"):
-        if value := getattr(outcome, name):
+        if value := getattr(result, name):
             setattr(reply, name, value)
     return reply

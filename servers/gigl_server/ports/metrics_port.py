@@ -76,7 +76,7 @@ class _Server(HTTPServer):
         if not self._turns.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        self._pool.submit(self._answer, request, client_address)
+        self._pool.submit(self._respond, request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _LOGGER.debug("a request for metrics failed", exc_info=True)
@@ -85,7 +85,7 @@ class _Server(HTTPServer):
         super().server_close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, request: Any, client_address: Any) -> None:
+    def _respond(self, request: Any, client_address: Any) -> None:
         # A timeout of the socket is one of each byte: who sends one now and then would keep the thread.
         end = threading.Timer(_CALL_S, _cut, (request,))
         end.daemon = True

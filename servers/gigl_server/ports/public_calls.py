@@ -83,10 +83,10 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, details: Any) -> Any:
         """Return gRPC's handler of a call, or ``None`` if it is none of these. Runs on gRPC's one thread."""
-        answer = self._calls.get(details.method)
-        if answer is None:
+        receive = self._calls.get(details.method)
+        if receive is None:
             return None
-        return handler(partial(self._begin, answer, details.method.rpartition("/")[2]))
+        return handler(partial(self._begin, receive, details.method.rpartition("/")[2]))
 
     def renew(self, credentials: Credentials) -> None:
         """Ask callers for the tokens of other credentials from now on."""
@@ -98,10 +98,10 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._reader.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, answer: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
+    def _begin(self, receive: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
         shown = header_values(stream.context.invocation_metadata(), "authorization")
         token = self._credentials.identify(shown)
-        answer(self._reception.call(name, stream, token or "", trusted=token is not None))
+        receive(self._reception.call(name, stream, token or "", trusted=token is not None))
 
     def _check(self, call: ControlCall) -> None:
         def reply(data: bytes) -> None:

@@ -85,7 +85,7 @@ class Queries:
         """Check a request: its partition, if it is about one, and what is asked. Raises ``Refusal``."""
         return parse(ticket, self._graph.schema, self._digest, self._edges)
 
-    def answer(self, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
+    def respond(self, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
         """Return the reply to a request of any size. Raises ``Refusal``, also where ``caller`` has too much.
 
         ``checksum``, a new one, is shown the whole reply: rows while they are gathered.
@@ -94,17 +94,17 @@ class Queries:
         of 0.101 s of CPU that two servers take for 1,000 seeds, 0.009 less than in pieces.
         """
         with self._reading.lend(_COPIES * len(ticket), caller):
-            partition, asked = self.parse(ticket)
+            partition, request = self.parse(ticket)
         kept = _TICKET_COPIES * len(ticket)
-        if partition is not None and isinstance(asked, FeatureRequest):
-            return self._rows(partition, asked, kept, caller, checksum)
-        return self._document(partition, asked, kept, caller, checksum)
+        if partition is not None and isinstance(request, FeatureRequest):
+            return self._rows(partition, request, kept, caller, checksum)
+        return self._document(partition, request, kept, caller, checksum)
 
     def _rows(
-        self, partition: int, ask: FeatureRequest, kept: int, caller: Identity, checksum: Checksum
+        self, partition: int, request: FeatureRequest, kept: int, caller: Identity, checksum: Checksum
     ) -> Reply:
-        layout = row_layout(self._widths(ask), len(ask.rows))
-        if layout.nbytes > MAX_ROW_BYTES and len(ask.rows) > 1:
+        layout = row_layout(self._widths(request), len(request.rows))
+        if layout.nbytes > MAX_ROW_BYTES and len(request.rows) > 1:
             raise Refusal(
                 RefusalKind.TOO_LARGE,
                 f"rows of {layout.nbytes} bytes; at most {MAX_ROW_BYTES} are sent at once",
@@ -116,7 +116,7 @@ class Queries:
                 memory[layout.offsets[name] :][: spec.nbytes].reshape(spec.shape)
                 for name, spec in layout.specs.items()
             ]
-            ordered = replace(ask, columns=tuple(layout.specs))
+            ordered = replace(request, columns=tuple(layout.specs))
             with self._counters.timed("gathering_s"):
                 checksum.add(memory[: len(layout.header)])
                 self._stores[partition].gather(ordered, None, out, copy=checksum.copy_rows)
@@ -126,14 +126,14 @@ class Queries:
     def _document(
         self,
         partition: int | None,
-        asked: Request | Inquiry,
+        request: Request | Inquiry,
         kept: int,
         caller: Identity,
         checksum: Checksum,
     ) -> Reply:
         """Return the reply to anything but rows. Memory for edges is lent before they are drawn."""
-        with self._lent(kept + self._most_bytes(partition, asked), caller) as loan:
-            chunks = self._cut(self._pieces(partition, asked))
+        with self._lent(kept + self._most_bytes(partition, request), caller) as loan:
+            chunks = self._cut(self._pieces(partition, request))
             for chunk in chunks:
                 checksum.add(chunk)
         loan.shrink(kept + sum(map(len, chunks)))
@@ -164,26 +164,26 @@ class Queries:
             return split_document(positions)
         return split_document(np.empty(0, np.int64))
 
-    def _most_bytes(self, partition: int | None, asked: Request | Inquiry) -> int:
+    def _most_bytes(self, partition: int | None, request: Request | Inquiry) -> int:
         """Return what a reply takes at most, edges of neighbours included."""
         if partition is None:
             return _LISTED_BYTES
-        if isinstance(asked, NeighborRequest):
-            return _EDGE_BYTES * self._most_edges(partition, asked)
+        if isinstance(request, NeighborRequest):
+            return _EDGE_BYTES * self._most_edges(partition, request)
         return 0
 
-    def _most_edges(self, partition: int, ask: NeighborRequest) -> int:
+    def _most_edges(self, partition: int, request: NeighborRequest) -> int:
         """Return how many edges may be drawn. Refuse more than a reply may have, before they are drawn."""
-        rule = ask.rule
-        if 0 <= rule.fanout * len(ask.targets) <= MAX_DRAWN_EDGES:
-            return rule.fanout * len(ask.targets)
-        bounds = self._graph.bounds(self._graph.schema.target_type(ask.edge_type))
-        indptr = self._graph.topology(ask.edge_type, partition)["indptr"]
-        edges = _count_drawn(indptr, ask.targets - bounds[partition], rule.fanout, replace=rule.replace)
+        rule = request.rule
+        if 0 <= rule.fanout * len(request.targets) <= MAX_DRAWN_EDGES:
+            return rule.fanout * len(request.targets)
+        bounds = self._graph.bounds(self._graph.schema.target_type(request.edge_type))
+        indptr = self._graph.topology(request.edge_type, partition)["indptr"]
+        edges = _count_drawn(indptr, request.targets - bounds[partition], rule.fanout, replace=rule.replace)
         if edges > MAX_DRAWN_EDGES:
             raise Refusal(
                 RefusalKind.TOO_LARGE,
-                f"{edges} edges of {len(ask.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
+                f"{edges} edges of {len(request.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
             )
         return edges
 
@@ -199,12 +199,14 @@ class Queries:
             return [memory]
         return [piece[at : at + CHUNK_BYTES] for piece in pieces for at in range(0, len(piece), CHUNK_BYTES)]
 
-    def _widths(self, ask: FeatureRequest) -> dict[str, int]:
+    def _widths(self, request: FeatureRequest) -> dict[str, int]:
         schema = self._graph.schema
         columns = (
-            schema.nodes[ask.kind].columns if isinstance(ask.kind, str) else schema.edges[ask.kind].columns
+            schema.nodes[request.kind].columns
+            if isinstance(request.kind, str)
+            else schema.edges[request.kind].columns
         )
-        return {name: columns[name].row_bytes for name in ask.columns}
+        return {name: columns[name].row_bytes for name in request.columns}
 
 
 def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: bool) -> int:
@@ -237,8 +239,8 @@ def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array
     return positions if ids is None else ids[positions]
 
 
-def _positions(graph: Graph, ask: LocateRequest) -> Int64Array:
+def _positions(graph: Graph, request: LocateRequest) -> Int64Array:
     try:
-        return graph.positions(ask.node_type, ask.ids)
+        return graph.positions(request.node_type, request.ids)
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None

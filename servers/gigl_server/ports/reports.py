@@ -31,7 +31,7 @@ class PeerCalls:
         self._graph, self._partitions, self._data_port = graph, sorted(partitions), data_port
 
     @property
-    def answers(self) -> dict[str, Any]:
+    def handlers(self) -> dict[str, Any]:
         """By the name of the call."""
         return {"Describe": self._describe, "Stats": self._stats}
 

@@ -211,6 +211,6 @@ def _digests(task: SampleTask) -> tuple[bytes, bytes]:
     if not producer.digest:
         producer.digest = hashlib.blake2b(producer.plan_text.encode(), digest_size=16).digest()
     batch = hashlib.blake2b(producer.digest, digest_size=16)
-    batch.update(struct.pack("<QQQ", request.epoch, request.batch, task.channel.without_rows))
+    batch.update(struct.pack("<QQQ", request.epoch, request.batch, task.channel.deferred_features))
     batch.update(request.input_bytes())
     return producer.digest, batch.digest()

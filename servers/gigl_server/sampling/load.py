@@ -45,7 +45,7 @@ class ChannelLoad:
             ready=ready,
             sampling_s=channel.tally.sampling_s,
             waiting_s=channel.tally.waiting_s,
-            idle_s=now - channel.last_ask,
+            idle_s=now - channel.last_request,
         )
 
     @property

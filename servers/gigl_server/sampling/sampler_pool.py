@@ -58,7 +58,7 @@ class SamplerPool:
     @contextmanager
     def lent(self, channel: Channel) -> Iterator[PlanSampler]:
         """Lend a sampler for a channel's producer. One that raised is not used again."""
-        key = (channel.producer.plan_text, channel.without_rows)
+        key = (channel.producer.plan_text, channel.deferred_features)
         sampler = self._take(key) or self._make(channel)
         yield sampler
         self._give(key, sampler)
@@ -73,7 +73,7 @@ class SamplerPool:
     def _make(self, channel: Channel) -> PlanSampler:
         store = self._store
         costs = CostCounter() if store is None else CostCounter(store.wire)
-        return channel.producer.plan.open(self._graph, store, costs=costs, deferred=channel.without_rows)
+        return channel.producer.plan.open(self._graph, store, costs=costs, deferred=channel.deferred_features)
 
     def _take(self, key: _Key) -> PlanSampler | None:
         """Take the one that was used last: its memory is the warmest."""

@@ -70,7 +70,7 @@ class Scheduler:
         try:
             with self._lock:
                 self._check_open(task.channel)
-                task.channel.last_ask = self._clock()
+                task.channel.last_request = self._clock()
                 ended += self._move_fence(task.channel, task.fence)
                 if task.fence == task.channel.fence:
                     self._check_room(task)
@@ -123,12 +123,12 @@ class Scheduler:
                 self._turns.enter(channel)
                 return
             self._forget(channel, [task])
-            outcome = self._outcome(task, made)
-            if outcome.in_slot or outcome.handle:
-                channel.tally.add(outcome)
-                self.totals.add(outcome)
+            result = self._result(task, made)
+            if result.in_slot or result.handle:
+                channel.tally.add(result)
+                self.totals.add(result)
         if not task.abandoned:
-            task.done(outcome)
+            task.done(result)
 
     def end(self, channels: Iterable[Channel], refusal: Refusal) -> None:
         """Close channels that were taken out of their jobs, and free what they hold."""
@@ -205,8 +205,8 @@ class Scheduler:
 
     def _check_room(self, task: SampleTask) -> None:
         channel = task.channel
-        wanted = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
-        if wanted + self._frames.held_by(channel.id) >= channel.credit:
+        pending = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
+        if pending + self._frames.held_by(channel.id) >= channel.credit:
             raise Refusal(
                 RefusalKind.BUSY,
                 f"{channel.credit} batches are asked for and not fetched: fetch some first",
@@ -214,14 +214,16 @@ class Scheduler:
         if task.slot and channel.uses_slot(task.slot):
             raise Refusal(RefusalKind.INVALID, f"slot {task.slot} is asked for by another call under way")
         own, used = self._nbytes[channel.owner], self._nbytes.total()
-        if used + task.nbytes > self._limits.ask_bytes:
+        if used + task.nbytes > self._limits.request_bytes:
             raise Refusal(RefusalKind.BUSY, "the server has as many seeds waiting as it may hold: ask later")
-        if not has_quota(channel.owner, own=own, used=used, limit=self._limits.ask_bytes, more=task.nbytes):
+        if not has_quota(
+            channel.owner, own=own, used=used, limit=self._limits.request_bytes, more=task.nbytes
+        ):
             raise Refusal(
                 RefusalKind.BUSY, f"{channel.owner} has as many seeds waiting as one may have: ask later"
             )
 
-    def _outcome(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
+    def _result(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
         """Return what became of an ask, and let its frame be fetched. Under the lock."""
         if task.channel.closed:
             return Result(refusal=Refusal(RefusalKind.NOT_FOUND, "the channel was closed: open it again"))
@@ -261,7 +263,7 @@ class Scheduler:
         return waiting
 
 
-def _settle(tasks: Iterable[SampleTask], outcome: Result) -> None:
+def _settle(tasks: Iterable[SampleTask], result: Result) -> None:
     for task in tasks:
         if not task.abandoned:
-            task.done(outcome)
+            task.done(result)

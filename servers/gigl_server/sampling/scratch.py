@@ -41,14 +41,14 @@ class Scratch:
 
     def admits(self, task: SampleTask) -> bool:
         """Return whether there is memory for an ask now."""
-        wanted = self.allowance(task)
-        if wanted <= self.small:
+        needed = self.allowance(task)
+        if needed <= self.small:
             return True
         first = self._first
         if first is None or first not in first.channel.queue or self._clock() > self._first_until:
             self._first = first = task
             self._first_until = self._clock() + _FIRST_S
-        return task is first and wanted <= self._free
+        return task is first and needed <= self._free
 
     def allowance(self, task: SampleTask) -> int:
         """Return how many edges the batch may have when it is sampled next."""

@@ -93,7 +93,7 @@ class SamplingService:
         self._jobs = Sessions(self.limits, clock)
         self._memory = BufferPool(self.limits.frame_memory)
         scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
-        self._asks = Scheduler(
+        self._scheduler = Scheduler(
             self._lock, self.frames, self._memory, limits=self.limits, scratch=scratch, clock=clock
         )
         self._samplers = SamplerPool(graph, keep_bytes=self.limits.scratch_memory // 2)
@@ -121,7 +121,7 @@ class SamplingService:
             if self.state == "starting":
                 self._store = store
                 self._samplers.sample_from(store)
-                self._pool = WorkerPool(threads, self._asks.next, self._work)
+                self._pool = WorkerPool(threads, self._scheduler.next, self._work)
                 self._housekeeper.start()
                 self.state = "ready"
                 return
@@ -142,8 +142,8 @@ class SamplingService:
             if self.state != "closed":
                 self.state = "draining"
             channels = list(self._jobs.channels.values())
-        self._asks.refuse(channels, self._not_ready())
-        return self._asks.wait_until_delivered(timeout_s)
+        self._scheduler.refuse(channels, self._not_ready())
+        return self._scheduler.wait_until_delivered(timeout_s)
 
     def close(self) -> None:
         """End everything, within seconds. Closing twice is fine."""
@@ -151,8 +151,8 @@ class SamplingService:
             self.state = "closed"
             ended = self._jobs.take_all()
             store, self._store = self._store, None
-        self._asks.end(ended, self._not_ready())
-        self._asks.close()
+        self._scheduler.end(ended, self._not_ready())
+        self._scheduler.close()
         self._housekeeper.close()
         if store is not None:
             _close(store)
@@ -185,7 +185,7 @@ class SamplingService:
             return self._jobs.open_channel(job, order, self._new_ring(job, order))
 
     def submit(
-        self, job: bytes, channel: bytes, ask: ReceivedRequest, done: Callable[[Result], None]
+        self, job: bytes, channel: bytes, received: ReceivedRequest, done: Callable[[Result], None]
     ) -> SampleTask:
         """Have a batch sampled. Raises ``Refusal``.
 
@@ -194,22 +194,22 @@ class SamplingService:
         with self._lock:
             self._check_ready()
             found = self._jobs.channel(job, channel)
-        check_slot(found, ask.slot)
+        check_slot(found, received.slot)
         inputs = found.producer.plan.inputs
         task = SampleTask(
             channel=found,
-            request=read_request(ask, inputs, schema=self._graph.schema, limits=self.limits),
-            fence=ask.fence,
-            slot=ask.slot,
+            request=read_request(received, inputs, schema=self._graph.schema, limits=self.limits),
+            fence=received.fence,
+            slot=received.slot,
             done=done,
             came=self._clock(),
         )
-        self._asks.submit(task)
+        self._scheduler.submit(task)
         return task
 
     def abandon(self, task: SampleTask) -> None:
         """The caller is gone: nobody needs the outcome."""
-        self._asks.abandon(task)
+        self._scheduler.abandon(task)
 
     def heartbeat(self, job: bytes, channels: Iterable[bytes]) -> list[bytes]:
         """Renew the leases of these channels of a job. Return those that there are."""
@@ -220,13 +220,13 @@ class SamplingService:
         """Close a channel, and its producer with the last one. Fine for one that is not there."""
         with self._lock:
             ended = self._jobs.close_channel(job, channel)
-        self._asks.end(ended, _closed())
+        self._scheduler.end(ended, _closed())
 
     def destroy_producer(self, job: bytes, key: str) -> None:
         """Take a producer away with its channels. Fine for one that is not there."""
         with self._lock:
             ended = self._jobs.destroy_producer(job, key)
-        self._asks.end(ended, _closed())
+        self._scheduler.end(ended, _closed())
 
     def ring_of(self, channel: bytes) -> int | None:
         """Return the descriptor of a channel's ring, once: it is the caller's then."""
@@ -246,10 +246,10 @@ class SamplingService:
                 ChannelLoad.of(each, ready=self.frames.held_by(each.id), now=now)
                 for each in self._jobs.channels.values()
             )
-            jobs, producers, totals = len(self._jobs), self._jobs.num_producers, self._asks.totals
+            jobs, producers, totals = len(self._jobs), self._jobs.num_producers, self._scheduler.totals
         return ServiceLoad(
             workers=0 if self._pool is None else len(self._pool),
-            busy=self._asks.busy,
+            busy=self._scheduler.busy,
             jobs=jobs,
             producers=producers,
             ready_bytes=self.frames.nbytes,
@@ -274,7 +274,7 @@ class SamplingService:
                 len(lapse.channels),
                 lapse.producers,
             )
-            self._asks.end(
+            self._scheduler.end(
                 lapse.channels,
                 Refusal(RefusalKind.NOT_FOUND, "the lease of the channel is over: open it again"),
             )
@@ -292,8 +292,8 @@ class SamplingService:
     def _sweep_memory(self) -> None:
         now = self._clock()
         self.frames.drop_forgotten(now - self.limits.frame_s)
-        self._asks.relieve(now - _UNFETCHED_S)
-        idle_s = now - self._asks.last_turn
+        self._scheduler.relieve(now - _UNFETCHED_S)
+        idle_s = now - self._scheduler.last_turn
         if idle_s > _IDLE_S:
             self._samplers.clear()
             self._memory.trim()
@@ -308,7 +308,7 @@ class SamplingService:
         try:
             made = self._maker.make(task, thread)
         finally:  # Whatever happened, nobody waits for an outcome that never comes.
-            self._asks.finish(task, made)
+            self._scheduler.finish(task, made)
 
     def _new_ring(self, job: bytes, order: ChannelOptions) -> FrameRing | None:
         if not order.ring_slots or not self.ring_door:

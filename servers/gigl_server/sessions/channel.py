@@ -37,7 +37,7 @@ class ChannelOptions:
     name: str
     credit: int
     share: int = 1
-    without_rows: bool = False
+    deferred_features: bool = False
     ring_slots: int = 0
     ring_slot_bytes: int = 0
 
@@ -117,11 +117,11 @@ class ChannelTotals:
     sampling_s: float = 0.0
     waiting_s: float = 0.0
 
-    def add(self, outcome: Result) -> None:
+    def add(self, result: Result) -> None:
         self.batches += 1
-        self.nbytes += outcome.nbytes
-        self.sampling_s += outcome.sampling_s
-        self.waiting_s += outcome.waiting_s
+        self.nbytes += result.nbytes
+        self.sampling_s += result.sampling_s
+        self.waiting_s += result.waiting_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -149,9 +149,9 @@ class Channel:
     producer: Producer
     credit: int
     share: int
-    without_rows: bool
+    deferred_features: bool
     ring: FrameRing | None
-    last_ask: float
+    last_request: float
     seen: float
     """When a call last named it."""
     owner: Identity = LOCAL
@@ -170,7 +170,7 @@ class Channel:
     tally: ChannelTotals = field(default_factory=ChannelTotals)
 
     @property
-    def open_asks(self) -> int:
+    def open_requests(self) -> int:
         return len(self.queue) + len(self.running)
 
     def uses_slot(self, slot: int) -> bool:

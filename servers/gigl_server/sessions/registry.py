@@ -124,9 +124,9 @@ class Sessions:
             owner=job.owner,
             credit=order.credit,
             share=order.share,
-            without_rows=order.without_rows,
+            deferred_features=order.deferred_features,
             ring=ring,
-            last_ask=self._clock(),
+            last_request=self._clock(),
             seen=self._clock(),
         )
         job.channels[channel.id] = self._channels[channel.id] = channel
