@@ -28,7 +28,7 @@ __all__ = ["Executor"]
 
 
 class Executor:
-    """Takes requests from one thread, and has each answered by whichever sampler is free."""
+    """Queue of requests, filled by one thread and served by one thread for each sampler."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Executor:
         worker: int,
         trace_fd: int,
     ) -> None:
-        """Responses go to ``link``, frames into ``ring``, and the text of a crash to ``trace_fd``.
+        """Start the threads. Responses go to ``link``, frames into ``ring``, a crash's text to ``trace_fd``.
 
         ``inputs`` are the columns of a request.
         """
@@ -52,7 +52,7 @@ class Executor:
         self._counters = list({id(sampler.costs): sampler.costs for sampler in samplers}.values())
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._slots_lock = threading.Lock()
-        self._cpu_ns: dict[int, int] = {}  # Of each of our threads, when it last told what was spent.
+        self._cpu_ns: dict[int, int] = {}  # By thread: its CPU time at its last response.
         self._underway = _Underway(ring)
         self._threads = [
             threading.Thread(target=self._work, args=(sampler,), name=f"sampler {number}", daemon=True)
@@ -66,11 +66,11 @@ class Executor:
         self._link.send(Response(Result.STARTED, 0, 0, 0, 0, 0, self._spent()).pack())
 
     def put(self, request: Request) -> None:
-        """Have a request answered. Does not wait."""
+        """Queue a request. Does not wait."""
         self._requests.put(request)
 
     def leave(self, timeout: float) -> bool:
-        """Take no more requests; return whether all threads came to their end within ``timeout`` s."""
+        """Take no more requests. Return whether all threads ended within ``timeout`` s."""
         for _ in self._threads:
             self._requests.put(None)
         deadline = time.monotonic() + timeout
@@ -83,13 +83,13 @@ class Executor:
             while (request := self._requests.get()) is not None:
                 self._respond(request, sampler)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # The trainer left while we were sampling. The thread that reads requests sees it, too.
+            pass  # The trainer is gone. The thread that reads requests sees its end of file, too.
         except BaseException:
             os.write(self._trace_fd, traceback.format_exc().encode())
-            os._exit(1)  # A process with a thread less would leave its requests open for ever.
+            os._exit(1)  # Else the request of this thread would stay open, and the trainer would wait for it.
 
     def _respond(self, request: Request, sampler: BatchSampler) -> None:
-        """Make the frame of a request, or of its failure, and tell the trainer where it lies."""
+        """Write the frame of a request, or the record of its failure, and send the trainer its place."""
         began = time.perf_counter_ns()
         if request.generation != self._ring.generation:
             self._link.send(Response(Result.SKIPPED, request.request_slot, 0, 0, 0, 0, self._spent()).pack())
@@ -130,7 +130,7 @@ class Executor:
         )
 
     def _place(self, sampled: SampledBatch) -> _Placed:
-        """Write a frame into a slot, or into a memory file where no slot is large enough."""
+        """Write a frame into a slot, or into a memory file when no slot is free or large enough."""
         nbytes = sampled.layout.nbytes
         slots = self._ring.slots
         with self._slots_lock:
@@ -148,7 +148,7 @@ class Executor:
         costs = [counter.read() for counter in self._counters]
         self._cpu_ns[threading.get_ident()] = time.thread_time_ns()
         own_ns = sum(self._cpu_ns.copy().values())
-        process_ns = time.process_time_ns()  # Last, so that the difference is not negative.
+        process_ns = time.process_time_ns()  # Read last, so that the difference is not negative.
         return Spent(
             cpu_ns=process_ns,
             cpu_sampling_ns=sum(cost.cpu_sampling_ns for cost in costs),
@@ -161,7 +161,7 @@ class Executor:
 
 
 class _Placed(NamedTuple):
-    """Where a frame lies: in a slot, or in a memory file."""
+    """Place of a frame: a slot, or a memory file."""
 
     slot: int
     nbytes: int
@@ -169,12 +169,12 @@ class _Placed(NamedTuple):
 
 
 class _Underway:
-    """Keeps the ring's note about what the worker does true: its oldest batch, and how many others."""
+    """Batches under way. Keeps the ring's note up to date: the oldest batch, and how many more there are."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._lock = threading.Lock()
-        self._since: dict[Request, int] = {}  # In the order in which they were begun.
+        self._since: dict[Request, int] = {}  # In the order in which sampling began.
 
     @contextmanager
     def entered(self, request: Request) -> Iterator[None]:
