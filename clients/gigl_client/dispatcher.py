@@ -1,7 +1,8 @@
 """Dispatcher between a source and its servers: sends requests, turns replies into frames, retries.
 
-Nothing here waits for a server but threads that do nothing else: asks are calls whose end a callback
-puts in a queue, and a few threads behind it fetch. All others hold the lock for moments only.
+Only dedicated threads wait for a server. A request is an asynchronous call, whose end a callback puts in a
+queue; a few threads take it from there and fetch the frame. No thread holds the lock while it waits for a
+server.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["FETCHERS", "Dispatcher"]
 _LOGGER = logging.getLogger(__name__)
 
 FETCHERS = 2
-"""Threads of a source that fetch frames, and rows for them."""
+"""Number of threads of a source that fetch frames and their deferred features."""
 
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
@@ -53,14 +54,14 @@ _LEAVE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A call that has ended."""
+    """A request whose call has ended."""
 
     sent: InFlightRequest
     call: Any
 
 
 class Dispatcher:
-    """The asks of one source. Knows the servers, not the source, so that a forgotten source can go."""
+    """Requests of one source. Holds no reference to the source, which can therefore be collected."""
 
     def __init__(
         self,
@@ -73,25 +74,29 @@ class Dispatcher:
         request: Callable[[int, int], BatchRequest],
         timeout_s: float,
     ) -> None:
-        """The lock of ``changed`` guards channels and batches. ``request`` gives a batch of an epoch."""
+        """Start the threads. The lock of ``changed`` guards ``channels`` and ``in_flight``.
+
+        ``request(epoch, batch)`` returns the request of a batch.
+        """
         self._channels = channels
         self._in_flight = in_flight
         self._receiver = receiver
         self._changed = changed
         self._request = request
-        # Longer than servers are looked for, so that one that is away is named and not who waits for it.
+        # Longer than the search for a lost server, so that the error names the server that is away and not
+        # one that waits for it.
         self._call_s = timeout_s + min(timeout_s / 4, _LONGER_S)
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
-        """Replies and requests that did not match their checksum, or broke a rule."""
-        self._times_damaged: Counter[int] = Counter()  # By batch of the epoch under way.
+        """Number of replies and requests that did not match their checksum or broke a rule."""
+        self._times_damaged: Counter[int] = Counter()  # By batch of the current epoch.
         self.cpu_s = 0.0
-        """Of the threads that fetch."""
+        """CPU time of the threads."""
         self.needed = False
-        """Somebody waits for a batch."""
+        """The trainer waits for a batch."""
         self._calls: set[Any] = set()
-        """Whose ends were not seen to yet."""
-        # Apart, so that a server that is lost is noticed though frames of it are waited for.
+        """Calls whose end was not handled yet."""
+        # Two queues, so that a lost server is noticed even while every fetching thread waits for a frame.
         self._frames: Responses = queue.SimpleQueue()
         self._failures: Responses = queue.SimpleQueue()
         channels.on_change = self._go_on
@@ -105,7 +110,7 @@ class Dispatcher:
             thread.start()
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
-        """Leave the epoch under way, and ask for the first batches of another."""
+        """Leave the current epoch, and request the first batches of another."""
         with self._changed:
             self._in_flight.start(epoch, first_batch)
             self._times_damaged.clear()
@@ -113,7 +118,7 @@ class Dispatcher:
             self._hand_out()
 
     def take(self) -> Ready | None:
-        """Take the next batch, if it is there, and keep the servers busy."""
+        """Return the next batch, or ``None`` where it was not received yet. Sends further requests."""
         with self._changed:
             ready = self._in_flight.take()
             if ready is not None:
@@ -122,7 +127,7 @@ class Dispatcher:
             return ready
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
-        """End the threads, close the channels, and do what ``others`` do: with ``wait``, for 3 s at most."""
+        """End the threads, close the channels and call ``others``. ``wait``: wait for them, 3 s at most."""
         with self._changed:
             self._in_flight.stop()
             jobs = self._channels.close()
@@ -137,7 +142,7 @@ class Dispatcher:
                 thread.join(max(deadline - time.monotonic(), 0))
 
     def _hand_out(self) -> None:
-        """Ask for as many batches as may be in flight."""
+        """Request as many batches as may be in flight."""
         now = time.monotonic()
         while not self._channels.closed and (batch := self._in_flight.next(now)) is not None:
             urgent = self._in_flight.holds_up_others(batch)
@@ -149,13 +154,13 @@ class Dispatcher:
                 self._send(channel, request, now)
 
     def _request_of(self, batch: int) -> BatchRequest | None:
-        """Return the request for a batch: the same one, however often it is asked for."""
+        """Return the request for a batch: the same one at every retry. ``None`` where it cannot be made."""
         request = self._in_flight.known_request(batch)
         if request is not None:
             return request
         try:
             return self._request(self._in_flight.epoch, batch)
-        except Exception as error:  # Weights that cannot be drawn by.
+        except Exception as error:  # For example weights of which none is positive.
             failure = Failure.of(error, epoch=self._in_flight.epoch, batch=batch, worker=None).error()
             failure.__cause__ = error
             self._in_flight.fail(batch, failure)
@@ -194,7 +199,7 @@ class Dispatcher:
             del response
 
     def _settle(self, response: Response, scratch: Scratch) -> None:
-        """Make the batch of an answer, unless nobody wants it any more, or find out why there is none."""
+        """Record the batch of a response, or retry. Responses to an epoch that was left are discarded."""
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
@@ -214,7 +219,7 @@ class Dispatcher:
             return
         try:
             frame = self._receiver.frame(sent, reply, scratch)
-        except Unfetched as error:  # The server counts what was not fetched, until the channel is closed.
+        except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
             self._give_up(sent, error.reason)
         except (StorageUnavailable, Gone) as error:
             self._again(sent, error)
@@ -224,23 +229,24 @@ class Dispatcher:
             self._land(sent, frame)
 
     def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
-        """Give the channel up, ask again, or, for what cannot be asked for, let the batch fail."""
+        """Give up the channel, retry the batch, or fail the batch, depending on ``error``."""
         if isinstance(error, (StorageUnavailable, Unknown)):
             self._lose(sent, error)
             return
         if sent.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
-            self._give_up(sent, error)  # Perhaps the server goes on with it, and writes to its slot.
+            # The server may still sample the batch and write to its slot: the slot must not be reused.
+            self._give_up(sent, error)
             return
         sent.give_slot()
         if isinstance(error, Damaged):
             self._came_damaged(sent, FormatError(str(error)))
-        elif isinstance(error, SamplingError):  # Not of the batch: that comes as an answer.
+        elif isinstance(error, SamplingError):  # Of the call. A failure of the batch comes as a response.
             self._again(sent, error)
         else:
             self._land(sent, error)
 
     def _again(self, sent: InFlightRequest, error: Exception) -> None:
-        """Have a batch asked for again, a little later."""
+        """Retry a batch after a delay."""
         with self._changed:
             if self._in_flight.is_current(sent):
                 self.retries += 1
@@ -248,7 +254,7 @@ class Dispatcher:
                 self._go_on()
 
     def _came_damaged(self, sent: InFlightRequest, error: FormatError) -> None:
-        """Have a batch asked for again. When it came damaged three times, it fails."""
+        """Retry a batch. It fails when it was damaged three times."""
         with self._changed:
             self.damaged += 1
             if self._in_flight.is_current(sent):
@@ -261,7 +267,7 @@ class Dispatcher:
             self._again(sent, error)
 
     def _give_up(self, sent: InFlightRequest, error: Exception) -> None:
-        """Have a batch asked for again, a little later, and give the channel up."""
+        """Retry a batch after a delay, and give up its channel."""
         with self._changed:
             if self._in_flight.is_current(sent):
                 self.retries += 1
@@ -269,7 +275,7 @@ class Dispatcher:
             self._lose(sent, error)
 
     def _lose(self, sent: InFlightRequest, error: Exception) -> None:
-        """Give a channel up, with all that it was asked for: its ring may still be written to."""
+        """Give up a channel and retry all its requests: the server may still write to its ring."""
         with self._changed:
             if sent.channel.opened is sent.opened:
                 self.retries += self._in_flight.put_back_all(sent.opened, time.monotonic())
@@ -288,13 +294,13 @@ class Dispatcher:
 
 
 def _arrived(frames: Responses, failures: Responses, sent: InFlightRequest, call: Any) -> None:
-    """Hear that a call has ended, in a thread of gRPC's, which has other things to do."""
+    """Queue a call that has ended. Runs on a thread of gRPC, which must not block."""
     failed = call.cancelled() or call.exception() is not None
     (failures if failed else frames).put(Response(sent, call))
 
 
 def _cancel(calls: set[Any]) -> None:
-    """End calls that nobody waits for: they keep the memory that they were to fill."""
+    """Cancel calls whose result is not needed: they hold the memory that they would fill."""
     for call in calls:
         call.cancel()
 
@@ -319,13 +325,13 @@ def _message(sent: InFlightRequest) -> SampleRequest:
 
 
 def _at_once(jobs: Sequence[Callable[[], None]], *, seconds: float) -> None:
-    """Do these things at the same time, in threads, and wait for their end so long at most."""
+    """Run ``jobs`` concurrently in threads, and wait at most ``seconds`` for them."""
     threads = [threading.Thread(target=job, name="close", daemon=True) for job in jobs]
     deadline = time.monotonic() + seconds
     try:
         for thread in threads:
             thread.start()
-    except RuntimeError:  # At the end of the interpreter, none can be started: leases end what is left.
+    except RuntimeError:  # No thread starts during interpreter shutdown: leases end the channels.
         return
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))

@@ -1,4 +1,4 @@
-"""Receiver of replies: finds a frame in its slot or fetches it, and completes deferred features."""
+"""Receiver of replies: takes a frame from its ring slot or fetches it, and adds deferred features."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["Receiver", "Scratch", "Unfetched"]
 
 _FETCH_S = 30.0
-"""A server keeps a frame for as long."""
+"""A server keeps a frame for this long."""
 
 
 class Unfetched(Exception):
-    """A frame lies ready at a server, as far as is known, and could not be fetched."""
+    """A frame is probably ready at a server, and could not be fetched."""
 
     def __init__(self, reason: StorageUnavailable) -> None:
         super().__init__(str(reason))
@@ -38,19 +38,19 @@ class Unfetched(Exception):
 
 @dataclass(slots=True, eq=False)
 class Scratch:
-    """Memory of one thread for frames without rows."""
+    """Memory of one thread for frames with deferred features."""
 
     memory: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def lend(self, nbytes: int) -> Bytes:
-        """Return memory that is valid until the next call."""
+        """Return memory, uint8 [nbytes], that is valid until the next call."""
         if len(self.memory) < nbytes:
             self.memory = np.empty(nbytes + nbytes // 4, np.uint8)
         return self.memory[:nbytes]
 
 
 class Receiver:
-    """Makes frames of replies. Any number of threads may use it, each with a scratch of its own."""
+    """Turns replies into frames. Thread-safe; each thread passes a ``Scratch`` of its own."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Receiver:
         *,
         timeout_s: float,
     ) -> None:
-        """``frame`` says what complete frames hold; ``completion`` completes those with deferred features.
+        """``frame`` is the schema of complete frames; ``completion`` adds deferred features to a frame.
 
-        ``buffers`` takes what comes over a network.
+        ``buffers`` hold frames that arrive over a network.
         """
         self._frame = frame
         self._buffers = buffers
@@ -70,16 +70,16 @@ class Receiver:
         self._fetch_s = min(_FETCH_S, timeout_s)
         self._lock = threading.Lock()
         self.wire_bytes = 0
-        """Of frames that came over Flight."""
+        """Bytes of frames that were fetched over Flight."""
         self.sampling_s = 0.0
-        """Of the servers."""
+        """Seconds that servers sampled."""
 
     def frame(self, sent: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
-        """Return the frame of a reply, whose slot is used up with it.
+        """Return the frame of a reply. The ring slot of the request is lent with the frame, or freed.
 
-        ``StorageUnavailable`` and ``Gone`` where the batch has to be asked for again, ``Unfetched`` where the
-        server has to be told, too, ``SamplingError`` where it failed, ``FormatError`` for bytes that break a
-        rule.
+        Raises ``StorageUnavailable`` and ``Gone`` where the batch must be requested again, ``Unfetched``
+        where its channel must also be closed, ``SamplingError`` where the batch failed, ``FormatError`` for
+        bytes that break a rule.
         """
         with self._lock:
             self.sampling_s += max(reply.sampling_s, 0.0)
@@ -140,7 +140,7 @@ class Receiver:
 
 
 def _expected(sent: InFlightRequest, frame: Frame) -> Frame:
-    """Return ``frame``, if it is of the batch that was asked for, and no record of a failure."""
+    """Return ``frame``. ``FormatError`` unless it is a frame of the requested batch and no failure record."""
     request = sent.request
     if (frame.epoch, frame.batch) != (request.epoch, request.batch) or frame.is_failure:
         what = "a failure of batch" if frame.is_failure else "batch"
@@ -152,7 +152,7 @@ def _expected(sent: InFlightRequest, frame: Frame) -> Frame:
 
 
 def _failure(sent: InFlightRequest, reply: SampleReply) -> Exception:
-    """Return what a server says went wrong, with its traceback as a note."""
+    """Return the exception for a failure that a server reports, with the server's traceback as a note."""
     failure = Failure.parse(np.frombuffer(reply.failure, np.uint8))
     if reply.unavailable:
         return StorageUnavailable(f"{sent.channel}: {failure.message}")
