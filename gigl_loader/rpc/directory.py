@@ -1,4 +1,4 @@
-"""The nodes of a graph, asked of a service: every one knows the ids and the positions of all."""
+"""Directory of node ids at a service. Every service knows ids and positions of all nodes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def fetch_manifest(connection: Connection) -> bytes:
 
 
 class Directory:
-    """Node ids by position and back. Any number of threads may ask at once.
+    """Node ids by position, and positions by node id. Thread-safe.
 
-    Raises what ``Connection.ask`` raises: ``StorageUnavailable`` when its time is over, ``SamplingError``
-    where the service has another graph. What is large is asked for in parts of 1 Mi nodes.
+    Raises what ``Connection.call`` raises: ``StorageUnavailable`` after its timeout, ``SamplingError`` where
+    the service has another graph. Large requests are split into parts of 1 Mi nodes.
     """
 
     def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str) -> None:
@@ -50,7 +50,7 @@ class Directory:
         self._digest = digest
 
     def ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
-        """Return the node ids at positions. ``ValueError`` for positions that no node has."""
+        """Return the node ids at ``positions``, int64 [N]. ``ValueError`` for positions that no node has."""
         if self._are_equal(node_type):
             return self._known(node_type, positions, "positions of nodes")
         parts = []
@@ -60,7 +60,7 @@ class Directory:
         return _joined(parts)
 
     def locate(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
-        """Return the positions of node ids. ``ValueError`` with the first ten unknown ids."""
+        """Return the positions of node ids, int64 [N]. ``ValueError`` lists the first ten unknown ids."""
         if self._are_equal(node_type):
             return self._known(node_type, ids, "node ids")
         span = (0, self._schema.nodes[node_type].count)
@@ -71,7 +71,7 @@ class Directory:
         return _joined(parts)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
-        """Return every position of a type by ascending node id."""
+        """Return every position of a type, int64 [N], by ascending node id."""
         count = self._schema.nodes[node_type].count
         if self._are_equal(node_type):
             return np.arange(count)
@@ -83,7 +83,7 @@ class Directory:
         return _joined(parts)
 
     def split(self, partition: int, node_type: NodeType, name: str) -> Int64Array:
-        """Return the ascending positions of a split in a partition that the service holds."""
+        """Return the positions of a split, int64 [N], ascending, in a partition that the service holds."""
         bounds = self._schema.nodes[node_type].bounds
         request = encode(
             Envelope(graph=self._digest, partition=partition),
@@ -94,7 +94,7 @@ class Directory:
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
     def _are_equal(self, node_type: NodeType) -> bool:
-        """Whether node ids are positions, so that nobody needs to be asked."""
+        """Return whether node ids are positions, so that no request is needed."""
         return self._schema.nodes[node_type].ids == "identity"
 
     def _known(self, node_type: NodeType, numbers: Int64Array, what: str) -> Int64Array:

@@ -1,4 +1,4 @@
-"""The peer service of this host: a child process that answers others, started again when it dies."""
+"""Peer service of this host: a child process that serves other hosts, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LOGGER = logging.getLogger(__name__)
 _ENTRY = "gigl_server.peer_child:main"
 _MAX_RESTARTS = 2
 _EARNED_S = 600.0
-"""A child that lived as long has earned its restarts anew: two deaths a week are no sign of a broken host."""
+"""A child that lived this long resets the count of restarts: two deaths a week do not mean a broken host."""
 _PAUSES_S = (0.1, 1.0, 5.0)
-"""Between attempts to start a process, where the system has no memory, descriptors or processes to give."""
+"""Pauses between attempts to start a process, where the system lacks memory, descriptors or processes."""
 _LEAVE_S = 3.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
@@ -57,15 +57,15 @@ class HostService:
         advertise: str | None = None,
         host_index: int = 0,
     ) -> HostService:
-        """Start a child that serves ``partitions`` of the graph behind ``reference``, and wait until it does.
+        """Start a child that serves ``partitions`` of the graph behind ``reference``. Waits until it serves.
 
-        ``listen`` (``HOST:PORT``) is for control calls; data goes over the port after it; port 0 takes
-        free ones. Others come to ``advertise`` where ``listen`` is no address to ask. ``OSError`` naming
-        the address where nobody can listen, ``ValueError`` for arguments that cannot be right,
+        ``listen`` (``HOST:PORT``) is the control port; data goes over the next port; port 0 selects free
+        ports. Other hosts connect to ``advertise`` where ``listen`` stands for all addresses. Raises
+        ``OSError`` naming an address that cannot be bound, ``ValueError`` for invalid arguments,
         ``FormatError`` for a damaged graph, ``TimeoutError`` if the child is not up after ``timeout_s``.
 
-        A child that dies is started again on the same ports, twice, and twice more each time one
-        has lived for ten minutes; then ``failure`` says why it is gone.
+        A child that dies is restarted on the same ports, at most twice; a child that has lived for ten
+        minutes resets that count. After that, ``failure`` says why the service is down.
         """
         order = _Order(
             reference=reference,
@@ -84,7 +84,7 @@ class HostService:
 
     @property
     def pid(self) -> int:
-        """Of the child that serves now."""
+        """Process id of the current child."""
         return self._keeper.pid
 
     @property
@@ -93,7 +93,7 @@ class HostService:
 
     @property
     def failure(self) -> str | None:
-        """Why the service is gone for good; ``None`` while it serves or is started again."""
+        """Why the service is down for good; ``None`` while it serves or restarts."""
         return self._keeper.failure
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class HostService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """What a child is told to serve."""
+    """Configuration of a child."""
 
     reference: dict[str, Any]
     partitions: tuple[int, ...]
@@ -127,7 +127,7 @@ class _Order:
 
 
 class _Incarnation:
-    """One child, and the socket to it."""
+    """One child process, and the socket to it."""
 
     def __init__(self, order: _Order) -> None:
         self.link, far_end = socket.socketpair()
@@ -142,7 +142,7 @@ class _Incarnation:
             far_end.close()
 
     def introduce(self, order: _Order, timeout_s: float) -> Endpoint:
-        """Tell the child what to serve, and wait until it does."""
+        """Send the child its configuration, and wait until it serves."""
         deadline = time.monotonic() + timeout_s
         response = b""
         try:
@@ -164,8 +164,8 @@ class _Incarnation:
         return _endpoint_of(json.loads(response))
 
     def end(self) -> None:
-        """Let the child leave, then make it. Its status is reaped by whoever waits for it."""
-        with suppress(OSError):  # Not merely close: a forked child of ours may hold the socket, too.
+        """Close the socket, wait for the child to exit, then kill it. The watch thread reaps its status."""
+        with suppress(OSError):  # shutdown, not close: a forked child may hold the socket, too.
             self.link.shutdown(socket.SHUT_RDWR)
         for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
             if self.process.wait(seconds) is not None:
@@ -176,7 +176,7 @@ class _Incarnation:
 
 
 class _Keeper:
-    """Starts a child again when it dies, until it is told to end it."""
+    """Restarts a child when it dies, until ``close``."""
 
     def __init__(self, order: _Order, timeout_s: float) -> None:
         self.restarts = 0
@@ -211,7 +211,7 @@ class _Keeper:
         self._watch.join(_KILL_S)
 
     def _keep(self) -> None:
-        """Start a child again whenever it ends. Whatever ends this tells why in ``failure``."""
+        """Restart the child whenever it ends. Records in ``failure`` why restarts ended."""
         try:
             self._start_again_and_again()
         except Exception as error:
@@ -248,9 +248,10 @@ class _Keeper:
                 incarnation.end()
 
     def _next_incarnation(self) -> _Incarnation | None:
-        """Start a child, if need be at the last of several attempts. ``None`` where none is wanted."""
+        """Start a child, with several attempts. ``None`` after ``close``."""
         for pause_s in (*_PAUSES_S, None):
-            with self._lock:  # Whoever closes ends the child that it finds.
+            # Under the lock: ``close`` sets the event and takes the current child, so none starts after it.
+            with self._lock:
                 if self._closing.is_set():
                     return None
                 try:

@@ -59,10 +59,10 @@ class PeerStats:
 
 
 def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> Description:
-    """Return what the peer says, if both its ports answer us and it is the right one.
+    """Return the description of a peer whose ports both respond, and which has the expected graph.
 
-    ``StorageUnavailable`` where it cannot be reached; ``ValueError`` for what someone has to mend: a
-    wrong token, a certificate that is not good here, another graph (``digest`` is ours), another
+    ``digest`` is that of the local graph. Raises ``StorageUnavailable`` where the peer cannot be reached, and
+    ``ValueError`` where waiting cannot help: a wrong token, an invalid certificate, another graph, another
     version.
     """
     deadline = time.monotonic() + timeout_s
@@ -90,7 +90,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
 
 
 def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:
-    """Ask a peer for its counters. ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
+    """Return the counters of a peer. Raises ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
     with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
         found = client.stats(timeout_s)
     return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
@@ -138,7 +138,7 @@ def _naming(endpoint: Endpoint) -> Iterator[None]:
 
 @contextmanager
 def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
-    """The one door for gRPC's exceptions."""
+    """Translate exceptions of gRPC."""
     try:
         yield
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""The nodes of one partition, asked of the host that holds them."""
+"""Neighbor store over the network: one partition, on the host that holds it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["RemoteStore", "fetch_split", "open_remote_stores"]
 
 _ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
-"""Of one request: 32 MiB of positions, half of what a service reads."""
+"""Positions of one request: 32 MiB, half of what a service reads."""
 
 _MAX_BYTES = 128 << 20
-"""Of the rows of one request: each attempt has 30 s, and so 4 MB/s will do."""
+"""Bytes of the rows of one request: each attempt has 30 s, so that 4 MB/s is enough."""
 
 
 class RemoteStore:
-    """A ``NeighborStore`` over the network. Any number of threads may ask at once."""
+    """A ``NeighborStore`` over the network. Thread-safe."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class RemoteStore:
         timeout_s: float,
         attempt_s: float = _ATTEMPT_S,
     ) -> None:
-        """Connects when first asked. ``digest`` is that of the graph, which the peer must have, too.
+        """Connects at the first request. ``digest`` is that of the graph; the peer must have the same graph.
 
-        An ask is tried for ``timeout_s`` in all, then raises ``StorageUnavailable``; each attempt has
-        ``attempt_s``. What no other attempt can mend is raised at once: ``SamplingError`` for a wrong
-        token or another graph, ``ValueError`` for an ask that breaks a rule, ``FormatError`` for a
-        reply that does.
+        A request is retried for ``timeout_s`` in total, then raises ``StorageUnavailable``; each attempt
+        has ``attempt_s``. Errors that a retry cannot resolve are raised at once: ``SamplingError`` for a
+        wrong token or another graph, ``ValueError`` for a request that breaks a rule, ``FormatError`` for
+        a reply that breaks one.
         """
         if partition not in endpoint.partitions:
             raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
@@ -64,7 +64,7 @@ class RemoteStore:
         self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
 
     def sample(self, request: NeighborRequest) -> Neighbors:
-        """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
+        """Draw neighbours at the service. Draws are addressed, so a local draw gives the same result."""
         pieces = [request.targets[at : at + _MAX_ROWS] for at in range(0, len(request.targets), _MAX_ROWS)]
         results: list[Neighbors] = []
         for piece in pieces or [request.targets]:
@@ -72,7 +72,10 @@ class RemoteStore:
         return results[0] if len(results) == 1 else _one_after_the_other(results)
 
     def gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
-        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``, straight from what arrives."""
+        """Write row ``request.rows[i]`` of column c to ``out[c][places[i]]``, straight from received chunks.
+
+        ``places``: int64 [N]. ``out``: for each column uint8 [any, row bytes].
+        """
         width = sum(matrix.shape[1] for matrix in out)
         step = min(_MAX_ROWS, max(_MAX_BYTES // max(width, 1), 1))
         for at in range(0, len(request.rows), step):
@@ -84,25 +87,25 @@ class RemoteStore:
         return self._connection.counts()
 
     def renew(self, caller: Caller) -> None:
-        """Show another token and another certificate from the next call on."""
+        """Use the token and certificate of ``caller`` from the next call on."""
         self._connection.renew(caller)
 
     def close(self) -> None:
-        """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
+        """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
 
-        An attempt that the peer has not begun to answer ends with its own deadline.
+        An attempt whose reply has not begun ends at its own deadline.
         """
         self._connection.close()
 
     def split(self, request: SplitRequest) -> Int64Array:
-        """Return the positions of a split in this partition."""
+        """Return the positions of a split in this partition, int64 [N], ascending."""
         bounds = self._schema.nodes[request.node_type].bounds
         partition = self._envelope.partition
         layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
     def _sample_in_parts(self, request: NeighborRequest) -> list[Neighbors]:
-        """Ask, and for halves where the service finds it too large: it knows how many edges there are."""
+        """Send a request, or its halves where the service, which knows the degrees, refuses its size."""
         try:
             return [self._sample(request)]
         except TooLarge as error:
@@ -141,7 +144,7 @@ def open_remote_stores(
     timeout_s: float,
     attempt_s: float = _ATTEMPT_S,
 ) -> dict[int, RemoteStore]:
-    """Return a store for each partition, which ``owners`` names with its owner. As ``RemoteStore``."""
+    """Return a ``RemoteStore`` for each partition in ``owners``, by partition."""
     return {
         part: RemoteStore(
             owner, part, caller, schema=schema, digest=digest, timeout_s=timeout_s, attempt_s=attempt_s
@@ -161,7 +164,7 @@ def fetch_split(
     split: str,
     timeout_s: float,
 ) -> Int64Array:
-    """Return the positions of a split in a partition of a peer, as ``splits/`` of its directory has them."""
+    """Return the positions of a split in a partition of a peer, int64 [N], ascending, as in ``splits/``."""
     store = RemoteStore(endpoint, partition, caller, schema=schema, digest=digest, timeout_s=timeout_s)
     try:
         return store.split(SplitRequest(node_type=node_type, split=split))

@@ -1,8 +1,8 @@
-"""The ring of a channel, asked of a storage server on the same host.
+"""Client of the ring server: receives the ring of a channel from a storage server on the same host.
 
 A ring is a memory file that server and trainer map. Its descriptor passes through an abstract Unix
-socket, which only processes of the host's network namespace reach; of them the server answers those
-of its own user, and the trainer believes those of its own user.
+socket, which only processes in the same network namespace can reach. The server responds only to processes
+of its own user, and the trainer accepts only a server of its own user.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["CHANNEL_BYTES", "RESPONSE_NONE", "RESPONSE_RING", "RingRefused", "pe
 
 CHANNEL_BYTES = 16
 RESPONSE_RING = b"\1"
-"""Comes with a descriptor."""
+"""Response with a descriptor."""
 RESPONSE_NONE = b"\0"
-"""No such channel, or it has no ring."""
+"""Response without a descriptor: no such channel, or it has no ring."""
 
-_CREDENTIALS = struct.Struct("3i")  # Of Linux: process, user, group.
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of Linux: process, user, group.
 _SENT_AWAY = "the server's door closed without an answer: it is for processes of its own user"
 _MAX_NAME = 107  # An address holds 108 bytes, the first of which makes it abstract.
 
 
 class RingRefused(SamplingError):
-    """The server's memory cannot be had here: frames must come over the network."""
+    """The server's memory is not available here: frames must come over the network."""
 
 
 def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> int:
-    """Return the descriptor of a channel's ring. It is the caller's to close.
+    """Return the descriptor of a channel's ring. The caller closes it.
 
-    ``name`` is that of the server's door, ``nbytes`` what the ring must have at least. The file cannot
-    shrink, so that a map of it is safe to read. ``RingRefused`` where the server is on another host,
-    another user's, knows no such ring, or does not answer within ``timeout_s``.
+    ``name`` is that of the server's socket, ``nbytes`` the minimum size of the ring. The file is sealed
+    against shrinking, so that a map of it is safe to read. ``RingRefused`` where the server is on another
+    host, runs as another user, has no such ring, or does not respond within ``timeout_s``.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         raise RingRefused("memory is handed over on Linux only")
@@ -65,13 +65,13 @@ def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> in
 
 
 def peer_uid(door: socket.socket) -> int:
-    """Return the user of the process at the other end, as the kernel knows it."""
+    """Return the user id of the process at the other end, from the kernel."""
     record = door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(record)[1])
 
 
 def _checked(response: bytes, fds: list[int], nbytes: int) -> int:
-    """Return the one descriptor that came, if its file can be mapped without fear."""
+    """Return the received descriptor. ``RingRefused`` unless it is one memory file that is safe to map."""
     try:
         if response == RESPONSE_NONE:
             raise RingRefused("the server knows no ring of this channel")
