@@ -1,4 +1,4 @@
-"""The sampling service: jobs, their channels, and the threads that sample for all of them."""
+"""Sampling service: jobs, their channels, and the threads that sample for all jobs."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ __all__ = ["THREADS_PER_WORKER", "SamplingService"]
 _LOGGER = logging.getLogger(__name__)
 
 THREADS_PER_WORKER = 4
-"""Where other servers hold partitions: a thread waits for them most of the time."""
+"""Where other servers hold partitions: a sampling thread waits for them most of the time."""
 
 _JOIN_S = 5.0
 _IDLE_S = 60.0
 _RELEASE_EVERY_S = 10.0
-"""While idle. What refused callers sent was freed, and stays with the process: 86 MB after 16 of 16 MiB."""
-_LONG_PAUSE = 0.25  # Of a lease.
+"""While idle. Freed messages of refused callers stay with the process: 86 MB after 16 of 16 MiB."""
+_LONG_PAUSE = 0.25  # Share of a lease.
 _UNFETCHED_S = 5.0
-"""A frame that lies there for so long gives way to a job that waits: trainers fetch theirs at once."""
+"""A frame that was ready for so long may be dropped for a waiting job: trainers fetch frames at once."""
 
 
 class SamplingService:
-    """Samples for any number of jobs. Thread-safe; a job is known by its key (``rpc.job.job_key``)."""
+    """Samples for any number of jobs. Thread-safe. A job is identified by its key (``rpc.job.job_key``)."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class SamplingService:
     ) -> None:
         """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``counters``.
 
-        ``journal`` remembers batches that the process died of, if it is to.
+        ``journal`` notes batches under way, to find those that kill the process.
         """
         if workers < 1:
             raise ValueError(f"a server needs at least 1 worker, got {workers}")
         self.partitions = tuple(sorted(partitions))
         self.state: Literal["starting", "ready", "draining", "closed"] = "starting"
         self.ring_door = ""
-        """Name of the socket that hands out rings. While it is empty, no channel gets one."""
+        """Name of the socket of the ring server. While it is empty, no channel gets a ring."""
         self.limits = limits or Limits()
         self.frames = FrameStore(self.limits.frame_memory, clock)
         self.rings = RingMemory(self.limits.ring_memory)
@@ -112,7 +112,7 @@ class SamplingService:
         self._housekeeper = Housekeeper(self.sweep, paused=self._resume)
 
     def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
-        """Begin to sample: through a store, which is closed with the service, or from the whole graph."""
+        """Begin to sample: over a store, which is closed with the service, or over the whole graph."""
         if open_store is None and not self._graph.is_whole:
             raise ValueError(f"only partitions {list(self._graph.parts)} lie here: the others need a store")
         store = None if open_store is None else open_store()
@@ -131,13 +131,13 @@ class SamplingService:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """Threads that live while the service is ready: those that sample, and the housekeeper."""
+        """Threads that live while the service is ready: the sampling threads and the housekeeper."""
         with self._lock:
             pool = self._pool if self.state in ("ready", "draining") else None
         return () if pool is None else (*pool.threads, self._housekeeper.thread)
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no more asks, finish those under way. Return whether all was fetched in time."""
+        """Take no more requests, finish those under way. Return whether all frames were fetched in time."""
         with self._lock:
             if self.state != "closed":
                 self.state = "draining"
@@ -165,9 +165,9 @@ class SamplingService:
     def create_producer(
         self, job: bytes, *, key: str, plan: str, graph: str, caller: Identity = LOCAL
     ) -> bool:
-        """Make a producer; ``False`` if it was there. Raises ``Refusal``, and then nothing was made.
+        """Create a producer; ``False`` if it exists. Raises ``Refusal``, and then nothing was created.
 
-        A job belongs to the ``caller`` that created its first producer: quotas go by it.
+        A job belongs to the ``caller`` that created its first producer, and counts for the caller's quotas.
         """
         check_key(key, self.limits)
         check_graph(graph, self._graph)
@@ -187,9 +187,9 @@ class SamplingService:
     def submit(
         self, job: bytes, channel: bytes, received: ReceivedRequest, done: Callable[[Result], None]
     ) -> SampleTask:
-        """Have a batch sampled. Raises ``Refusal``.
+        """Queue a request for a batch. Raises ``Refusal``.
 
-        ``done`` is called once: now, or by a sampling thread.
+        ``done`` is called once: here, or by a sampling thread.
         """
         with self._lock:
             self._check_ready()
@@ -208,28 +208,28 @@ class SamplingService:
         return task
 
     def abandon(self, task: SampleTask) -> None:
-        """The caller is gone: nobody needs the outcome."""
+        """Drop a request whose caller is gone."""
         self._scheduler.abandon(task)
 
     def heartbeat(self, job: bytes, channels: Iterable[bytes]) -> list[bytes]:
-        """Renew the leases of these channels of a job. Return those that there are."""
+        """Renew the leases of these channels of a job. Return the channels that exist."""
         with self._lock:
             return self._jobs.renew(job, channels)
 
     def close_channel(self, job: bytes, channel: bytes) -> None:
-        """Close a channel, and its producer with the last one. Fine for one that is not there."""
+        """Close a channel, and its producer with the last channel. Fine for an unknown channel."""
         with self._lock:
             ended = self._jobs.close_channel(job, channel)
         self._scheduler.end(ended, _closed())
 
     def destroy_producer(self, job: bytes, key: str) -> None:
-        """Take a producer away with its channels. Fine for one that is not there."""
+        """Remove a producer and its channels. Fine for an unknown producer."""
         with self._lock:
             ended = self._jobs.destroy_producer(job, key)
         self._scheduler.end(ended, _closed())
 
     def ring_of(self, channel: bytes) -> int | None:
-        """Return the descriptor of a channel's ring, once: it is the caller's then."""
+        """Return the descriptor of a channel's ring, once. The caller owns it then."""
         with self._lock:
             found = self._jobs.channels.get(channel)
         try:
@@ -239,7 +239,7 @@ class SamplingService:
             return None
 
     def load(self) -> ServiceLoad:
-        """Return how the service does."""
+        """Return the load of the service."""
         now = self._clock()
         with self._lock:
             channels = tuple(
@@ -263,7 +263,7 @@ class SamplingService:
         )
 
     def sweep(self) -> None:
-        """Reclaim what jobs left behind. Called every second."""
+        """Reclaim expired channels and producers, and idle memory. Called every second."""
         with self._lock:
             expired = self._jobs.take_expired()
         for lapse in expired:
@@ -281,7 +281,7 @@ class SamplingService:
         self._sweep_memory()
 
     def _resume(self, paused_s: float) -> None:
-        """Go on after the process stood still (SIGSTOP, a suspended machine): nobody could renew a lease."""
+        """Resume after the process was stopped (SIGSTOP, a suspended machine): no lease could be renewed."""
         if paused_s < self.limits.lease_s * _LONG_PAUSE:
             self.sweep()
             return
@@ -307,7 +307,7 @@ class SamplingService:
         )
         try:
             made = self._maker.make(task, thread)
-        finally:  # Whatever happened, nobody waits for an outcome that never comes.
+        finally:  # After any exception, too: the caller must get a result.
             self._scheduler.finish(task, made)
 
     def _new_ring(self, job: bytes, order: ChannelOptions) -> FrameRing | None:
@@ -330,7 +330,7 @@ def _closed() -> Refusal:
 
 
 def _close(store: PartitionedStore) -> None:
-    """Close a store. It waits for calls under way, which a stalled server can hold for long."""
+    """Close a store in a thread, and wait for a while: a stalled server can delay the end of its calls."""
     closer = threading.Thread(target=store.close, name="store close", daemon=True)
     closer.start()
     closer.join(_JOIN_S)

@@ -1,4 +1,4 @@
-"""Validation of what trainers ask of the sampling service."""
+"""Validation of requests to the sampling service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def check_key(key: str, limits: Limits) -> None:
-    """``Refusal`` unless a producer may have this key."""
+    """Raise ``Refusal`` unless a producer may have this key."""
     if not 0 < len(key) <= limits.name_length:
         raise Refusal(
             RefusalKind.INVALID, f"a key has 1 to {limits.name_length} characters, this one {len(key)}"
@@ -43,7 +43,7 @@ def check_key(key: str, limits: Limits) -> None:
 
 
 def check_graph(digest: str, graph: Graph) -> None:
-    """``Refusal`` unless the order is for this graph."""
+    """Raise ``Refusal`` unless ``digest`` is that of this graph."""
     ours = graph.manifest.digest
     if digest != ours:
         raise Refusal(
@@ -53,7 +53,7 @@ def check_graph(digest: str, graph: Graph) -> None:
 
 
 def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan:
-    """Read the plan of a producer. ``Refusal`` for anything that is none for this graph."""
+    """Read the plan of a producer. ``Refusal`` for an invalid plan, or one that does not fit this graph."""
     if len(text) > limits.plan_bytes:
         raise Refusal(RefusalKind.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
     try:
@@ -63,7 +63,7 @@ def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan
 
 
 def make_ring(order: ChannelOptions, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
-    """Make the ring that is ordered. ``Refusal`` if it cannot be, or is larger than what is free."""
+    """Make the requested ring. ``Refusal`` for invalid sizes, or more than ``free_bytes``."""
     if order.ring_slots * order.ring_slot_bytes > free_bytes:
         raise Refusal(
             RefusalKind.BUSY,
@@ -77,7 +77,7 @@ def make_ring(order: ChannelOptions, *, free_bytes: int, memory: RingMemory, own
 
 
 def check_order(order: ChannelOptions, limits: Limits) -> None:
-    """``Refusal`` unless a channel can be like this."""
+    """Raise ``Refusal`` for invalid channel options."""
     check_key(order.key, limits)
     if len(order.name) > limits.name_length:
         raise Refusal(
@@ -92,7 +92,7 @@ def check_order(order: ChannelOptions, limits: Limits) -> None:
 
 
 def check_slot(channel: Channel, slot: int) -> None:
-    """``Refusal`` unless the channel's ring has the slot. 0 stands for none."""
+    """Raise ``Refusal`` unless the channel's ring has the slot. 0 means no slot."""
     slots = 0 if channel.ring is None else channel.ring.slots
     if not 0 <= slot <= slots:
         raise Refusal(RefusalKind.INVALID, f"slot {slot} of a ring of {slots}")
@@ -101,7 +101,7 @@ def check_slot(channel: Channel, slot: int) -> None:
 def read_request(
     received: ReceivedRequest, inputs: Sequence[InputColumn], *, schema: GraphSchema, limits: Limits
 ) -> BatchRequest:
-    """Return the batch that is asked for. ``Refusal`` unless its entries fit the plan's ``inputs``."""
+    """Return the request for a batch. ``Refusal`` unless its entries fit the plan's ``inputs``."""
     if max(received.epoch, received.batch, received.fence) >= 2**63:
         raise Refusal(RefusalKind.INVALID, "epoch, batch and fence are below 2**63")
     try:
@@ -127,6 +127,6 @@ def _check_positions(positions: Array, count: int, name: str) -> None:
 
 
 def _check_printable(text: str, what: str) -> None:
-    """Keys and names go to logs, metrics and terminals, where line ends and escapes would be obeyed."""
+    """Raise ``Refusal`` for control characters, which logs, metrics and terminals would interpret."""
     if not text.isprintable():
         raise Refusal(RefusalKind.INVALID, f"a {what} has no control characters, got {text!r}")
