@@ -1,4 +1,4 @@
-"""Other storage servers: asked who they are, checked whether they fit, and watched."""
+"""Other storage servers of the cluster: queries, checks, and a watch over them."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _WHAT = "storage server"
 _OWN_S = 2.0
 _WATCH_S = 2.0
 _MISSES = 2
-"""A server that does not answer so many times in a row is lost: one slow answer is no news."""
+"""A server is lost after so many queries in a row without a response: one slow response means nothing."""
 
 
 class JoinRefused(GiglError):
-    """This server and another cannot be in one cluster. The message names both sides of the reason."""
+    """This server and another cannot be in one cluster. The message says why, with the values of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResponse:
-    """What a server says of itself and of others."""
+    """Response of a server to a query: itself, and the servers that it knows."""
 
     version: str
     wire_version: int
@@ -56,31 +56,31 @@ class PeerResponse:
     """Digest."""
     itself: Endpoint
     others: tuple[str, ...]
-    """Control addresses of servers that it knows."""
+    """Control addresses of the other servers that it knows."""
 
 
 class PeerClient:
-    """Asks servers who they are and whom they know. Each ask has a connection of its own.
+    """Queries servers for themselves and for the servers that they know. Each query opens a connection.
 
-    One that lasts would wait out gRPC's backoff after a failure; connecting anew takes milliseconds.
+    A lasting connection would wait out gRPC's backoff after a failure; a new one takes milliseconds.
     """
 
     def __init__(self, own: Endpoint, caller: Caller, *, graph: str, cluster_key: str = "") -> None:
-        """With ``cluster_key``, servers that do not prove that they have it are refused."""
+        """With ``cluster_key``, servers that do not prove it are refused."""
         self._own = own
         self._caller = caller
         self._graph = graph
         self._cluster_key = cluster_key
 
     def renew(self, caller: Caller) -> None:
-        """Show another token and another certificate from the next ask on."""
+        """Use the token and certificate of ``caller`` from the next query on."""
         self._caller = caller
 
     def query(self, address: str, timeout_s: float) -> PeerResponse:
-        """Return what a server says.
+        """Return the response of a server.
 
-        ``StorageUnavailable`` where nobody answers, ``SamplingError`` or ``ValueError`` for a wrong answer,
-        ``JoinRefused`` for a server that does not prove the cluster key.
+        Raises ``StorageUnavailable`` where no server responds, ``SamplingError`` or ``ValueError`` for a
+        wrong response, ``JoinRefused`` for a server that does not prove the cluster key.
         """
         endpoint = self._endpoint(address)
         with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
@@ -99,7 +99,8 @@ class PeerClient:
     def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
         """Return the view of a server, and announce this one to it.
 
-        With a cluster key the other server has to prove it first: an announcement answers its challenge.
+        With a cluster key, the other server must prove the key first: its response has the challenge that an
+        announcement responds to.
         """
         own = self._own.control_address
         if not self._cluster_key:
@@ -121,11 +122,11 @@ class PeerClient:
         return view
 
     def own_fault(self) -> str | None:
-        """Return why others will not trust this server, which it sees when it comes as they do."""
+        """Return why other servers will not trust this one, found by connecting to it as they do."""
         return tls_fault(self._own, self._caller, self._own.control_port, _OWN_S)
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
-        """Make sure that both ports of a server answer us. Errors are those of ``ask``."""
+        """Check that both ports of a server respond. Raises as ``query``."""
         with _without_rank(endpoint):
             check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
 
@@ -135,7 +136,7 @@ class PeerClient:
             host_index=0,
             host=where.host,
             control_port=where.port,
-            data_port=where.port,  # Not known yet, and not asked.
+            data_port=where.port,  # Not known yet, and not used.
             partitions=(),
             certificate=self._own.certificate,
             what=_WHAT,
@@ -143,7 +144,7 @@ class PeerClient:
 
 
 def check_fit(address: str, response: PeerResponse, *, graph: str) -> None:
-    """Raise ``JoinRefused`` unless the server at ``address`` speaks our wire version and has our graph."""
+    """Raise ``JoinRefused`` unless the server at ``address`` has this wire version and this graph."""
     if response.wire_version != WIRE_VERSION:
         raise JoinRefused(
             f"storage server at {address} runs gigl-loader {response.version}, whose wire version is "
@@ -157,7 +158,7 @@ def check_fit(address: str, response: PeerResponse, *, graph: str) -> None:
 
 
 def check_partitions(address: str, itself: Endpoint, *, own: Endpoint, members: Iterable[Endpoint]) -> None:
-    """Raise ``JoinRefused`` if the server found at ``address`` serves what one of ``members`` does."""
+    """Raise ``JoinRefused`` if the server at ``address`` serves a partition of one of ``members``."""
     for member in members:
         twice = sorted(set(member.partitions) & set(itself.partitions))
         if twice and member.control_address != itself.control_address:
@@ -177,7 +178,7 @@ def listed(partitions: Sequence[int]) -> str:
 
 @contextmanager
 def _without_rank(endpoint: Endpoint) -> Iterator[None]:
-    """Leave the number out of what is said: it is not known yet."""
+    """Leave the rank out of error messages, because it is not known yet."""
     try:
         yield
     except (GiglError, ValueError) as error:
@@ -186,12 +187,12 @@ def _without_rank(endpoint: Endpoint) -> Iterator[None]:
 
 
 class PeerWatch:
-    """Looks after the other servers when it is told to. Sampling does not depend on it: asks find out."""
+    """Watch over the other servers, for the log. Sampling does not depend on it."""
 
     def __init__(
         self, members: Sequence[Endpoint], graph: str, query: Callable[[str, float], PeerResponse]
     ) -> None:
-        """``members`` are the others."""
+        """``members`` are the other servers."""
         self._members = members
         self._graph = graph
         self._query = query
@@ -199,11 +200,11 @@ class PeerWatch:
 
     @property
     def lost(self) -> list[Endpoint]:
-        """Those that did not answer the last times."""
+        """Servers that did not respond to the last queries."""
         return [member for member, misses in self._misses.items() if misses >= _MISSES]
 
     def look(self, until: threading.Event) -> None:
-        """Ask each of them once, or until it is over: those that do not answer take their time."""
+        """Query each server once, or until ``until`` is set: a silent server takes its whole timeout."""
         for member in self._members:
             if until.is_set():
                 return

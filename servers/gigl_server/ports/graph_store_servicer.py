@@ -1,4 +1,4 @@
-"""The calls of ``GraphStore``: from messages to the sampling service and back."""
+"""Servicer of ``GraphStore``: translates messages to calls of the sampling service, and results back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["GraphStoreServicer"]
 
 
 class GraphStoreServicer:
-    """Answers calls of a storage server. A call that waits for its batch holds no thread."""
+    """Handlers of the calls of a storage server. A call that waits for its batch holds no thread."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GraphStoreServicer:
 
     @property
     def handlers(self) -> dict[str, Any]:
-        """By the name of the call."""
+        """Handlers by the name of the call."""
         return {
             "Cluster": self._cluster,
             "CreateProducer": self._create_producer,
@@ -103,7 +103,7 @@ class GraphStoreServicer:
     def _sample(self, request: Any, call: ControlCall) -> None:
         channel, received = request.channel, [_received(request)]
         _check_whole(request, call)
-        del request  # It holds the seeds once more, and the call may wait for minutes.
+        del request  # Frees a second copy of the seeds: the call may wait for minutes.
         waiting = _Waiting(self._service, call, self._with_reason)
         call.on_gone(waiting.abandon)
         submit = self._service.submit
@@ -135,14 +135,14 @@ class GraphStoreServicer:
         )
 
     def _of_job(self, call: ControlCall, request: Any, respond: Callable[[bytes], Any]) -> Any:
-        """Return the answer to a call of a job, whose request is whole. Raises ``Refusal``."""
+        """Return the reply to a call of a job. Checks the request's checksum. Raises ``Refusal``."""
         _check_whole(request, call)
         return self._in_job(call, respond)
 
     def _in_job(self, call: ControlCall, respond: Callable[[bytes], Any]) -> Any:
         job = job_key(call.headers(JOB_HEADER))
         if job is None:
-            # Callers that send a checksum send the header, too: it came damaged.
+            # Callers that send a checksum also send this header: it was damaged.
             kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.INVALID
             raise Refusal(kind, f"the header {JOB_HEADER!r} has 64 hex digits, once")
         try:
@@ -151,7 +151,7 @@ class GraphStoreServicer:
             raise self._with_reason(refusal) from None
 
     def _with_reason(self, refusal: Refusal) -> Refusal:
-        """Return a refusal that says why the server does not serve, where that is the matter."""
+        """Return the refusal, with the reason why the server does not serve if it is unavailable."""
         if refusal.kind is not RefusalKind.UNAVAILABLE:
             return refusal
         reason = self._view().reason
@@ -161,7 +161,7 @@ class GraphStoreServicer:
 
 
 class _Waiting:
-    """A call that waits for its batch: settled by a sampling thread, or abandoned as its caller is gone."""
+    """A call that waits for its batch: settled by a sampling thread, or abandoned when its caller is gone."""
 
     def __init__(
         self, service: SamplingService, call: ControlCall, with_reason: Callable[[Refusal], Refusal]
@@ -174,16 +174,16 @@ class _Waiting:
         self._settled = self._abandoned = False
 
     def begun(self, task: SampleTask) -> None:
-        """Note the task, which may have a result already."""
+        """Record the task, which may have a result already."""
         with self._lock:
             abandoned = self._abandoned
-            if not (abandoned or self._settled):  # It holds the seeds, and this: a cycle would keep them.
+            if not (abandoned or self._settled):  # Else a cycle would keep the seeds and this object.
                 self._task = task
         if abandoned:
             self._service.abandon(task)
 
     def settle(self, result: Result) -> None:
-        """Answer the call, from any thread."""
+        """Send the result as the response of the call. Thread-safe."""
         with self._lock:
             self._settled, self._task = True, None
         if result.refusal is None:
@@ -194,7 +194,7 @@ class _Waiting:
         self._call.refuse(self._with_reason(result.refusal))
 
     def abandon(self) -> None:
-        """The caller is gone, or its time is over."""
+        """Drop the task: the caller is gone, or its deadline has passed."""
         with self._lock:
             self._abandoned = True
             task, self._task = self._task, None
