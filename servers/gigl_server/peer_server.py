@@ -1,4 +1,4 @@
-"""A peer service: both ports, the graph behind them, and the way to end them."""
+"""Peer service: both ports, the graph behind them, and their end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["PeerServer", "build_server"]
 
 
 class PeerServer:
-    """A service that answers until it is closed."""
+    """A service that runs until ``close``."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PeerServer:
     ) -> None:
         self.endpoint = endpoint
         self.died = threading.Event()
-        """Set once a part of the service is dead: it should end, and be started again."""
+        """Set once a part of the service is dead: the process should end and be restarted."""
         self._control = control
         self._data = data
         self._queries = queries
@@ -77,12 +77,12 @@ def build_server(
     data_port: int | None = None,
     host_index: int = 0,
 ) -> PeerServer:
-    """Serve ``partitions`` of ``graph``. Returns when both ports answer.
+    """Serve ``partitions`` of ``graph``. Returns when both ports are open.
 
-    ``listen`` is ``HOST:PORT`` of the control port; data goes over the port after it, or ``data_port``.
-    Port 0 takes free ones. Others are told to come to ``advertise`` (a name or an address without a
-    port), which is needed where ``listen`` stands for all addresses of the host. ``OSError`` where the
-    ports cannot be had, ``ValueError`` for arguments that cannot be right.
+    ``listen`` is ``HOST:PORT`` of the control port; data goes over the next port, or ``data_port``. Port 0
+    selects free ports. Other hosts connect to ``advertise`` (a name or an address without a port), which is
+    required where ``listen`` stands for all addresses of the host. Raises ``OSError`` where a port cannot be
+    bound, ``ValueError`` for invalid arguments.
     """
     address = Address.parse(listen)
     host = _reachable(address, advertise)

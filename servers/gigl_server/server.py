@@ -1,4 +1,4 @@
-"""A storage server: what it is made of, and its life. It joins, serves, drains and ends."""
+"""Storage server: its parts, and its states. It joins a cluster, serves, drains and ends."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ _JOIN_END_S = 10.0
 def build_storage_server(
     options: ServeOptions, *, graph: Graph | None = None, credentials: Credentials | None = None
 ) -> StorageServer:
-    """Bind both ports and begin to join. Returns when calls are answered; sampling begins when it is ready.
+    """Bind both ports and begin to join. Returns when the ports are open; sampling begins once it is ready.
 
-    ``graph`` and ``credentials`` replace what the options name. Before anything is bound: ``ValueError`` for
-    what cannot be right, ``FormatError`` for a damaged graph. ``OSError`` where a port cannot be had.
+    ``graph`` and ``credentials`` replace those that the options name. Raises ``ValueError`` for invalid
+    options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError`` where a port
+    cannot be bound.
     """
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
@@ -67,18 +68,18 @@ def build_storage_server(
 
 
 class StorageServer:
-    """Serves from the moment that it is ready until it is drained or closed."""
+    """Serves from when it is ready until it is drained or closed."""
 
     def __init__(self, options: ServeOptions, graph: Graph, credentials: Credentials) -> None:
-        """Use ``build_storage_server``. Begins to join."""
+        """Use ``build_storage_server``. Starts to join."""
         self.failure: Exception | None = None
         """Why this server will not become ready."""
         self.settled = threading.Event()
         """Set once the server is ready, or cannot become so."""
         self.died = threading.Event()
-        """Set once a part of the server is dead: it should end, and be started again."""
+        """Set once a part of the server is dead: the process should end and be restarted."""
         self.failed = threading.Event()
-        """Set with ``failure``: before the server was ready, or when damage of the graph was found later."""
+        """Set with ``failure``: before the server is ready, or when damage of the graph is found later."""
         self._options, self._graph, self._credentials = options, graph, credentials
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
@@ -102,7 +103,7 @@ class StorageServer:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it is reached. Its number is its rank once the server is ready."""
+        """Endpoint of the server. Its ``host_index`` is the rank once the server is ready."""
         members = [each for each in self._joining.members if each.partitions == self._own.partitions]
         return members[0] if self.ready and members else self._own
 
@@ -116,14 +117,14 @@ class StorageServer:
         return self._metrics.address if self._metrics else ""
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Tell of further servers while this one waits for them."""
+        """Add addresses of further servers, while this one waits for servers."""
         for address in addresses:
             self._standing.heard_of(address)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when the server serves.
+        """Wait until the server is ready.
 
-        Raises what it failed of, ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
+        Raises its failure, such as ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
         """
         if not self.settled.wait(timeout_s):
             raise TimeoutError(f"not ready after {timeout_s:g} s: {self._standing.view().reason}")
@@ -131,10 +132,10 @@ class StorageServer:
             raise self.failure
 
     def renew(self, credentials: Credentials) -> None:
-        """Show other certificates and tokens, and ask callers for other tokens, from now on.
+        """Use other certificates and tokens, and accept other tokens, from now on.
 
-        ``ValueError`` for what only another process can do, ``OSError`` where the data port could not be
-        opened again: then nothing has changed.
+        Raises ``ValueError`` for changes that need a restart, ``OSError`` where the data port could not be
+        reopened. After an error, nothing has changed.
         """
         check_renewal(self._credentials, credentials)
         self._data.renew(credentials)
@@ -145,7 +146,7 @@ class StorageServer:
             self._stores.renew(credentials.caller())
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no new asks; finish those under way and let them be fetched. ``False``: time was over."""
+        """Take no new requests; finish those under way, and let frames be fetched. ``False``: timeout."""
         self._ending.set()
         if self._standing.ends("draining"):
             _LOGGER.info("draining: %g s at most", timeout_s)
@@ -157,7 +158,7 @@ class StorageServer:
         return done
 
     def close(self) -> None:
-        """End calls under way, let go of ports, memory and threads. Closing twice is fine."""
+        """End calls under way, and release ports, memory and threads. Closing twice is fine."""
         with self._lock:
             if self._closed:
                 return
@@ -169,7 +170,7 @@ class StorageServer:
         self._joining.close()
         self._thread.join(_JOIN_END_S)
         self._parts.close()
-        if self.failure is None:  # Else the reason is the last line: people and supervisors show that one.
+        if self.failure is None:  # Else the reason stays the last line, which supervisors show.
             _LOGGER.info("stopped")
 
     def __enter__(self) -> StorageServer:
@@ -179,7 +180,7 @@ class StorageServer:
         self.close()
 
     def _compose(self, stack: ExitStack) -> None:
-        """Make all parts. What is pushed last is closed first: calls end before what answers them."""
+        """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
         options, graph, credentials = self._options, self._graph, self._credentials
         counters, audit, self._standing = Counters(), AuditLog(), Readiness()
         queries = Queries(graph, graph.parts, counters)
@@ -272,7 +273,7 @@ class StorageServer:
             probe.check()
         except PartDead:
             if self._data.reopening or self._data.service is not service:
-                return  # With another certificate: nobody listened for a moment.
+                return  # The port was closed for a moment, for another certificate.
             raise
 
     def _watching(self) -> tuple[threading.Thread, ...]:
@@ -283,12 +284,12 @@ class StorageServer:
         self.died.set()
 
     def _health_view(self) -> View:
-        """Return the standing as probes are told it: not ready while a part does not answer."""
+        """Return the view for probes: not ready while a part does not respond."""
         view, fault = self._standing.view(), self._supervisor.fault if self._supervisor else ""
         return replace(view, ready=False, reason=fault) if view.ready and fault else view
 
     def _live(self) -> None:
-        """Join, then look after the others."""
+        """Join, then watch over the other servers."""
         try:
             watch = self._become_ready()
         except Exception as error:
@@ -308,7 +309,7 @@ class StorageServer:
         self.failure = error
         self._standing.ends(str(error))
         if not self._ending.is_set():
-            _LOGGER.error("not ready: %s", str(error))  # Records must not hold its frames.
+            _LOGGER.error("not ready: %s", str(error))  # As text: a log record must not keep its frames.
         self.failed.set()
 
     def _verify(self) -> None:
@@ -344,13 +345,13 @@ class StorageServer:
         return PeerWatch(others, self._graph.manifest.digest, self._peer_client.query)
 
     def _tell_health(self) -> None:
-        """Make the port's health that of the standing, also where it begins and ends at the same time."""
+        """Set the port's health to the current readiness. The lock keeps concurrent changes in order."""
         with self._health_lock:
             self._control.set_serving(self._health_view().ready)
 
 
 def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:
-    """Raise ``ValueError`` where whoever may train could pass for a server of the partitions not held here.
+    """Raise ``ValueError`` where a trainer could pass for a server of partitions that are not held here.
 
     On loopback it is a warning: all callers are on this machine.
     """
@@ -381,7 +382,7 @@ def _limits(options: ServeOptions) -> Limits:
 
 
 def _journal(options: ServeOptions) -> Journal:
-    """Open the journal. One that was asked for by name must be had."""
+    """Open the journal. ``ValueError`` where a journal named in the options cannot be opened."""
     path = options.journal or default_path(options.address.host, options.address.port)
     try:
         return Journal.open(path) if path else Journal.none()
