@@ -71,6 +71,8 @@ class InFlight:
 
     def start(self, epoch: int, first_batch: int) -> None:
         """Leave the current epoch: responses to its requests are discarded from now on."""
+        # Requests carry the fence: with a newer one, a server drops queued requests and ready frames of older
+        # ones.
         self.fence += 1
         self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch

@@ -306,9 +306,9 @@ def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -
 def open_partitions(
     path: str | os.PathLike[str], partitions: int | Sequence[int] | None, *, verify: Verify = "lazy"
 ) -> Graph:
-    """Open those partitions of the graph at ``path``, by default all that lie there.
+    """Open ``partitions`` of the graph at ``path``, by default all that exist there.
 
-    ``ValueError`` for partitions that are not there, besides what ``Graph.open`` raises.
+    Raises ``ValueError`` for missing partitions, and what ``Graph.open`` raises.
     """
     folder = _folder(path)
     schema = Manifest.read(folder).schema

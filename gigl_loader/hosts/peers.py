@@ -50,7 +50,7 @@ class Peers:
 
     @property
     def caller(self) -> Caller:
-        """Credentials of this host as a caller of the others."""
+        """Credentials of this host as a caller of the other hosts."""
         return Caller(token=self.token, insecure=self.insecure)
 
     def holder(self, partition: int) -> Endpoint:

@@ -60,7 +60,7 @@ class Caller:
     tls: bool = False
     """Use TLS. Implied by an authority or a certificate."""
     insecure: bool = False
-    """Allow plain text to other machines. Whoever can read the network then reads the token."""
+    """Allow plain text to other machines. Anyone on the network can then read the token."""
 
     def __post_init__(self) -> None:
         if self.token:

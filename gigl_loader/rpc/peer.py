@@ -33,7 +33,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a peer says it is."""
+    """Description of a peer, as the peer sent it."""
 
     version: str
     graph: str
@@ -46,7 +46,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStats:
-    """What a peer did since it started. Seconds are of CPU."""
+    """Counters of a peer since its start. Seconds are CPU time."""
 
     cpu_s: float
     """Of the whole process."""

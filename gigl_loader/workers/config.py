@@ -40,7 +40,7 @@ class WorkerConfig:
     concurrency: int = 1
     """Batches in flight, hence the number of samplers that can be busy."""
     timeout_s: float = 300.0
-    """How long the trainer waits for a batch."""
+    """Seconds that the trainer waits for a batch."""
     draw: dict[str, int] | None = None
     """File descriptors by ``"weights"`` and ``"seeds"``, where seeds are drawn by weight."""
 

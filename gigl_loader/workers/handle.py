@@ -102,6 +102,7 @@ class WorkerHandle:
         """Send a request. Does not block, and does not fail when the process is gone: ``deliveries`` will."""
         request_slot = self._free_request_slots.pop()
         entries = np.frombuffer(request.index.tobytes() + request.input_bytes(), np.uint8)
+        # The entries first: the worker reads the slot as soon as it has the message.
         self._ring.request_slot(request_slot)[: len(entries)] = entries
         message = self._open[request_slot] = Request(
             request_slot, len(request), self._generation, request.epoch, request.batch
@@ -189,6 +190,7 @@ class WorkerHandle:
         self.incarnation.end(time.monotonic())
         self._free_request_slots += self._open
         self._open.clear()
+        # After the end of the process, which could otherwise still write to a slot that is free again.
         self._ring.slots.give_all(but=self._finished_slots)
         return death
 

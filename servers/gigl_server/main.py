@@ -3,7 +3,7 @@
 ====  ==================================================================
 code  meaning
 ====  ==================================================================
-0     told to end, and ended in order: drained, or the time for it was over
+0     ended on request: drained, or the drain timed out
 1     a failure: a port is taken, the other servers do not come or do not fit, a second signal
 2     the user's mistake: options, files, certificates; nothing was bound
 3     a part of the server died, a port or a thread; the log names it. To be started again

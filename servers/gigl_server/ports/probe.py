@@ -42,7 +42,7 @@ class ControlProbe:
         self._host = host
 
     def check(self) -> None:
-        """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
+        """Raise ``PartDead`` where nothing listens, ``PartSilent`` where no response arrives in time."""
         # Any other status is a response, or the end of a connection beyond the limit or with an expired
         # certificate. The port is open.
         if _accepts(self._where) and self.status() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -80,7 +80,7 @@ class DataProbe:
         self._credentials = credentials
 
     def check(self) -> None:
-        """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
+        """Raise ``PartDead`` where nothing listens, ``PartSilent`` where no response arrives in time."""
         if not _accepts(self._where):
             return
         headers = [(name.encode(), value.encode()) for name, value in self._credentials().caller().headers]
