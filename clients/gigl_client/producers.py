@@ -62,11 +62,11 @@ class ProducerCreator:
         group = request.group
         key = self._key(request)
         if group is None or (request.alone and request.store.worker_key is None):
-            order = self._order(key, request, request.timeout_s)
+            creation = self._creation(key, request, request.timeout_s)
             try:
-                order.place()
+                creation.create()
             except BaseException:
-                order.take_back()
+                creation.undo()
                 raise
             return key
         # Only a part of the job's secret: keys of the store may show up in logs.
@@ -93,19 +93,19 @@ class ProducerCreator:
 
     def _lead(self, group: RankGroup, place: str, key: str, request: SourceRequest) -> None:
         timeout_s = _SHARE_OF_LEADER * request.timeout_s
-        order = self._order(key, request, timeout_s)
+        creation = self._creation(key, request, timeout_s)
         try:
             with self._turn(group, request, timeout_s):
-                order.place()
+                creation.create()
         except BaseException as error:
             with suppress(ConnectionError):  # Of two failures, the first counts.
                 group.publish(f"{place}/outcome", json.dumps([_kind(error), str(error) or repr(error)]))
-            order.take_back()  # After publishing: this may take longer than followers wait.
+            creation.undo()  # After publishing: this may take longer than followers wait.
             raise
         group.publish(f"{place}/outcome", json.dumps(None))
 
-    def _order(self, key: str, request: SourceRequest, timeout_s: float) -> _Order:
-        return _Order(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
+    def _creation(self, key: str, request: SourceRequest, timeout_s: float) -> _Creation:
+        return _Creation(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
 
     def _turn(
         self, group: RankGroup, request: SourceRequest, timeout_s: float
@@ -143,21 +143,21 @@ def _kind(error: BaseException) -> str:
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
 
 
-class _Order:
+class _Creation:
     """One producer, to be created on all servers."""
 
     def __init__(self, cluster: Cluster, key: str, plan: str, deadline: float) -> None:
         self._servers = cluster.servers
-        self._order = (key, plan, cluster.graph_digest)
+        self._arguments = (key, plan, cluster.graph_digest)
         self._deadline = deadline
         self._given_up = threading.Event()
         self._made: list[Server] = []
         """Servers that created the producer for this call."""
 
-    def place(self) -> None:
+    def create(self) -> None:
         """Create the producer on all servers concurrently.
 
-        Raises the error of one server. Other servers may have created the producer: see ``take_back``.
+        Raises the error of one server. Other servers may have created the producer: see ``undo``.
         """
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             tasks = [threads.submit(self._create_on, server) for server in self._servers]
@@ -171,7 +171,7 @@ class _Order:
             # A refusal says more than a server that is away.
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Destroy the producer on the servers that created it for this call."""
         if self._made:
             with ThreadPoolExecutor(min(len(self._made), _MAX_AT_ONCE)) as threads:
@@ -188,7 +188,7 @@ class _Order:
         """Return whether the server has the producer. Raises the last error when the time is over."""
         left = self._deadline - time.monotonic()
         try:
-            if server.client.create_producer(*self._order, max(min(left, _ATTEMPT_S), 0.1)):
+            if server.client.create_producer(*self._arguments, max(min(left, _ATTEMPT_S), 0.1)):
                 self._made.append(server)
         except (StorageUnavailable, Busy):
             if self._deadline - time.monotonic() <= _LAST_ATTEMPT_S:
@@ -198,7 +198,7 @@ class _Order:
 
     def _destroy_on(self, server: Server) -> None:
         with suppress(GiglError, ValueError):  # Its lease ends it otherwise.
-            server.client.destroy_producer(self._order[0], _UNDO_S)
+            server.client.destroy_producer(self._arguments[0], _UNDO_S)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class HostService:
         A child that dies is restarted on the same ports, at most twice; a child that has lived for ten
         minutes resets that count. After that, ``failure`` says why the service is down.
         """
-        order = _Order(
+        config = _ServiceConfig(
             reference=reference,
             partitions=tuple(partitions),
             listen=listen,
@@ -76,7 +76,7 @@ class HostService:
             host_index=host_index,
             credentials=credentials,
         )
-        return cls(_Keeper(order, timeout_s))
+        return cls(_Keeper(config, timeout_s))
 
     @property
     def endpoint(self) -> Endpoint:
@@ -108,7 +108,7 @@ class HostService:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _ServiceConfig:
     """Configuration of a child."""
 
     reference: dict[str, Any]
@@ -129,11 +129,11 @@ class _Order:
 class _Incarnation:
     """One child process, and the socket to it."""
 
-    def __init__(self, order: _Order) -> None:
+    def __init__(self, config: _ServiceConfig) -> None:
         self.link, far_end = socket.socketpair()
         try:
             self.process = FreshProcess(
-                _ENTRY, far_end, pass_fds=tuple(order.reference.get("fds", {}).values())
+                _ENTRY, far_end, pass_fds=tuple(config.reference.get("fds", {}).values())
             )
         except BaseException:
             self.link.close()
@@ -141,13 +141,13 @@ class _Incarnation:
         finally:
             far_end.close()
 
-    def introduce(self, order: _Order, timeout_s: float) -> Endpoint:
+    def introduce(self, config: _ServiceConfig, timeout_s: float) -> Endpoint:
         """Send the child its configuration, and wait until it serves."""
         deadline = time.monotonic() + timeout_s
         response = b""
         try:
             self.link.settimeout(timeout_s)
-            self.link.sendall(order.to_line())
+            self.link.sendall(config.to_line())
             while not response.endswith(b"\n"):
                 self.link.settimeout(max(deadline - time.monotonic(), 0.001))
                 data = self.link.recv(1 << 16)
@@ -178,7 +178,7 @@ class _Incarnation:
 class _Keeper:
     """Restarts a child when it dies, until ``close``."""
 
-    def __init__(self, order: _Order, timeout_s: float) -> None:
+    def __init__(self, config: _ServiceConfig, timeout_s: float) -> None:
         self.restarts = 0
         self.failure: str | None = None
         self._owner = os.getpid()
@@ -186,14 +186,14 @@ class _Keeper:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._restarts_left = _MAX_RESTARTS
-        self._incarnation = _Incarnation(order)
+        self._incarnation = _Incarnation(config)
         try:
-            self.endpoint = self._incarnation.introduce(order, timeout_s)
+            self.endpoint = self._incarnation.introduce(config, timeout_s)
         except BaseException:
             self._incarnation.end()
             raise
-        control = order.listen.rpartition(":")[0] + f":{self.endpoint.control_port}"
-        self._order = replace(order, listen=control, data_port=self.endpoint.data_port)
+        control = config.listen.rpartition(":")[0] + f":{self.endpoint.control_port}"
+        self._config = replace(config, listen=control, data_port=self.endpoint.data_port)
         self._watch = threading.Thread(target=self._keep, name="peer service watch", daemon=True)
         self._watch.start()
 
@@ -241,7 +241,7 @@ class _Keeper:
             if incarnation is None:
                 return
             try:
-                incarnation.introduce(self._order, self._timeout_s)
+                incarnation.introduce(self._config, self._timeout_s)
                 reason = ""
             except Exception as error:
                 reason = f" ({error})"
@@ -255,7 +255,7 @@ class _Keeper:
                 if self._closing.is_set():
                     return None
                 try:
-                    self._incarnation = _Incarnation(self._order)
+                    self._incarnation = _Incarnation(self._config)
                     self.restarts += 1
                     return self._incarnation
                 except OSError as error:

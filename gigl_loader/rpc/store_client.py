@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterView", "StoreClient"]
 
-_KNOCK_S = 2.0
+_PROBE_S = 2.0
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -275,10 +275,10 @@ class StoreClient:
             return found
         port = self.endpoint.control_port
         try:
-            tcp_probe(self.endpoint, port, time.monotonic() + _KNOCK_S)
+            tcp_probe(self.endpoint, port, time.monotonic() + _PROBE_S)
         except StorageUnavailable as silence:
             return silence
-        fault = tls_fault(self.endpoint, self._caller, port, _KNOCK_S)
+        fault = tls_fault(self.endpoint, self._caller, port, _PROBE_S)
         if fault is not None:
             return ValueError(f"{self.endpoint}: {fault}")
         return ValueError(str(found)) if speaks_otherwise(error) else found

@@ -64,7 +64,7 @@ class LocalCluster:
             credentials = replace(credentials, cluster_key=new_token())
         self.token = credentials.token
         self._timeout_s = timeout_s
-        self._orders: list[dict[str, Any]] = [
+        self._configs: list[dict[str, Any]] = [
             {
                 "options": asdict(replace(base, partitions=parts)),
                 "credentials": credentials.to_json(),
@@ -79,8 +79,8 @@ class LocalCluster:
         with ExitStack() as undo:
             undo.callback(self.close)
             deadline = time.monotonic() + timeout_s
-            for order in self._orders:
-                self._incarnations.append(_Incarnation(order))
+            for config in self._configs:
+                self._incarnations.append(_Incarnation(config))
             for index, incarnation in enumerate(self._incarnations):
                 self._keep_ports(index, incarnation.bound(deadline))
             for index, incarnation in enumerate(self._incarnations):
@@ -91,7 +91,7 @@ class LocalCluster:
     @property
     def addresses(self) -> list[str]:
         """Control addresses of all servers by rank. Any of them is enough to connect."""
-        return [order["options"]["listen"] for order in self._orders]
+        return [config["options"]["listen"] for config in self._configs]
 
     @property
     def pids(self) -> list[int]:
@@ -126,7 +126,7 @@ class LocalCluster:
     def restart(self, index: int, *, wait: bool = True) -> None:
         """Start a server again on the same ports. A running one is killed first."""
         self.kill(index)
-        incarnation = self._incarnations[index] = _Incarnation(self._orders[index])
+        incarnation = self._incarnations[index] = _Incarnation(self._configs[index])
         deadline = time.monotonic() + self._timeout_s
         incarnation.bound(deadline)
         incarnation.meet(self._others(index))
@@ -150,7 +150,7 @@ class LocalCluster:
 
     def _keep_ports(self, index: int, endpoint: Endpoint) -> None:
         """Fix the ports of a server, so that a restart keeps its address."""
-        told = self._orders[index]["options"]
+        told = self._configs[index]["options"]
         told |= {"listen": endpoint.control_address, "data_port": endpoint.data_port}
 
     def _others(self, index: int) -> list[str]:
@@ -160,9 +160,9 @@ class LocalCluster:
 class _Incarnation:
     """One server process, and the socket to it."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         """Start the process, and send its configuration. Returns at once."""
-        self._name = order["name"]
+        self._name = config["name"]
         self._unread = b""
         self._is_ready = False
         self._link, far_end = socket.socketpair()
@@ -173,7 +173,7 @@ class _Incarnation:
             raise
         finally:
             far_end.close()
-        self._send(order)
+        self._send(config)
 
     @property
     def pid(self) -> int:

@@ -36,11 +36,11 @@ def main(link: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end this process sees.
     quiet_grpc()
     with link, link.makefile("rb") as lines:
-        order = json.loads(lines.readline() or b"null")
-        if order is None:
+        config = json.loads(lines.readline() or b"null")
+        if config is None:
             return
-        leave_with(order["parent_pid"])
-        options = _options(order["options"])
+        leave_with(config["parent_pid"])
+        options = _options(config["options"])
         try:
             check_serve_limits(options)
         except ValueError as error:
@@ -49,12 +49,12 @@ def main(link: socket.socket) -> None:
         from gigl_server.main import prepare_process, serve_until_told
         from gigl_server.server import build_storage_server
 
-        configure_logging(options.log_file, name=order["name"], level=order["log_level"])
+        configure_logging(options.log_file, name=config["name"], level=config["log_level"])
         prepare_process()
         told: SimpleQueue[str] = SimpleQueue()
         signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
         try:
-            server = build_storage_server(options, credentials=Credentials.from_json(order["credentials"]))
+            server = build_storage_server(options, credentials=Credentials.from_json(config["credentials"]))
         except Exception as error:
             _say(link, {"error": _told(error)})
             raise SystemExit(1) from None

@@ -38,13 +38,13 @@ def main(link: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end this process sees.
     quiet_grpc()
     with link, link.makefile("rb") as lines:
-        order = json.loads(lines.readline() or b"null")
-        if order is None:
+        config = json.loads(lines.readline() or b"null")
+        if config is None:
             return
-        leave_with(order["parent_pid"])
-        _introduce(order["host_index"])
+        leave_with(config["parent_pid"])
+        _introduce(config["host_index"])
         try:
-            server = _server(order)
+            server = _server(config)
         except (GiglError, OSError, ValueError) as error:
             _say(link, {"error": [_kind(error), str(error)]})
             return
@@ -69,19 +69,19 @@ def _end_with(died: threading.Event, link: socket.socket) -> None:
         link.shutdown(socket.SHUT_RD)
 
 
-def _server(order: Mapping[str, Any]) -> PeerServer:
-    parts = order["partitions"]
-    check_peer_limits(order["reference"].get("path"), parts)
+def _server(config: Mapping[str, Any]) -> PeerServer:
+    parts = config["partitions"]
+    check_peer_limits(config["reference"].get("path"), parts)
     from gigl_server.peer_server import build_server
 
     return build_server(
-        Graph.open(folder_from(order["reference"]), parts=parts, verify="none"),  # The parent verifies it.
+        Graph.open(folder_from(config["reference"]), parts=parts, verify="none"),  # The parent verifies it.
         parts,
-        order["listen"],
-        Credentials.from_json(order["credentials"]),
-        advertise=order["advertise"],
-        data_port=order["data_port"],
-        host_index=order["host_index"],
+        config["listen"],
+        Credentials.from_json(config["credentials"]),
+        advertise=config["advertise"],
+        data_port=config["data_port"],
+        host_index=config["host_index"],
     )
 
 

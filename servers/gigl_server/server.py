@@ -104,12 +104,12 @@ class StorageServer:
     @property
     def endpoint(self) -> Endpoint:
         """Endpoint of the server. Its ``host_index`` is the rank once the server is ready."""
-        members = [each for each in self._joining.members if each.partitions == self._own.partitions]
+        members = [each for each in self._discovery.members if each.partitions == self._own.partitions]
         return members[0] if self.ready and members else self._own
 
     @property
     def ready(self) -> bool:
-        return self._standing.ready
+        return self._readiness.ready
 
     @property
     def metrics_address(self) -> str:
@@ -119,7 +119,7 @@ class StorageServer:
     def meet(self, addresses: Sequence[str]) -> None:
         """Add addresses of further servers, while this one waits for servers."""
         for address in addresses:
-            self._standing.heard_of(address)
+            self._readiness.heard_of(address)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server is ready.
@@ -127,7 +127,7 @@ class StorageServer:
         Raises its failure, such as ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
         """
         if not self.settled.wait(timeout_s):
-            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._standing.view().reason}")
+            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._readiness.view().reason}")
         if self.failure is not None:
             raise self.failure
 
@@ -148,10 +148,10 @@ class StorageServer:
     def drain(self, timeout_s: float) -> bool:
         """Take no new requests; finish those under way, and let frames be fetched. ``False``: timeout."""
         self._ending.set()
-        if self._standing.ends("draining"):
+        if self._readiness.ends("draining"):
             _LOGGER.info("draining: %g s at most", timeout_s)
         self._tell_health()
-        self._joining.close()
+        self._discovery.close()
         done = self._service.drain(timeout_s)
         if not done:
             _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
@@ -166,8 +166,8 @@ class StorageServer:
         self._ending.set()
         if self._supervisor is not None:
             self._supervisor.close()
-        self._standing.ends("it is closed")
-        self._joining.close()
+        self._readiness.ends("it is closed")
+        self._discovery.close()
         self._thread.join(_JOIN_END_S)
         self._parts.close()
         if self.failure is None:  # Else the reason stays the last line, which supervisors show.
@@ -182,7 +182,7 @@ class StorageServer:
     def _compose(self, stack: ExitStack) -> None:
         """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
         options, graph, credentials = self._options, self._graph, self._credentials
-        counters, audit, self._standing = Counters(), AuditLog(), Readiness()
+        counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
         queries = Queries(graph, graph.parts, counters)
         stack.callback(queries.close)
         self._service = SamplingService(
@@ -194,9 +194,9 @@ class StorageServer:
             journal=_journal(options),
         )
         stack.callback(self._service.close)
-        self._door = RingServer(self._service.ring_of)
-        stack.callback(self._door.close)
-        self._service.ring_door = self._door.name
+        self._ring_server = RingServer(self._service.ring_of)
+        stack.callback(self._ring_server.close)
+        self._service.ring_door = self._ring_server.name
         self._data = DataPort(
             options.data_address, queries, counters, credentials, audit=audit, frames=self._service.frames
         )
@@ -215,8 +215,8 @@ class StorageServer:
             partitions=graph.parts,
             data_port=self._data.port,
             service=self._service,
-            view=self._standing.view,
-            announced=Announcements(credentials.cluster_key, self._standing.heard_of, audit).exchange,
+            view=self._readiness.view,
+            announced=Announcements(credentials.cluster_key, self._readiness.heard_of, audit).exchange,
             audit=audit,
         )
         stack.callback(self._control.close)
@@ -236,7 +236,7 @@ class StorageServer:
         self._peer_client = PeerClient(
             self._own, self._credentials.caller(), graph=digest, cluster_key=self._credentials.cluster_key
         )
-        self._joining = Discovery(
+        self._discovery = Discovery(
             self._own,
             graph=digest,
             num_partitions=self._graph.schema.num_partitions,
@@ -244,7 +244,7 @@ class StorageServer:
             query=self._peer_client.query,
             check=self._peer_client.check,
         )
-        self._standing.joins(self._joining)
+        self._readiness.joins(self._discovery)
 
     def _supervise(self) -> None:
         own, options = self._own, self._options
@@ -252,7 +252,7 @@ class StorageServer:
         parts = [
             Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
             Part(name="the data port", threads=lambda: self._data.threads, check=self._check_data),
-            Part(name="the ring door", threads=lambda: (self._door.thread,)),
+            Part(name="the ring door", threads=lambda: (self._ring_server.thread,)),
             Part(name="the sampling service", threads=lambda: self._service.threads),
             Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
             Part(name="the watch over other servers", threads=self._watching),
@@ -280,12 +280,12 @@ class StorageServer:
         return (self._thread,) if self.ready and not self._ending.is_set() else ()
 
     def _die(self, fault: str) -> None:
-        self._standing.ends(fault)
+        self._readiness.ends(fault)
         self.died.set()
 
     def _health_view(self) -> View:
         """Return the view for probes: not ready while a part does not respond."""
-        view, fault = self._standing.view(), self._supervisor.fault if self._supervisor else ""
+        view, fault = self._readiness.view(), self._supervisor.fault if self._supervisor else ""
         return replace(view, ready=False, reason=fault) if view.ready and fault else view
 
     def _live(self) -> None:
@@ -307,7 +307,7 @@ class StorageServer:
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
-        self._standing.ends(str(error))
+        self._readiness.ends(str(error))
         if not self._ending.is_set():
             _LOGGER.error("not ready: %s", str(error))  # As text: a log record must not keep its frames.
         self.failed.set()
@@ -324,7 +324,7 @@ class StorageServer:
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
         self._verify()
-        members = self._joining.run(self._options.join_timeout_s)
+        members = self._discovery.run(self._options.join_timeout_s)
         self._stores = stores = ClusterStores(
             self._graph,
             members,
@@ -332,7 +332,7 @@ class StorageServer:
             concurrency=self._options.num_workers * THREADS_PER_WORKER,
         )
         self._service.make_ready(None if self._graph.is_whole else stores.open)
-        self._standing.is_ready(stores.traffic)
+        self._readiness.is_ready(stores.traffic)
         self._tell_health()
         if self.ready:
             _LOGGER.info(

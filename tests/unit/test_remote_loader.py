@@ -67,7 +67,7 @@ def test_a_channel_that_cannot_be_opened_again_costs_no_batch(
         take(epoch, seen, 2)
         with monkeypatch.context() as patches:
             patches.setattr(service, "ring_door", "")
-            for channel in list(service._jobs.channels.values()):
+            for channel in list(service._sessions.channels.values()):
                 service.close_channel(channel.job, channel.id)
             for _ in range(2):
                 with pytest.raises(StorageUnavailable, match="hands out no rings"):

@@ -190,7 +190,7 @@ def test_a_channel_that_is_not_known_any_more_is_opened_again_at_once(
         frames = drain(source, 3)
         for server in (0, 1):
             service = two.service(server)
-            for channel in list(service._jobs.channels.values()):
+            for channel in list(service._sessions.channels.values()):
                 service.close_channel(channel.job, channel.id)
         assert frames + drain(source, NUM_BATCHES - 3) == expected
         assert source.stats()["reconnects"] == 2
@@ -425,7 +425,7 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
         source.start_epoch(0)
         try:
             assert all(fetching.acquire(timeout=20) for _ in range(FETCHERS))
-            for channel in list(service._jobs.channels.values()):
+            for channel in list(service._sessions.channels.values()):
                 service.close_channel(channel.job, channel.id)
             sample.set()
             assert wait_until(lambda: source.stats()["reconnects"] == 1, seconds=20)
@@ -492,7 +492,7 @@ def test_what_nobody_hands_out_is_not_needed(
             source.start_epoch(0)
             assert drain(source) == expected
             assert source.stats()["transport"] == "flight"
-        assert not service._jobs.channels
+        assert not service._sessions.channels
         (record,) = [each for each in caplog.records if each.name == "gigl_client.channel"]
         assert "batches come over the network, not by a ring" in record.message
         assert why in record.message
@@ -569,7 +569,7 @@ def test_nothing_runs_on_when_a_source_is_closed_or_forgotten(two: SmallCluster)
         assert wait_until(lambda: _threads() <= before, seconds=10), _threads()
         for server in (0, 1):
             service = two.service(server)
-            assert wait_until(lambda found=service: not found._jobs.channels, seconds=10)
+            assert wait_until(lambda found=service: not found._sessions.channels, seconds=10)
 
 
 def _threads() -> set[threading.Thread]:

@@ -651,7 +651,7 @@ def test_leases_are_of_channels_each_renewed_by_what_names_it() -> None:
             service.heartbeat(JOB, [beating.channel.id])
             service.create_producer(JOB, key="train", plan=PLAN.to_json(), graph=DIGEST)
             service.sweep()
-        assert {each.id for each in service._jobs.channels.values()} == {
+        assert {each.id for each in service._sessions.channels.values()} == {
             asking.channel.id,
             beating.channel.id,
         }

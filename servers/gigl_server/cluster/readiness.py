@@ -42,7 +42,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._joining: Discovery | None = None
+        self._discovery: Discovery | None = None
         self._reason = "it is starting"
         self._ends = False
         self._traffic: Callable[[], Mapping[int, WireCounts]] = dict
@@ -55,28 +55,28 @@ class Readiness:
     def view(self) -> View:
         """Return the view to send to callers."""
         with self._lock:
-            joining, reason, ends, traffic = self._joining, self._reason, self._ends, self._traffic
-        if joining is None:
+            discovery, reason, ends, traffic = self._discovery, self._reason, self._ends, self._traffic
+        if discovery is None:
             return View(members=(), ready=False, reason=reason)
         peers = [PeerTraffic(server=rank, counts=counts) for rank, counts in sorted(traffic().items())]
         return View(
-            members=joining.members,
+            members=discovery.members,
             ready=not reason,
-            reason=reason if ends else reason and (joining.waiting_for or reason),
+            reason=reason if ends else reason and (discovery.waiting_for or reason),
             peers=tuple(peers),
         )
 
     def heard_of(self, address: str) -> None:
         """Add the address of a server that announced itself."""
         with self._lock:
-            joining = self._joining if self._reason else None
-        if joining is not None:
-            joining.tell(address)
+            discovery = self._discovery if self._reason else None
+        if discovery is not None:
+            discovery.tell(address)
 
-    def joins(self, joining: Discovery) -> None:
-        """Use ``joining`` as the source of members from now on."""
+    def joins(self, discovery: Discovery) -> None:
+        """Use ``discovery`` as the source of members from now on."""
         with self._lock:
-            self._joining = joining
+            self._discovery = discovery
 
     def is_ready(self, traffic: Callable[[], Mapping[int, WireCounts]]) -> None:
         """Become ready. ``traffic`` returns the traffic with other servers, by rank."""

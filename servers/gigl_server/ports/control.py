@@ -88,33 +88,33 @@ class ControlService:
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls
-        self._reception = AuthenticatedCalls(
+        self._authenticated = AuthenticatedCalls(
             credentials, counters, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
         )
         peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
-        self._reception.add(SERVICE, peer.handlers, METHODS)
+        self._authenticated.add(SERVICE, peer.handlers, METHODS)
         reflected: tuple[str, ...] = ()
         self._ready_names: tuple[str, ...] = ()
         self._health = Health()
         self._certificate = ServedCertificate(credentials)
         if service is not None and view is not None:
             calls = GraphStoreServicer(service, peer, view=view, announced=announced)
-            self._reception.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
+            self._authenticated.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
             reflected = (SERVICE, STORE_SERVICE)
             self._ready_names = ("", STORE_SERVICE)
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
         self._health.set(self._ready_names, serving=False)
-        self._public = PublicCalls(self._health, self._reception, credentials, reflected=reflected)
+        self._public = PublicCalls(self._health, self._authenticated, credentials, reflected=reflected)
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes),
             ("grpc.max_allowed_incoming_connections", _max_connections()),
         ]
-        self._threads = ThreadPoolExecutor(self._reception.turns + _SPARE_THREADS, "control")
-        self._reception.pool = self._threads
+        self._threads = ThreadPoolExecutor(self._authenticated.turns + _SPARE_THREADS, "control")
+        self._authenticated.pool = self._threads
         self._server: Any = grpc.server(
             self._threads,
-            handlers=(self._reception, self._public),
+            handlers=(self._authenticated, self._public),
             options=options,
             maximum_concurrent_rpcs=max_calls,
         )
@@ -128,7 +128,7 @@ class ControlService:
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
         """Threads of this library that live until ``close``. gRPC's own are checked by calls to the port."""
-        return (*self._reception.threads, *self._public.threads)
+        return (*self._authenticated.threads, *self._public.threads)
 
     def set_serving(self, serving: bool) -> None:
         """Set the health that trainers and probes see. Does nothing after ``close``."""
@@ -137,7 +137,7 @@ class ControlService:
     def renew(self, credentials: Credentials) -> None:
         """Use other certificates and tokens from now on. Raises as ``ServedCertificate.replace``."""
         self._certificate.replace(credentials)
-        self._reception.renew(credentials)
+        self._authenticated.renew(credentials)
         self._public.renew(credentials)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class ControlService:
         self._public.close()
         if not _stop(self._server):
             _LOGGER.warning("calls did not end within %g s", _STOP_S)
-        self._reception.close()
+        self._authenticated.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -47,14 +47,14 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(
         self,
         health_: Health,
-        reception: AuthenticatedCalls,
+        authenticated: AuthenticatedCalls,
         credentials: Credentials,
         *,
         reflected: Sequence[str],
     ) -> None:
         """``reflected`` are the services that reflection lists. Empty: no reflection."""
         self._health = health_
-        self._reception = reception
+        self._authenticated = authenticated
         self._credentials = credentials
         self._reader = MessageReader(_TURNS, _refuse_late, _PATIENCE)
         self._watches = Quota("watches are open", _WATCHES, _WATCHES_PER_CALLER)
@@ -101,7 +101,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _begin(self, receive: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
         shown = header_values(stream.context.invocation_metadata(), "authorization")
         token = self._credentials.identify(shown)
-        receive(self._reception.call(name, stream, token or "", trusted=token is not None))
+        receive(self._authenticated.call(name, stream, token or "", trusted=token is not None))
 
     def _check(self, call: ControlCall) -> None:
         def reply(data: bytes) -> None:

@@ -24,12 +24,12 @@ from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
 from gigl_server.sessions.channel import SampleTask
 from gigl_server.sessions.registry import Sessions
 from gigl_server.sessions.validation import (
+    check_channel_options,
     check_graph,
     check_key,
-    check_order,
     check_slot,
     make_ring,
-    read_order_plan,
+    read_producer_plan,
     read_request,
 )
 
@@ -90,7 +90,7 @@ class SamplingService:
         self._workers = workers
         self._clock = clock
         self._lock = threading.Lock()
-        self._jobs = Sessions(self.limits, clock)
+        self._sessions = Sessions(self.limits, clock)
         self._memory = BufferPool(self.limits.frame_memory)
         scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
         self._scheduler = Scheduler(
@@ -141,7 +141,7 @@ class SamplingService:
         with self._lock:
             if self.state != "closed":
                 self.state = "draining"
-            channels = list(self._jobs.channels.values())
+            channels = list(self._sessions.channels.values())
         self._scheduler.refuse(channels, self._not_ready())
         return self._scheduler.wait_until_delivered(timeout_s)
 
@@ -149,7 +149,7 @@ class SamplingService:
         """End everything, within seconds. Closing twice is fine."""
         with self._lock:
             self.state = "closed"
-            ended = self._jobs.take_all()
+            ended = self._sessions.take_all()
             store, self._store = self._store, None
         self._scheduler.end(ended, self._not_ready())
         self._scheduler.close()
@@ -171,18 +171,18 @@ class SamplingService:
         """
         check_key(key, self.limits)
         check_graph(graph, self._graph)
-        found = read_order_plan(plan, self._graph.schema, self.limits)
+        found = read_producer_plan(plan, self._graph.schema, self.limits)
         with self._lock:
             self._check_ready()
-            return self._jobs.create_producer(job, key, found, caller)
+            return self._sessions.create_producer(job, key, found, caller)
 
-    def open_channel(self, job: bytes, order: ChannelOptions) -> Channel:
+    def open_channel(self, job: bytes, options: ChannelOptions) -> Channel:
         """Open a channel of a producer. Raises ``Refusal``."""
-        check_order(order, self.limits)
+        check_channel_options(options, self.limits)
         with self._lock:
             self._check_ready()
-            self._jobs.check_room(job, order.key)
-            return self._jobs.open_channel(job, order, self._new_ring(job, order))
+            self._sessions.check_room(job, options.key)
+            return self._sessions.open_channel(job, options, self._new_ring(job, options))
 
     def submit(
         self, job: bytes, channel: bytes, received: ReceivedRequest, done: Callable[[Result], None]
@@ -193,7 +193,7 @@ class SamplingService:
         """
         with self._lock:
             self._check_ready()
-            found = self._jobs.channel(job, channel)
+            found = self._sessions.channel(job, channel)
         check_slot(found, received.slot)
         inputs = found.producer.plan.inputs
         task = SampleTask(
@@ -214,24 +214,24 @@ class SamplingService:
     def heartbeat(self, job: bytes, channels: Iterable[bytes]) -> list[bytes]:
         """Renew the leases of these channels of a job. Return the channels that exist."""
         with self._lock:
-            return self._jobs.renew(job, channels)
+            return self._sessions.renew(job, channels)
 
     def close_channel(self, job: bytes, channel: bytes) -> None:
         """Close a channel, and its producer with the last channel. Fine for an unknown channel."""
         with self._lock:
-            ended = self._jobs.close_channel(job, channel)
+            ended = self._sessions.close_channel(job, channel)
         self._scheduler.end(ended, _closed())
 
     def destroy_producer(self, job: bytes, key: str) -> None:
         """Remove a producer and its channels. Fine for an unknown producer."""
         with self._lock:
-            ended = self._jobs.destroy_producer(job, key)
+            ended = self._sessions.destroy_producer(job, key)
         self._scheduler.end(ended, _closed())
 
     def ring_of(self, channel: bytes) -> int | None:
         """Return the descriptor of a channel's ring, once. The caller owns it then."""
         with self._lock:
-            found = self._jobs.channels.get(channel)
+            found = self._sessions.channels.get(channel)
         try:
             return found.ring.hand_over() if found is not None and found.ring is not None else None
         except OSError as error:
@@ -244,9 +244,13 @@ class SamplingService:
         with self._lock:
             channels = tuple(
                 ChannelLoad.of(each, ready=self.frames.held_by(each.id), now=now)
-                for each in self._jobs.channels.values()
+                for each in self._sessions.channels.values()
             )
-            jobs, producers, totals = len(self._jobs), self._jobs.num_producers, self._scheduler.totals
+            jobs, producers, totals = (
+                len(self._sessions),
+                self._sessions.num_producers,
+                self._scheduler.totals,
+            )
         return ServiceLoad(
             workers=0 if self._pool is None else len(self._pool),
             busy=self._scheduler.busy,
@@ -265,7 +269,7 @@ class SamplingService:
     def sweep(self) -> None:
         """Reclaim expired channels and producers, and idle memory. Called every second."""
         with self._lock:
-            expired = self._jobs.take_expired()
+            expired = self._sessions.take_expired()
         for lapse in expired:
             _LOGGER.warning(
                 "job %s: not heard of for %g s: %d channels and %d producers are reclaimed",
@@ -286,7 +290,7 @@ class SamplingService:
             self.sweep()
             return
         with self._lock:
-            self._jobs.renew_all()
+            self._sessions.renew_all()
         _LOGGER.warning("this server stood still for %.1f s: leases begin anew", paused_s)
 
     def _sweep_memory(self) -> None:
@@ -310,12 +314,12 @@ class SamplingService:
         finally:  # After any exception, too: the caller must get a result.
             self._scheduler.finish(task, made)
 
-    def _new_ring(self, job: bytes, order: ChannelOptions) -> FrameRing | None:
-        if not order.ring_slots or not self.ring_door:
+    def _new_ring(self, job: bytes, options: ChannelOptions) -> FrameRing | None:
+        if not options.ring_slots or not self.ring_door:
             return None
-        taken = sum(each.ring.nbytes for each in self._jobs.channels.values() if each.ring is not None)
-        owner = self._jobs.owner(job)
-        return make_ring(order, free_bytes=self.limits.ring_bytes - taken, memory=self.rings, owner=owner)
+        taken = sum(each.ring.nbytes for each in self._sessions.channels.values() if each.ring is not None)
+        owner = self._sessions.owner(job)
+        return make_ring(options, free_bytes=self.limits.ring_bytes - taken, memory=self.rings, owner=owner)
 
     def _check_ready(self) -> None:
         if self.state != "ready":

@@ -112,19 +112,19 @@ class Sessions:
         _check(len(self._channels), self._limits.channels, "channels on this server")
         self._check_quota(job.owner, "channels", lambda each: len(each.channels), self._limits.channels)
 
-    def open_channel(self, key: bytes, order: ChannelOptions, ring: FrameRing | None) -> Channel:
+    def open_channel(self, key: bytes, options: ChannelOptions, ring: FrameRing | None) -> Channel:
         """Open a channel. Raises ``Refusal`` as ``check_room``."""
-        self.check_room(key, order.key)
+        self.check_room(key, options.key)
         job = self._jobs[key]
         channel = Channel(
             id=secrets.token_bytes(_CHANNEL_BYTES),
             job=key,
-            name=order.name,
-            producer=job.producers[order.key],
+            name=options.name,
+            producer=job.producers[options.key],
             owner=job.owner,
-            credit=order.credit,
-            share=order.share,
-            deferred_features=order.deferred_features,
+            credit=options.credit,
+            share=options.share,
+            deferred_features=options.deferred_features,
             ring=ring,
             last_request=self._clock(),
             seen=self._clock(),

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from gigl_server.sessions.channel import Channel, ChannelOptions, ReceivedRequest
 
 __all__ = [
+    "check_channel_options",
     "check_graph",
     "check_key",
-    "check_order",
     "check_slot",
     "make_ring",
-    "read_order_plan",
+    "read_producer_plan",
     "read_request",
 ]
 
@@ -52,7 +52,7 @@ def check_graph(digest: str, graph: Graph) -> None:
         )
 
 
-def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan:
+def read_producer_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan:
     """Read the plan of a producer. ``Refusal`` for an invalid plan, or one that does not fit this graph."""
     if len(text) > limits.plan_bytes:
         raise Refusal(RefusalKind.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
@@ -62,32 +62,35 @@ def read_order_plan(text: str, schema: GraphSchema, limits: Limits) -> BatchPlan
         raise Refusal(RefusalKind.INVALID, str(error)) from None
 
 
-def make_ring(order: ChannelOptions, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
+def make_ring(options: ChannelOptions, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
     """Make the requested ring. ``Refusal`` for invalid sizes, or more than ``free_bytes``."""
-    if order.ring_slots * order.ring_slot_bytes > free_bytes:
+    if options.ring_slots * options.ring_slot_bytes > free_bytes:
         raise Refusal(
             RefusalKind.BUSY,
-            f"a ring of {order.ring_slots} slots of {order.ring_slot_bytes} bytes: this server has "
+            f"a ring of {options.ring_slots} slots of {options.ring_slot_bytes} bytes: this server has "
             f"{free_bytes} left for rings",
         )
     try:
-        return FrameRing(order.ring_slots, order.ring_slot_bytes, memory=memory, owner=owner)
+        return FrameRing(options.ring_slots, options.ring_slot_bytes, memory=memory, owner=owner)
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None
 
 
-def check_order(order: ChannelOptions, limits: Limits) -> None:
+def check_channel_options(options: ChannelOptions, limits: Limits) -> None:
     """Raise ``Refusal`` for invalid channel options."""
-    check_key(order.key, limits)
-    if len(order.name) > limits.name_length:
+    check_key(options.key, limits)
+    if len(options.name) > limits.name_length:
         raise Refusal(
-            RefusalKind.INVALID, f"a name of {len(order.name)} characters: at most {limits.name_length}"
+            RefusalKind.INVALID, f"a name of {len(options.name)} characters: at most {limits.name_length}"
         )
-    _check_printable(order.name, "name")
-    for name, value, most in (("credit", order.credit, limits.credit), ("share", order.share, limits.share)):
+    _check_printable(options.name, "name")
+    for name, value, most in (
+        ("credit", options.credit, limits.credit),
+        ("share", options.share, limits.share),
+    ):
         if not 1 <= value <= most:
             raise Refusal(RefusalKind.INVALID, f"{name} {value} does not lie in [1, {most}]")
-    if bool(order.ring_slots) != bool(order.ring_slot_bytes):
+    if bool(options.ring_slots) != bool(options.ring_slot_bytes):
         raise Refusal(RefusalKind.INVALID, "a ring needs a number of slots and their size")
 
 
