@@ -1,4 +1,4 @@
-"""Wait for a batch, with a deadline, and the error that says why the batch did not come."""
+"""Wait for a batch, with a deadline and an error that says why the batch was not received."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["BatchWait"]
 
 _MAX_NAMED = 8
-_MAX_WAIT_S = 3600.0  # At a time: locks take no endless ones.
+_MAX_WAIT_S = 3600.0  # At a time: a condition cannot wait for infinity.
 
 
 class BatchWait:
-    """Waits for what servers do. Used under the lock of the dispatcher."""
+    """Waits for responses of servers. Guarded by the lock of the dispatcher."""
 
     def __init__(
         self, channels: ChannelPool, in_flight: InFlight, changed: threading.Condition, *, timeout_s: float
     ) -> None:
-        """A server that does not answer, or a batch that cannot be had, is tried for ``timeout_s``."""
+        """A server that does not respond, or a batch that fails to arrive, is retried for ``timeout_s``."""
         self._channels = channels
         self._in_flight = in_flight
         self._changed = changed
@@ -36,15 +36,15 @@ class BatchWait:
         self._received = -1
 
     def wait(self, deadline: float, timeout: float) -> None:
-        """Wait until something changes or a batch may be asked for again.
+        """Wait until a response arrives, a channel changes or a backoff ends.
 
-        ``StorageUnavailable`` where a server or the owner of nodes was tried for long enough, or another
-        attempt cannot mend it; ``ValueError`` for a mistake of the caller's; ``TimeoutError`` at
-        ``deadline``, which is ``timeout`` s after the wait began. All of them may be followed by another
-        wait.
+        Raises ``StorageUnavailable`` where a server or the owner of nodes was retried for ``timeout_s``, or
+        where a retry cannot help; ``ValueError`` for a mistake of the caller; ``TimeoutError`` at
+        ``deadline`` (monotonic), which is ``timeout`` s after the wait began. The caller may wait again
+        after any of them.
         """
         now = time.monotonic()
-        if self._in_flight.taken != self._received:  # Something came: patience begins anew.
+        if self._in_flight.taken != self._received:  # A batch arrived: the time for retries begins anew.
             self._received, self._calm = self._in_flight.taken, now
         self._check_lines(now, began=deadline - timeout)
         trouble = self._in_flight.trouble()
@@ -58,9 +58,10 @@ class BatchWait:
         self._changed.wait(min(max(until - now, 0.001), _MAX_WAIT_S))
 
     def _check_lines(self, now: float, *, began: float) -> None:
-        """Raise what ended the attempts to open a channel. The next wait begins them again.
+        """Raise the error that ended the attempts to open a channel. The next wait starts them again.
 
-        So does this one where they began before it: that they failed was told already, or concerned nobody.
+        This wait starts them again itself where the attempts began before it: an earlier wait has raised
+        their error, or no wait needed the channel.
         """
         for channel in self._down():
             error = channel.failure
@@ -75,12 +76,12 @@ class BatchWait:
         for channel in self._down():
             if channel.failure is not None and (trouble is None or channel.down_since < trouble[1].since):
                 return _not_reached(channel, channel.failure, now)
-        if trouble is not None:  # For longer than any server is away.
+        if trouble is not None:  # No server is away for longer.
             return _unavailable(self._in_flight.epoch, *trouble, now)
         return TimeoutError(_waiting_text(self._channels, self._in_flight, timeout, now))
 
     def _down(self) -> list[Channel]:
-        """Return the servers that are away, longest first: others may only be waiting for it."""
+        """Return the channels that are lost, longest first: the other servers may be waiting for that one."""
         return sorted(
             (channel for channel in self._channels if channel.opened is None),
             key=lambda channel: channel.down_since,
@@ -88,9 +89,9 @@ class BatchWait:
 
 
 def _refused(channel: Channel, error: Exception) -> Exception:
-    """Return what to raise for what another attempt cannot mend.
+    """Return the exception for an error that a retry cannot resolve.
 
-    Never a plain ``SamplingError``: it says that a batch was consumed.
+    Never a plain ``SamplingError``, which means that a batch was consumed.
     """
     if isinstance(error, SamplingError):
         return StorageUnavailable(_named(channel, error))
@@ -115,21 +116,22 @@ def _unavailable(epoch: int, batch: int, trouble: RetryState, now: float) -> Sto
 
 
 def _waiting_text(channels: ChannelPool, in_flight: InFlight, timeout: float, now: float) -> str:
-    """Return a line that tells what is waited for, and what each server is asked for since when."""
-    wanted = f"no batch within {timeout:g} s ({in_flight.wanted} of epoch {in_flight.epoch})"
+    """Return a line with the batch that is awaited, and the open requests of each server with their age."""
+    missing = f"no batch within {timeout:g} s ({in_flight.awaited} of epoch {in_flight.epoch})"
     if in_flight.epoch < 0:
-        wanted = f"the storage servers were not ready within {timeout:g} s"
-    return "; ".join([wanted, *(f"{channel} {_state(channel, in_flight, now)}" for channel in channels)])
+        missing = f"the storage servers were not ready within {timeout:g} s"
+    return "; ".join([missing, *(f"{channel} {_state(channel, in_flight, now)}" for channel in channels)])
 
 
 def _state(channel: Channel, in_flight: InFlight, now: float) -> str:
     if channel.opened is None:
         return f"is away for {now - channel.down_since:.1f} s"
-    asks = sorted(
-        (ask for ask in in_flight.asked.values() if ask.channel is channel), key=lambda ask: ask.request.batch
+    requests = sorted(
+        (sent for sent in in_flight.sent.values() if sent.channel is channel),
+        key=lambda sent: sent.request.batch,
     )
-    if not asks:
+    if not requests:
         return "is asked for nothing"
-    named = ", ".join(f"{ask.request.batch} ({now - ask.since:.1f} s)" for ask in asks[:_MAX_NAMED])
-    more = f" and {len(asks) - _MAX_NAMED} others" if len(asks) > _MAX_NAMED else ""
+    named = ", ".join(f"{sent.request.batch} ({now - sent.since:.1f} s)" for sent in requests[:_MAX_NAMED])
+    more = f" and {len(requests) - _MAX_NAMED} others" if len(requests) > _MAX_NAMED else ""
     return f"is asked for batches {named}{more}"

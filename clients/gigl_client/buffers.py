@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["SPARE_SLOTS", "PrivateBuffers", "RingBuffers"]
 
 SPARE_SLOTS = 8
-"""Frames that the consumer may keep, and those of an epoch that was left, before others go elsewhere."""
+"""Slots beyond the batches in flight: for frames that the consumer keeps or that a left epoch holds."""
 
 
 class RingBuffers:
-    """A ring that a server on this host writes to. Who asks names the slot, so only this side takes any."""
+    """A ring that a server on this host writes to. Only the trainer takes slots: requests name theirs."""
 
     def __init__(self, fd: int, *, slots: int, slot_bytes: int) -> None:
-        """Map the memory file; ``fd`` is closed."""
+        """Map the memory file, and close ``fd``."""
         try:
             with naming_channel(slots * slot_bytes):
                 memory = map_memory(fd, slots * slot_bytes)
@@ -36,21 +36,21 @@ class RingBuffers:
         self._lock = threading.Lock()
 
     def take(self) -> int | None:
-        """Take a free slot. ``None`` where all are taken."""
+        """Return a free slot, now taken. ``None`` where all are taken."""
         with self._lock:
             return self._slots.take()
 
     def give(self, slot: int) -> None:
-        """Return a taken slot that was not lent."""
+        """Free a taken slot that was not lent."""
         self._slots.give(slot)
 
     def view(self, slot: int, nbytes: int) -> Bytes:
-        """Return the first ``nbytes`` of a taken slot. Valid until it is given back."""
+        """Return the first ``nbytes`` of a taken slot, uint8 [nbytes]. Valid until the slot is freed."""
         self._check(nbytes)
         return self._slots.buffer(slot)[:nbytes]
 
     def lend(self, slot: int, nbytes: int) -> Bytes:
-        """Return the first ``nbytes`` of a taken slot as an array whose last reference gives it back."""
+        """Return the first ``nbytes`` of a taken slot, uint8 [nbytes]. The last reference frees the slot."""
         self._check(nbytes)
         return self._slots.lend(slot, nbytes)
 
@@ -63,16 +63,16 @@ class PrivateBuffers:
     """Memory of this process for frames that come over a network. Thread-safe."""
 
     def __init__(self, nbytes: int, slots: int) -> None:
-        """``nbytes`` of address space are set aside; memory is committed when touched."""
+        """Reserve ``nbytes`` of address space. Memory is committed when touched."""
         self._slots = private_slots(nbytes, slots)
         self._lock = threading.Lock()
         self.oversize = 0
-        """Frames that fit no slot."""
+        """Number of frames larger than a slot."""
         self.crowded_out = 0
-        """Frames that found no free slot."""
+        """Number of frames that found no free slot."""
 
     def lend(self, nbytes: int) -> Bytes:
-        """Return memory for a frame: a slot, or fresh memory where there is none for it."""
+        """Return memory for a frame, uint8 [nbytes]: a slot, or fresh memory where none is free or fits."""
         with self._lock:
             fits = nbytes <= self._slots.slot_bytes
             slot = self._slots.take() if fits else None

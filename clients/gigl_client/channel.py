@@ -33,32 +33,32 @@ class OpenChannel:
     id: bytes
     lease_s: float
     ring: RingBuffers | None
-    without_rows: bool
+    deferred_features: bool
 
 
 class Channel:
-    """A server, and what goes on with it. Its user has a lock around it."""
+    """State of the channel to one server. Not thread-safe: guarded by the lock of the dispatcher."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.opened: OpenChannel | None = None
         self.opening = False
-        """Somebody is at it."""
+        """A thread is opening the channel."""
         self.down_since = 0.0
-        """When the channel was lost, or the first one asked for. Means nothing while one is open."""
+        """When the channel was lost, or first requested. Meaningless while the channel is open."""
         self.tries_since = 0.0
-        """When the last attempts to open one began: a wait in vain ends them, the next begins others."""
+        """When the current series of attempts to open the channel began."""
         self.failure: Exception | None = None
-        """Why it could not be opened so far."""
+        """Error of the last attempt to open the channel."""
         self.load = 0
-        """Batches that the server was asked for or has sent, and which were not received yet."""
+        """Batches that were requested from the server and not delivered yet."""
         self.batches = 0
-        self.reconnects = -1  # The first is none.
+        self.reconnects = -1  # Opening the first channel counts 0.
         self._backoff = Backoff()
         self._batches_before = -1
 
     def pause_s(self) -> float:
-        """Return how long to wait before the next channel is opened. 0 if the last one brought a batch."""
+        """Return the delay before reopening: 0 if the last channel delivered a batch, else a backoff."""
         if self.batches > self._batches_before:
             self._batches_before = self.batches
             self._backoff.reset()
@@ -75,19 +75,19 @@ class Channel:
     def rows(self) -> str:
         if self.opened is None:
             return "none"
-        return "direct" if self.opened.without_rows else "through"
+        return "direct" if self.opened.deferred_features else "through"
 
     def __str__(self) -> str:
         return str(self.server.endpoint)
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether another attempt may mend it."""
+    """Return whether a retry may succeed."""
     return isinstance(error, (StorageUnavailable, Busy, Unknown))
 
 
 def bare(error: Exception) -> Exception:
-    """Return the error without what it was raised from: an error that is kept must not keep memory."""
+    """Return the error without cause, context and traceback, whose frames would keep memory alive."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
@@ -95,33 +95,33 @@ def bare(error: Exception) -> Exception:
 def open_channel(
     server: Server, config: ChannelConfig, *, num_servers: int, has_columns: bool
 ) -> OpenChannel:
-    """Open a channel, and make its producer where there is none: of its key, a server makes one only.
+    """Open a channel, and create its producer where the server has none with that key.
 
-    The channel has a ring where the terms say so and the server is on this host.
+    The channel has a ring where ``config`` allows one and the server is on this host.
     """
     if config.tries_ring(server.endpoint.host):
-        rows = config.without_rows(ring=True, num_servers=num_servers, has_columns=has_columns)
-        opened = _open_ring(server, config, without_rows=rows)
+        deferred = config.defers_features(ring=True, num_servers=num_servers, has_columns=has_columns)
+        opened = _open_ring(server, config, deferred_features=deferred)
         if opened is not None:
             return opened
-    rows = config.without_rows(ring=False, num_servers=num_servers, has_columns=has_columns)
-    reply = _open(server, config, without_rows=rows)
-    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, without_rows=rows)
+    deferred = config.defers_features(ring=False, num_servers=num_servers, has_columns=has_columns)
+    reply = _open(server, config, deferred_features=deferred)
+    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, deferred_features=deferred)
 
 
 def close_channel(server: Server, channel: bytes) -> None:
-    """Close a channel, if the server can be asked. If not, its lease ends some time."""
+    """Close a channel. Where the server does not respond, the lease of the channel ends it."""
     with suppress(GiglError, ValueError):
         try:
             server.client.close_channel(channel, _CLOSE_S)
-        except StorageUnavailable:  # Perhaps the server was just ending an idle connection.
+        except StorageUnavailable:  # The server may have closed an idle connection: try once more.
             server.client.close_channel(channel, _CLOSE_S)
 
 
-def _open_ring(server: Server, config: ChannelConfig, *, without_rows: bool) -> OpenChannel | None:
-    """Return a channel with a ring, or ``None`` where there is none for us and none is insisted on."""
+def _open_ring(server: Server, config: ChannelConfig, *, deferred_features: bool) -> OpenChannel | None:
+    """Return a channel with a ring. ``None`` where no ring can be had and ``transport`` is not ``"ring"``."""
     try:
-        return _mapped(server, config, without_rows=without_rows)
+        return _mapped(server, config, deferred_features=deferred_features)
     except (Busy, RingRefused, OSError) as error:
         if config.transport == "ring":
             raise
@@ -129,8 +129,8 @@ def _open_ring(server: Server, config: ChannelConfig, *, without_rows: bool) -> 
         return None
 
 
-def _mapped(server: Server, config: ChannelConfig, *, without_rows: bool) -> OpenChannel:
-    reply = _open(server, config, without_rows=without_rows, ring=True)
+def _mapped(server: Server, config: ChannelConfig, *, deferred_features: bool) -> OpenChannel:
+    reply = _open(server, config, deferred_features=deferred_features, ring=True)
     try:
         if not reply.ring_door:
             raise RingRefused(f'{server.endpoint} hands out no rings: set transport="flight"')
@@ -140,11 +140,13 @@ def _mapped(server: Server, config: ChannelConfig, *, without_rows: bool) -> Ope
     except BaseException:
         close_channel(server, reply.id)
         raise
-    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=ring, without_rows=without_rows)
+    return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=ring, deferred_features=deferred_features)
 
 
-def _open(server: Server, config: ChannelConfig, *, without_rows: bool, ring: bool = False) -> ChannelReply:
-    """Open a channel of the producer of this plan: one of the same key and another plan is refused."""
+def _open(
+    server: Server, config: ChannelConfig, *, deferred_features: bool, ring: bool = False
+) -> ChannelReply:
+    """Open a channel of the producer of this plan. The server refuses another plan under the same key."""
     attempt_s = min(_ATTEMPT_S, config.timeout_s)
     server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
     return server.client.open_channel(
@@ -152,7 +154,7 @@ def _open(server: Server, config: ChannelConfig, *, without_rows: bool, ring: bo
         name=config.name,
         credit=config.credit,
         share=config.share,
-        without_rows=without_rows,
+        deferred_features=deferred_features,
         ring_slots=config.slots if ring else 0,
         ring_slot_bytes=config.slot_bytes if ring else 0,
         timeout_s=attempt_s,

@@ -11,12 +11,12 @@ __all__ = ["ChannelConfig", "check_ways", "is_this_host"]
 _WAYS = {"transport": ("auto", "ring", "flight"), "rows": ("auto", "direct", "through")}
 
 _MAX_CREDIT = 64
-"""Batches of one channel that a server keeps at a time, unless it was told otherwise."""
+"""Default limit of a server on the open batches of one channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
-    """How a source wants to be served. The same for all servers."""
+    """Options of a source's channels, the same for all servers."""
 
     key: str
     name: str
@@ -26,11 +26,11 @@ class ChannelConfig:
     """Digest."""
     share: int = 1
     prefetch: int = 4
-    """Batches in flight per server. 0: one in all, which is asked for when it is needed."""
+    """Batches in flight per server. 0: one in total, requested when the trainer waits for it."""
     transport: str = "auto"
     rows: str = "auto"
     slots: int = 12
-    """Of each ring."""
+    """Number of slots of each ring."""
     slot_bytes: int = 4096
     timeout_s: float = 300.0
 
@@ -45,23 +45,23 @@ class ChannelConfig:
 
     @property
     def credit(self) -> int:
-        """Batches that a channel may have open: some of an epoch that was left may be on their way."""
+        """Batches that a channel may have open, with room for some of an epoch that was left."""
         return min(2 * self.prefetch + 8, _MAX_CREDIT)
 
     @property
-    def most_asked(self) -> int:
-        """Batches of the epoch under way that one server is asked for at a time."""
+    def max_in_flight(self) -> int:
+        """Batches of the current epoch that may be in flight at one server."""
         return max(min(self.prefetch, _MAX_CREDIT), 1)
 
     def tries_ring(self, host: str) -> bool:
-        """Return whether a server at ``host`` is asked for a ring."""
+        """Return whether to request a ring from a server at ``host``."""
         return self.transport == "ring" or (self.transport == "auto" and is_this_host(host))
 
-    def without_rows(self, *, ring: bool, num_servers: int, has_columns: bool) -> bool:
-        """Return whether a server sends frames without rows.
+    def defers_features(self, *, ring: bool, num_servers: int, has_columns: bool) -> bool:
+        """Return whether a server sends frames with deferred features.
 
-        Where it is not said: rows from several owners would cross the network twice, unless the server that
-        samples is on this host.
+        With ``rows="auto"`` it does where features of several owners would otherwise cross the network twice:
+        with several servers, unless the server that samples is on this host.
         """
         if self.rows == "auto":
             return has_columns and num_servers > 1 and not ring
@@ -69,14 +69,14 @@ class ChannelConfig:
 
 
 def check_ways(transport: str, rows: str) -> None:
-    """Raise ``ValueError`` for a way that there is not."""
+    """Raise ``ValueError`` for an unknown ``transport`` or ``rows``."""
     for name, value in (("transport", transport), ("rows", rows)):
         if value not in _WAYS[name]:
             raise ValueError(f"{name} must be one of {', '.join(_WAYS[name])}, got {value!r}")
 
 
 def is_this_host(host: str) -> bool:
-    """Return whether a name or address is one of this host's own: only those can be bound to."""
+    """Return whether a name or address belongs to this host: only such an address can be bound."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:

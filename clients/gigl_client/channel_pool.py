@@ -35,7 +35,7 @@ class ChannelPool:
         has_columns: bool,
         heartbeats: Heartbeats,
     ) -> None:
-        """``heartbeats`` keep the channels that are open."""
+        """``heartbeats`` renew the leases of open channels."""
         self._channels = [Channel(server) for server in servers]
         self._config = config
         self._lock = lock
@@ -43,7 +43,7 @@ class ChannelPool:
         self._heartbeats = heartbeats
         self._closed = threading.Event()
         self.on_change: Callable[[], None] = lock.notify_all
-        """Called, under the lock, when a channel was opened or cannot be."""
+        """Called under the lock when an attempt to open a channel succeeded or was given up."""
 
     def __iter__(self) -> Iterator[Channel]:
         return iter(self._channels)
@@ -53,28 +53,28 @@ class ChannelPool:
         return self._closed.is_set()
 
     def open_all(self) -> None:
-        """Have the channels opened that are not, in threads of their own."""
+        """Open every channel that is not open, each in a thread of its own. Does not wait."""
         for channel in self._channels:
             if channel.opened is None and not channel.opening and not self.closed:
                 self._open(channel, None, pause_s=0.0)
 
     def lose(self, channel: Channel, error: Exception) -> None:
-        """Give a channel up, and have another opened."""
+        """Give up a channel, and open another to the same server."""
         _LOGGER.warning("%s: lost, opening another channel: %s", str(channel), str(error))
         before, channel.failure = self._leave(channel), error
         if not self.closed:
             self._open(channel, before, pause_s=channel.pause_s())
 
     def for_batch(self, batch: int, *, urgent: bool, needed: bool) -> Channel | None:
-        """Return the server to ask: the one with the fewest asks. ``None`` where none may have another.
+        """Return the channel with the lowest load. ``None`` where no channel may have another request.
 
-        ``urgent``: no batch is received before this one, so those that came already must not keep it from
-        being asked for again. ``needed``: somebody waits for a batch, which is when one is asked for
-        without prefetching.
+        ``urgent``: no other batch can be delivered before this one, so received batches must not keep it from
+        being requested again. ``needed``: the trainer waits for a batch; without prefetching, batches are
+        requested only then.
         """
         if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
             return None
-        most = self._config.most_asked
+        most = self._config.max_in_flight
         able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
         count = len(self._channels)
 
@@ -84,12 +84,12 @@ class ChannelPool:
         return min(able, key=order, default=None)
 
     def forget_loads(self) -> None:
-        """An epoch was left: what was asked for counts no more."""
+        """Forget the requests of an epoch that was left."""
         for channel in self._channels:
             channel.load = 0
 
     def summary(self) -> dict[str, Any]:
-        """Return how frames come, in all and by server."""
+        """Return transport, batches and reconnects, in total and by server."""
         return {
             "transport": _one_of(channel.transport for channel in self),
             "rows": _one_of(channel.rows for channel in self),
@@ -108,13 +108,13 @@ class ChannelPool:
         }
 
     def close(self) -> list[Callable[[], None]]:
-        """Open no more channels. Return what closes those that are open."""
+        """Open no more channels. Return functions that close the open ones."""
         self._closed.set()
         left = [(channel.server, self._leave(channel)) for channel in self._channels]
         return [partial(close_channel, server, opened.id) for server, opened in left if opened is not None]
 
     def _leave(self, channel: Channel) -> OpenChannel | None:
-        """Use a channel no more. Return it."""
+        """Stop using a channel, and return it where it was open."""
         opened, channel.opened = channel.opened, None
         if opened is not None:
             self._heartbeats.drop(channel.server.rank, opened.id)
@@ -132,35 +132,35 @@ class ChannelPool:
         )
         try:
             thread.start()
-        except RuntimeError as error:  # There is none to be had.
+        except RuntimeError as error:  # The system has no thread to give.
             channel.failure = bare(error)
         else:
             channel.opening = True
 
     def _make(self, channel: Channel, before: OpenChannel | None, pause_s: float) -> None:
-        """Open a channel, in a thread that ends with it. ``before`` is the one that was lost."""
-        if before is not None:  # First: a server that drains waits until what it had ready is gone.
+        """Open a channel. Runs in a thread of its own. ``before`` is the channel that was lost."""
+        if before is not None:  # First, because a draining server waits until its ready frames are gone.
             close_channel(channel.server, before.id)
         if self._closed.wait(pause_s):
             return
-        outcome = self._attempts(channel)
-        wanted = self._opened(channel, outcome)
-        if not isinstance(outcome, Exception) and not wanted:
-            close_channel(channel.server, outcome.id)
+        result = self._attempts(channel)
+        used = self._opened(channel, result)
+        if not isinstance(result, Exception) and not used:
+            close_channel(channel.server, result.id)
 
     def _attempts(self, channel: Channel) -> OpenChannel | Exception:
-        """Return a channel, or what no other attempt can mend, or the last failure when time is over."""
+        """Return a channel, or an error that a retry cannot resolve, or the last error after the timeout."""
         give_up = time.monotonic() + self._config.timeout_s
         backoff = Backoff()
         while True:
-            outcome = self._attempt(channel)
-            if not isinstance(outcome, Exception):
-                return outcome
-            if not may_pass(outcome) or time.monotonic() > give_up:
-                return outcome
-            self._tried(channel, outcome)
+            result = self._attempt(channel)
+            if not isinstance(result, Exception):
+                return result
+            if not may_pass(result) or time.monotonic() > give_up:
+                return result
+            self._tried(channel, result)
             if self._closed.wait(backoff.next_s()):
-                return outcome
+                return result
 
     def _attempt(self, channel: Channel) -> OpenChannel | Exception:
         try:
@@ -174,23 +174,23 @@ class ChannelPool:
         with self._lock:
             channel.failure = error
 
-    def _opened(self, channel: Channel, outcome: OpenChannel | Exception) -> bool:
-        """Note what came of the attempts. Return whether the channel is of use."""
+    def _opened(self, channel: Channel, result: OpenChannel | Exception) -> bool:
+        """Record the result of the attempts. Return whether the channel is in use now."""
         with self._lock:
             channel.opening = False
-            if isinstance(outcome, Exception):
-                channel.failure = outcome
+            if isinstance(result, Exception):
+                channel.failure = result
             elif not self.closed:
-                channel.opened, channel.failure = outcome, None
-                self._heartbeats.keep(channel.server.rank, outcome.id, outcome.lease_s)
+                channel.opened, channel.failure = result, None
+                self._heartbeats.keep(channel.server.rank, result.id, result.lease_s)
                 channel.reconnects += 1
                 if channel.reconnects:
                     _LOGGER.warning("%s: back", str(channel))
             self.on_change()
-            return channel.opened is outcome
+            return channel.opened is result
 
 
 def _one_of(values: Iterable[str]) -> str:
-    """Return the value that all have, but for channels that are not open."""
+    """Return the value that all open channels share, or ``"mixed"``; ``"none"`` where no channel is open."""
     found = set(values) - {"none"} or {"none"}
     return found.pop() if len(found) == 1 else "mixed"

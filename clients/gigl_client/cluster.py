@@ -1,4 +1,4 @@
-"""The storage servers of one graph, as one process of a job is connected to them."""
+"""Connections of one process to the storage servers of one graph."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = ["Cluster", "Server", "connect_cluster"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Server:
-    """One storage server, and how it is asked."""
+    """One storage server and the connections to it."""
 
     endpoint: Endpoint
     client: StoreClient
-    """Of its control port."""
+    """Client of the control port."""
     connection: Connection
-    """To its data port."""
+    """Connection to the data port."""
 
     @property
     def rank(self) -> int:
-        """Place by ascending smallest partition."""
+        """Index of the server by ascending smallest partition."""
         return self.endpoint.host_index
 
     @classmethod
     def connect(cls, endpoint: Endpoint, caller: Caller, *, job: str, timeout_s: float) -> Server:
-        """Nothing is sent yet. Asks of the data port are tried for ``timeout_s``."""
+        """Return a server. Sends nothing yet. Requests to the data port are retried for ``timeout_s``."""
         return cls(
             endpoint,
             StoreClient(endpoint, caller, job),
@@ -55,7 +55,7 @@ class Server:
 
 
 class Cluster:
-    """All servers of a graph. It ends its connections when it is closed, and when nobody has it any more."""
+    """All servers of a graph. Connections end with ``close``, or when the object is collected."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Cluster:
         caller: Caller,
         timeout_s: float,
     ) -> None:
-        """``endpoints`` come by rank. ``job`` is 64 hex digits that only the ranks of the job know."""
+        """``endpoints`` are by rank. ``job`` is the secret of the job's ranks, 64 hex digits."""
         self.servers = tuple(
             Server.connect(endpoint, caller, job=job, timeout_s=timeout_s) for endpoint in endpoints
         )
@@ -77,14 +77,14 @@ class Cluster:
         self.caller = caller
         self.timeout_s = timeout_s
         self.heartbeats = Heartbeats([server.client.heartbeat for server in self.servers])
-        """For channels that shall stay open. They keep no cluster."""
+        """Renew the leases of open channels. They hold no reference to the cluster."""
         self._owner = os.getpid()
         self._end = weakref.finalize(self, _end, self.servers, self.heartbeats, self._owner)
 
     def open_store(self, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
-        """Return a store of all partitions, each asked of its owner for ``timeout_s`` at most.
+        """Return a store of all partitions. Each request to an owner is retried for ``timeout_s`` at most.
 
-        The caller closes it. ``concurrency`` is how many batches ask it at the same time.
+        The caller closes the store. ``concurrency`` is the number of batches that use it at the same time.
         """
         remote = open_remote_stores(
             {part: server.endpoint for server in self.servers for part in server.endpoint.partitions},
@@ -96,7 +96,7 @@ class Cluster:
         return PartitionedStore(self.schema, local={}, remote=remote, concurrency=concurrency)
 
     def check_usable(self) -> None:
-        """``RuntimeError`` in a forked child, ``ValueError`` after ``close``."""
+        """Raise ``RuntimeError`` in a forked child, ``ValueError`` after ``close``."""
         if os.getpid() != self._owner:
             raise RuntimeError(
                 f"this RemoteDistDataset belongs to process {self._owner}: network connections do not "
@@ -120,9 +120,9 @@ def _end(servers: Sequence[Server], heartbeats: Heartbeats, owner: int) -> None:
 
 
 def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s: float) -> Cluster:
-    """Return the cluster of which one server, at least, has one of these addresses.
+    """Connect to the cluster that one of ``addresses`` belongs to.
 
-    Raises what ``find_servers`` does, and ``ValueError`` for servers that do not make up one graph.
+    Raises what ``find_servers`` raises, and ``ValueError`` for servers that do not hold one whole graph.
     """
     found = find_servers(read_addresses(addresses), caller, timeout_s=timeout_s)
     schema = _manifest(found, caller, timeout_s).schema
@@ -138,7 +138,7 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
 
 
 def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
-    """Return the ``graph.json`` of a server, which has the digest that all servers say."""
+    """Return the ``graph.json`` of a server. ``ValueError`` unless it has the digest of the cluster."""
     server = found.endpoints[0]
     connection = Connection(server, caller, timeout_s=timeout_s)
     try:
@@ -163,7 +163,7 @@ def _check_complete(found: Found, schema: GraphSchema) -> None:
 
 
 def _shared_job(graph: str, timeout_s: float) -> str:
-    """Return the secret of this job: that of the rank which connects to this graph first."""
+    """Return the secret of this job, which the first rank to connect to this graph chooses."""
     job = new_job()
     group = RankGroup.current(patience_s=timeout_s)
     if group is None:

@@ -1,4 +1,4 @@
-"""A graph that storage servers hold, and the batches that they make of it."""
+"""Dataset on storage servers: the graph that they hold, and sources of its batches."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ __all__ = ["RemoteDistDataset"]
 
 _PREFETCH_SIZE = 4
 _MAX_SHARES = 64
-"""A server grants a channel no more."""
+"""Limit of a server on the share of one channel."""
 
 
 class RemoteDistDataset:
-    """A graph on storage servers, for trainers that hold none of it.
+    """A graph on storage servers, for trainers that hold no part of it.
 
-    Made by :meth:`connect`. Loaders take it where they take a ``DistDataset``, and give the same batches.
-    It is a context manager. It keeps what its loaders have on the servers alive; servers reclaim what a
-    process that died had there.
+    Made by :meth:`connect`. Loaders accept it in place of a ``DistDataset``, and give the same batches. It is
+    a context manager. While it lives, it renews the leases of its loaders' channels; servers reclaim the
+    channels of a process that died.
     """
 
     def __init__(self, cluster: Cluster, *, transport: str = "auto", rows: str = "auto") -> None:
@@ -69,24 +69,24 @@ class RemoteDistDataset:
         """Connect to all servers of a cluster. Every rank of a process group calls this.
 
         ``addresses``
-            ``"HOST:PORT"`` of any one server, or of several, in case that one is down. The others are
-            found.
+            ``"HOST:PORT"`` of any one server, or of several, in case one is down. The remaining servers of
+            the cluster are discovered.
         ``credentials``
-            A ``Caller``: token, certificates, and whom to trust. By default what the environment names
+            A ``Caller``: token, certificates, and trusted authorities. By default what the environment names
             (``Caller.from_environment``: ``GIGL_TOKEN_FILE``, ``GIGL_TLS_CA``), else no token and plain text.
             Plain text to other machines is refused unless the caller says ``insecure=True``.
         ``transport``
-            How batches come: ``"ring"`` through memory shared with servers, all of which must be on this
-            machine, ``"flight"`` over the network; ``"auto"`` chooses for each server.
+            ``"ring"`` receives batches through memory shared with the servers, all of which must be on this
+            machine; ``"flight"`` receives them over the network; ``"auto"`` chooses for each server.
         ``rows``
-            Whether feature rows come from their owners (``"direct"``), or with the batch, through the
-            server that sampled it (``"through"``). ``"auto"`` chooses.
+            ``"direct"`` fetches feature rows from their owners (deferred features); ``"through"`` receives
+            them with the batch, through the server that sampled it; ``"auto"`` chooses.
         ``timeout``
-            Seconds to wait for servers that are not ready, now and whenever nodes are asked for.
+            Seconds to wait for servers that are not ready, now and in later queries about nodes.
 
-        Raises ``StorageUnavailable`` when the time is over, with a server and why it is not ready.
-        ``ValueError`` at once for another version, unequal graphs, certificates that are not good or
-        options that make no sense, ``SamplingError`` for a token that is not right.
+        Raises ``StorageUnavailable`` after ``timeout``, with a server and the reason why it is not ready.
+        Raises ``ValueError`` at once for another version, unequal graphs, invalid certificates or invalid
+        options, and ``SamplingError`` for a wrong token.
         """
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
@@ -99,12 +99,12 @@ class RemoteDistDataset:
 
     @property
     def num_servers(self) -> int:
-        """Storage servers. Their ranks are ``0 .. num_servers - 1``, by ascending smallest partition."""
+        """Number of storage servers. Their ranks are ``0 .. num_servers - 1``, by smallest partition."""
         return len(self._cluster.servers)
 
     @property
     def schema(self) -> GraphSchema:
-        """Types, sizes, columns and splits."""
+        """Types, sizes, columns and splits of the graph."""
         return self._cluster.schema
 
     @property
@@ -117,41 +117,41 @@ class RemoteDistDataset:
 
     @property
     def edge_dir(self) -> Literal["in", "out"]:
-        """``"in"`` follows edges to their sources (as message passing wants), ``"out"`` to their targets."""
+        """``"in"`` samples the sources of edges (for message passing), ``"out"`` their targets."""
         return self.schema.edge_dir
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all types; ``schema.nodes[node_type].count`` has each."""
+        """Number of nodes of all types together; ``schema.nodes[node_type].count`` is that of one type."""
         return sum(nodes.count for nodes in self.schema.nodes.values())
 
     @property
     def num_edges(self) -> int:
-        """Edges of all types; ``schema.edges[edge_type].count`` has each."""
+        """Number of edges of all types together; ``schema.edges[edge_type].count`` is that of one type."""
         return sum(edges.count for edges in self.schema.edges.values())
 
     @property
     def graph_digest(self) -> str:
-        """Equal for graphs with the same contents, however this process came by them."""
+        """Digest of the graph. Equal for graphs with the same contents, wherever they are stored."""
         return self._cluster.graph_digest
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
-        """Return the positions of these nodes, in order. ``ValueError`` names the first ten unknown."""
+        """Return the positions of ``node_ids``, int64 [N], in order. ``ValueError`` lists unknown ids."""
         self._cluster.check_usable()
         return self._nodes.positions(node_type, node_ids)
 
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
-        """Return the node ids at these positions, in order."""
+        """Return the node ids at ``positions``, int64 [N], in order."""
         self._cluster.check_usable()
         return self._nodes.node_ids(node_type, positions)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
-        """Return the positions of all nodes of a type, by ascending node id."""
+        """Return the positions of all nodes of a type, int64 [N], by ascending node id."""
         self._cluster.check_usable()
         return self._nodes.all_positions(node_type)
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
-        """Return the positions of a split, by ascending node id. ``ValueError`` lists the known splits."""
+        """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
         self._cluster.check_usable()
         return self._nodes.split_positions(node_type, split)
 
@@ -164,15 +164,15 @@ class RemoteDistDataset:
         world_size: int | None = None,
         balance: Literal["servers", "seeds"] = "servers",
     ) -> dict[int, torch.Tensor]:
-        """Return the ids of nodes by the rank of the server that holds them: an entry for every server.
+        """Return node ids by the rank of the server that holds them, with an entry for every server.
 
-        Of a split, or all nodes of a type; ascending. A loader takes the whole mapping as
-        ``input_nodes``, with ``sharding="none"`` where it is one rank's share.
+        The ids, int64 [N] and ascending, are those of ``split``, or of all nodes of the type. A loader takes
+        the whole mapping as ``input_nodes``, with ``sharding="none"`` where it is one rank's share.
 
         ``rank``, ``world_size``
-            Take this rank's share only; together or not at all. Shares cover every node once.
+            Return this rank's share only. Give both or neither. Shares cover every node once.
         ``balance``
-            ``"servers"`` gives ranks as many servers, ``"seeds"`` as many nodes.
+            ``"servers"`` gives each rank the same number of servers, ``"seeds"`` the same number of nodes.
         """
         self._cluster.check_usable()
         share = read_share(rank, world_size, balance)
@@ -180,7 +180,10 @@ class RemoteDistDataset:
         return {server: torch.from_numpy(ids.copy()) for server, ids in enumerate(lists)}
 
     def partition_of(self, ids: torch.Tensor, node_type: NodeType | None = None) -> torch.Tensor:
-        """Return the partition that owns each node, int64. ``ValueError`` with the first ten unknown ids."""
+        """Return the partition that owns each node of ``ids`` (integers [N]), int64 [N].
+
+        ``ValueError`` lists the first ten unknown ids.
+        """
         self._cluster.check_usable()
         array = np.ascontiguousarray(torch.as_tensor(ids).cpu().numpy())
         if array.dtype.kind not in "iu" or array.ndim != 1:
@@ -188,20 +191,21 @@ class RemoteDistDataset:
         return torch.from_numpy(self._nodes.owners(self._node_type(node_type), array.astype(np.int64)))
 
     def server_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
-        """Return how each server does, by its rank: threads, queues, bytes and, of this job, channels.
+        """Return the load of each server by rank: threads, queues, bytes, and this job's channels.
 
-        Of one that does not answer within ``timeout`` seconds, ``{"error": why}``.
+        ``{"error": reason}`` for a server that does not respond within ``timeout`` seconds.
         """
         self._cluster.check_usable()
         return loads_of(self._cluster.servers, timeout)
 
     def check_options(self, store: StoreOptions) -> None:
-        """All options have a meaning here."""
+        """Accept any options: all of them apply to a graph store."""
 
     def open_source(self, request: SourceRequest) -> BatchSource:
-        """Return where the batches of a loader come from: its producer on every server.
+        """Return the source of a loader's batches: its producer on every server.
 
-        The first rank of a loader creates its producers; the others wait for it, and fail as it fails.
+        The first rank to open a loader creates its producers. The other ranks wait for it, and raise the same
+        error where it fails.
         """
         self._cluster.check_usable()
         prefetch = request.store.prefetch_size
@@ -238,10 +242,10 @@ class RemoteDistDataset:
         return source
 
     def close(self) -> None:
-        """Close what loaders still have, and disconnect. Closing twice is fine.
+        """Close the sources of all loaders, and disconnect. Closing twice is fine.
 
-        Batches that were received stay valid. A dataset that nobody closes is closed like this when it and
-        its loaders are collected.
+        Received batches stay valid. A dataset that was not closed is closed when it and its loaders are
+        collected.
         """
         while self._sources:
             self._sources.pop().close()

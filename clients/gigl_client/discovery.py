@@ -39,7 +39,7 @@ class Found:
     """A cluster that is ready."""
 
     endpoints: tuple[Endpoint, ...]
-    """In the order of their ranks."""
+    """By rank."""
     graph: str
     """Digest of the graph that all of them have."""
 
@@ -52,7 +52,7 @@ _PASSING = (StorageUnavailable, Busy, _NotReady)
 
 
 def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
-    """Read addresses, in a list or separated by commas. ``ValueError`` names what is none."""
+    """Parse addresses, in a list or separated by commas. ``ValueError`` names an invalid one."""
     listed = addresses if isinstance(addresses, Iterable) else [addresses]
     texts = addresses.split(",") if isinstance(addresses, str) else list(listed)
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -67,11 +67,11 @@ def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
 
 
 def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: float) -> Found:
-    """Return the servers of the cluster of which one has one of these addresses, when all are ready.
+    """Return the servers of the cluster that one of ``addresses`` belongs to, once all are ready.
 
-    Servers that do not answer or are not ready are asked again for ``timeout_s``; then
-    ``StorageUnavailable`` names one, and why. What waiting cannot help is raised at once: ``ValueError``
-    for another version, another graph or a certificate that is not good, ``SamplingError`` for a token.
+    Servers that do not respond or are not ready are retried for ``timeout_s``; then ``StorageUnavailable``
+    names one of them and the reason. Errors that waiting cannot resolve are raised at once: ``ValueError``
+    for another version, another graph or an invalid certificate, ``SamplingError`` for a wrong token.
     """
     search = _Search(addresses, caller, time.monotonic() + timeout_s)
     backoff, told = Backoff(), ""
@@ -93,7 +93,7 @@ class _Search:
     """Attempts to find a cluster."""
 
     def __init__(self, addresses: Sequence[Address], caller: Caller, deadline: float) -> None:
-        self._asked = [Endpoint.of_address(address, what="storage server") for address in addresses]
+        self._endpoints = [Endpoint.of_address(address, what="storage server") for address in addresses]
         self._caller = caller
         self._deadline = deadline
 
@@ -103,7 +103,7 @@ class _Search:
         return self._deadline - time.monotonic()
 
     def attempt(self) -> Found:
-        """Return the cluster, or raise what keeps it from being used."""
+        """Return the cluster. Raises the reason why it cannot be used."""
         view = self._first_view()
         if not view.servers:
             raise FormatError("a storage server says that it is ready, and names no server of its cluster")
@@ -111,35 +111,35 @@ class _Search:
         with ThreadPoolExecutor(min(len(view.servers), _MAX_AT_ONCE)) as threads:
             checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
         errors = [error for check in checks if (error := check.exception()) is not None]
-        if errors:  # What waiting cannot help counts first.
+        if errors:  # Errors that waiting cannot resolve come first.
             raise next((error for error in errors if not isinstance(error, _PASSING)), errors[0])
         return Found(endpoints=view.servers, graph=view.graph)
 
     def _first_view(self) -> ClusterView:
-        """Return what the first server says that answers and is ready."""
+        """Return the view of the first server that responds and is ready."""
         errors: list[Exception] = []
-        for asked in self._asked:
-            found = self._view_or_reason(asked)
+        for endpoint in self._endpoints:
+            found = self._view_or_reason(endpoint)
             if not isinstance(found, Exception):
                 return found
             errors.append(found)
-        # One that is not ready knows more than one that is not there.
+        # A server that is not ready gives a better reason than one that does not respond.
         raise next((error for error in errors if isinstance(error, _NotReady)), errors[0])
 
     def _check_addresses(self, view: ClusterView) -> None:
-        """Raise ``ValueError`` if one of the addresses is of another cluster. One may be down."""
+        """Raise ``ValueError`` if one of the addresses belongs to another cluster. A server may be down."""
         known = {server.control_address for server in view.servers}
-        for asked in self._asked:
-            if asked.control_address not in known:
-                other = self._view_or_reason(asked, min(self._batch_wait, _OTHER_S))
+        for endpoint in self._endpoints:
+            if endpoint.control_address not in known:
+                other = self._view_or_reason(endpoint, min(self._batch_wait, _OTHER_S))
                 if not isinstance(other, Exception):
-                    _check_graph(asked, other.graph, view.graph)
-                    _check_cluster(asked, other, known)
+                    _check_graph(endpoint, other.graph, view.graph)
+                    _check_cluster(endpoint, other, known)
 
-    def _view_or_reason(self, asked: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
-        """Return why there is no view, where waiting may help."""
+    def _view_or_reason(self, endpoint: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
+        """Return the view of a server, or the error where waiting may resolve it."""
         try:
-            return self._view(asked, timeout_s)
+            return self._view(endpoint, timeout_s)
         except _PASSING as error:
             return error
 
@@ -156,7 +156,7 @@ class _Search:
         return view
 
     def _check(self, server: Endpoint, graph: str) -> None:
-        """Check that a server that another told of is the one, is ready, and can be reached on both ports."""
+        """Check that a server of the view has the graph, is ready, and can be reached on both ports."""
         _check_graph(server, self._view(server).graph, graph)
         check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait)
 
@@ -165,12 +165,12 @@ class _Search:
         return max(min(self.left, _ATTEMPT_S), 0.1)
 
 
-def _check_cluster(asked: Endpoint, view: ClusterView, known: set[str]) -> None:
-    """Raise ``ValueError`` if a server knows none of the servers in use: it has not another name of one."""
+def _check_cluster(endpoint: Endpoint, view: ClusterView, known: set[str]) -> None:
+    """Raise ``ValueError`` if a server knows none of the servers in use, under any address."""
     others = [server.control_address for server in view.servers]
     if others and known.isdisjoint(others):
         raise ValueError(
-            f"{asked} is of another cluster, of {', '.join(others[:4])}, than the server that was asked "
+            f"{endpoint} is of another cluster, of {', '.join(others[:4])}, than the server that was asked "
             f"first, of {', '.join(sorted(known)[:4])}: give addresses of one cluster"
         )
 

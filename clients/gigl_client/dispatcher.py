@@ -1,7 +1,8 @@
 """Dispatcher between a source and its servers: sends requests, turns replies into frames, retries.
 
-Nothing here waits for a server but threads that do nothing else: asks are calls whose end a callback
-puts in a queue, and a few threads behind it fetch. All others hold the lock for moments only.
+Only dedicated threads wait for a server. A request is an asynchronous call, whose end a callback puts in a
+queue; a few threads take it from there and fetch the frame. No thread holds the lock while it waits for a
+server.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["FETCHERS", "Dispatcher"]
 _LOGGER = logging.getLogger(__name__)
 
 FETCHERS = 2
-"""Threads of a source that fetch frames, and rows for them."""
+"""Number of threads of a source that fetch frames and their deferred features."""
 
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
@@ -53,14 +54,14 @@ _LEAVE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A call that has ended."""
+    """A request whose call has ended."""
 
-    ask: InFlightRequest
+    sent: InFlightRequest
     call: Any
 
 
 class Dispatcher:
-    """The asks of one source. Knows the servers, not the source, so that a forgotten source can go."""
+    """Requests of one source. Holds no reference to the source, which can therefore be collected."""
 
     def __init__(
         self,
@@ -73,39 +74,43 @@ class Dispatcher:
         request: Callable[[int, int], BatchRequest],
         timeout_s: float,
     ) -> None:
-        """The lock of ``changed`` guards channels and batches. ``request`` gives a batch of an epoch."""
+        """Start the threads. The lock of ``changed`` guards ``channels`` and ``in_flight``.
+
+        ``request(epoch, batch)`` returns the request of a batch.
+        """
         self._channels = channels
         self._in_flight = in_flight
         self._receiver = receiver
         self._changed = changed
         self._request = request
-        # Longer than servers are looked for, so that one that is away is named and not who waits for it.
+        # Longer than the search for a lost server, so that the error names the server that is away and not
+        # one that waits for it.
         self._call_s = timeout_s + min(timeout_s / 4, _LONGER_S)
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
-        """Replies and requests that did not match their checksum, or broke a rule."""
-        self._times_damaged: Counter[int] = Counter()  # By batch of the epoch under way.
+        """Number of replies and requests that did not match their checksum or broke a rule."""
+        self._times_damaged: Counter[int] = Counter()  # By batch of the current epoch.
         self.cpu_s = 0.0
-        """Of the threads that fetch."""
+        """CPU time of the threads."""
         self.needed = False
-        """Somebody waits for a batch."""
+        """The trainer waits for a batch."""
         self._calls: set[Any] = set()
-        """Whose ends were not seen to yet."""
-        # Apart, so that a server that is lost is noticed though frames of it are waited for.
+        """Calls whose end was not handled yet."""
+        # Two queues, so that a lost server is noticed even while every fetching thread waits for a frame.
         self._frames: Responses = queue.SimpleQueue()
         self._failures: Responses = queue.SimpleQueue()
         channels.on_change = self._go_on
         work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
         work[f"settle for {name}"] = self._failures
         self._threads = [
-            threading.Thread(target=self._work, args=(answers,), name=name, daemon=True)
-            for name, answers in work.items()
+            threading.Thread(target=self._work, args=(responses,), name=name, daemon=True)
+            for name, responses in work.items()
         ]
         for thread in self._threads:
             thread.start()
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
-        """Leave the epoch under way, and ask for the first batches of another."""
+        """Leave the current epoch, and request the first batches of another."""
         with self._changed:
             self._in_flight.start(epoch, first_batch)
             self._times_damaged.clear()
@@ -113,7 +118,7 @@ class Dispatcher:
             self._hand_out()
 
     def take(self) -> Ready | None:
-        """Take the next batch, if it is there, and keep the servers busy."""
+        """Return the next batch, or ``None`` where it was not received yet. Sends further requests."""
         with self._changed:
             ready = self._in_flight.take()
             if ready is not None:
@@ -122,14 +127,14 @@ class Dispatcher:
             return ready
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
-        """End the threads, close the channels, and do what ``others`` do: with ``wait``, for 3 s at most."""
+        """End the threads, close the channels and call ``others``. ``wait``: wait for them, 3 s at most."""
         with self._changed:
             self._in_flight.stop()
             jobs = self._channels.close()
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
-        for answers in (*[self._frames] * FETCHERS, self._failures):
-            answers.put(None)
+        for responses in (*[self._frames] * FETCHERS, self._failures):
+            responses.put(None)
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         deadline = time.monotonic() + (_LEAVE_S if wait else 0)
         for thread in self._threads:
@@ -137,7 +142,7 @@ class Dispatcher:
                 thread.join(max(deadline - time.monotonic(), 0))
 
     def _hand_out(self) -> None:
-        """Ask for as many batches as may be in flight."""
+        """Request as many batches as may be in flight."""
         now = time.monotonic()
         while not self._channels.closed and (batch := self._in_flight.next(now)) is not None:
             urgent = self._in_flight.holds_up_others(batch)
@@ -146,31 +151,31 @@ class Dispatcher:
                 return
             request = self._request_of(batch)
             if request is not None:
-                self._ask(channel, request, now)
+                self._send(channel, request, now)
 
     def _request_of(self, batch: int) -> BatchRequest | None:
-        """Return the request for a batch: the same one, however often it is asked for."""
+        """Return the request for a batch: the same one at every retry. ``None`` where it cannot be made."""
         request = self._in_flight.known_request(batch)
         if request is not None:
             return request
         try:
             return self._request(self._in_flight.epoch, batch)
-        except Exception as error:  # Weights that cannot be drawn by.
+        except Exception as error:  # For example weights of which none is positive.
             failure = Failure.of(error, epoch=self._in_flight.epoch, batch=batch, worker=None).error()
             failure.__cause__ = error
             self._in_flight.fail(batch, failure)
             self._changed.notify_all()
             return None
 
-    def _ask(self, channel: Channel, request: BatchRequest, now: float) -> None:
+    def _send(self, channel: Channel, request: BatchRequest, now: float) -> None:
         opened = channel.opened
         assert opened is not None, "only open channels are asked"
         slot = None if opened.ring is None else opened.ring.take()
-        ask = InFlightRequest(
+        sent = InFlightRequest(
             request=request, fence=self._in_flight.fence, channel=channel, opened=opened, slot=slot, since=now
         )
-        self._in_flight.ask(ask)
-        message = _message(ask)
+        self._in_flight.add(sent)
+        message = _message(sent)
         self.calls += 1
         self.bytes_out += len(message.inputs) + len(message.index)
         try:
@@ -179,107 +184,108 @@ class Dispatcher:
             call = Future[SampleReply]()
             call.set_exception(error)
         self._calls.add(call)
-        call.add_done_callback(partial(_arrived, self._frames, self._failures, ask))
+        call.add_done_callback(partial(_arrived, self._frames, self._failures, sent))
 
-    def _work(self, answers: Responses) -> None:
+    def _work(self, responses: Responses) -> None:
         scratch = Scratch()
-        while (answer := answers.get()) is not None:
+        while (response := responses.get()) is not None:
             began = time.thread_time()
             try:
-                self._settle(answer, scratch)
+                self._settle(response, scratch)
             except Exception as error:
-                self._land(answer.ask, error)
+                self._land(response.sent, error)
             with self._changed:
                 self.cpu_s += time.thread_time() - began
-            del answer
+            del response
 
-    def _settle(self, answer: Response, scratch: Scratch) -> None:
-        """Make the batch of an answer, unless nobody wants it any more, or find out why there is none."""
-        ask = answer.ask
+    def _settle(self, response: Response, scratch: Scratch) -> None:
+        """Record the batch of a response, or retry. Responses to an epoch that was left are discarded."""
+        sent = response.sent
         with self._changed:
-            self._calls.discard(answer.call)
-            current = self._in_flight.is_current(ask)
+            self._calls.discard(response.call)
+            current = self._in_flight.is_current(sent)
         try:
-            reply: SampleReply = answer.call.result()
+            reply: SampleReply = response.call.result()
         except Exception as error:
-            self._call_failed(ask, _translated(ask, error))
+            self._call_failed(sent, _translated(sent, error))
             return
-        if not message_is_whole(reply, answer.call.trailing_metadata()):
-            ask.give_slot()
-            self._came_damaged(ask, FormatError(f"{ask.channel}: a reply does not match its checksum"))
+        if not message_is_whole(reply, response.call.trailing_metadata()):
+            sent.give_slot()
+            self._came_damaged(sent, FormatError(f"{sent.channel}: a reply does not match its checksum"))
             return
         if not current or reply.skipped:
-            ask.give_slot()
-            self._again(ask, StorageUnavailable(f"{ask.channel} skipped it"))
+            sent.give_slot()
+            self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
             return
         try:
-            frame = self._receiver.frame(ask, reply, scratch)
-        except Unfetched as error:  # The server counts what was not fetched, until the channel is closed.
-            self._give_up(ask, error.reason)
+            frame = self._receiver.frame(sent, reply, scratch)
+        except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
+            self._give_up(sent, error.reason)
         except (StorageUnavailable, Gone) as error:
-            self._again(ask, error)
+            self._again(sent, error)
         except FormatError as error:
-            self._came_damaged(ask, error)
+            self._came_damaged(sent, error)
         else:
-            self._land(ask, frame)
+            self._land(sent, frame)
 
-    def _call_failed(self, ask: InFlightRequest, error: Exception) -> None:
-        """Give the channel up, ask again, or, for what cannot be asked for, let the batch fail."""
+    def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
+        """Give up the channel, retry the batch, or fail the batch, depending on ``error``."""
         if isinstance(error, (StorageUnavailable, Unknown)):
-            self._lose(ask, error)
+            self._lose(sent, error)
             return
-        if ask.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
-            self._give_up(ask, error)  # Perhaps the server goes on with it, and writes to its slot.
+        if sent.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
+            # The server may still sample the batch and write to its slot: the slot must not be reused.
+            self._give_up(sent, error)
             return
-        ask.give_slot()
+        sent.give_slot()
         if isinstance(error, Damaged):
-            self._came_damaged(ask, FormatError(str(error)))
-        elif isinstance(error, SamplingError):  # Not of the batch: that comes as an answer.
-            self._again(ask, error)
+            self._came_damaged(sent, FormatError(str(error)))
+        elif isinstance(error, SamplingError):  # Of the call. A failure of the batch comes as a response.
+            self._again(sent, error)
         else:
-            self._land(ask, error)
+            self._land(sent, error)
 
-    def _again(self, ask: InFlightRequest, error: Exception) -> None:
-        """Have a batch asked for again, a little later."""
+    def _again(self, sent: InFlightRequest, error: Exception) -> None:
+        """Retry a batch after a delay."""
         with self._changed:
-            if self._in_flight.is_current(ask):
+            if self._in_flight.is_current(sent):
                 self.retries += 1
-                self._in_flight.put_back(ask, bare(error), time.monotonic())
+                self._in_flight.put_back(sent, bare(error), time.monotonic())
                 self._go_on()
 
-    def _came_damaged(self, ask: InFlightRequest, error: FormatError) -> None:
-        """Have a batch asked for again. When it came damaged three times, it fails."""
+    def _came_damaged(self, sent: InFlightRequest, error: FormatError) -> None:
+        """Retry a batch. It fails when it was damaged three times."""
         with self._changed:
             self.damaged += 1
-            if self._in_flight.is_current(ask):
-                self._times_damaged[ask.request.batch] += 1
-            last = self._times_damaged[ask.request.batch] >= MAX_DAMAGED
-        _LOGGER.warning("batch %d of epoch %d: %s", ask.request.batch, ask.request.epoch, error)
+            if self._in_flight.is_current(sent):
+                self._times_damaged[sent.request.batch] += 1
+            last = self._times_damaged[sent.request.batch] >= MAX_DAMAGED
+        _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, error)
         if last:
-            self._land(ask, error)
+            self._land(sent, error)
         else:
-            self._again(ask, error)
+            self._again(sent, error)
 
-    def _give_up(self, ask: InFlightRequest, error: Exception) -> None:
-        """Have a batch asked for again, a little later, and give the channel up."""
+    def _give_up(self, sent: InFlightRequest, error: Exception) -> None:
+        """Retry a batch after a delay, and give up its channel."""
         with self._changed:
-            if self._in_flight.is_current(ask):
+            if self._in_flight.is_current(sent):
                 self.retries += 1
-                self._in_flight.put_back(ask, bare(error), time.monotonic())
-            self._lose(ask, error)
+                self._in_flight.put_back(sent, bare(error), time.monotonic())
+            self._lose(sent, error)
 
-    def _lose(self, ask: InFlightRequest, error: Exception) -> None:
-        """Give a channel up, with all that it was asked for: its ring may still be written to."""
+    def _lose(self, sent: InFlightRequest, error: Exception) -> None:
+        """Give up a channel and retry all its requests: the server may still write to its ring."""
         with self._changed:
-            if ask.channel.opened is ask.opened:
-                self.retries += self._in_flight.put_back_all(ask.opened, time.monotonic())
-                self._channels.lose(ask.channel, bare(error))
+            if sent.channel.opened is sent.opened:
+                self.retries += self._in_flight.put_back_all(sent.opened, time.monotonic())
+                self._channels.lose(sent.channel, bare(error))
                 self._go_on()
 
-    def _land(self, ask: InFlightRequest, frame: Frame | Exception) -> None:
+    def _land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         with self._changed:
-            if self._in_flight.is_current(ask):
-                self._in_flight.land(ask, bare(frame) if isinstance(frame, Exception) else frame)
+            if self._in_flight.is_current(sent):
+                self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
                 self._changed.notify_all()
 
     def _go_on(self) -> None:
@@ -287,45 +293,45 @@ class Dispatcher:
         self._changed.notify_all()
 
 
-def _arrived(frames: Responses, failures: Responses, ask: InFlightRequest, call: Any) -> None:
-    """Hear that a call has ended, in a thread of gRPC's, which has other things to do."""
+def _arrived(frames: Responses, failures: Responses, sent: InFlightRequest, call: Any) -> None:
+    """Queue a call that has ended. Runs on a thread of gRPC, which must not block."""
     failed = call.cancelled() or call.exception() is not None
-    (failures if failed else frames).put(Response(ask, call))
+    (failures if failed else frames).put(Response(sent, call))
 
 
 def _cancel(calls: set[Any]) -> None:
-    """End calls that nobody waits for: they keep the memory that they were to fill."""
+    """Cancel calls whose result is not needed: they hold the memory that they would fill."""
     for call in calls:
         call.cancel()
 
 
-def _translated(ask: InFlightRequest, error: Exception) -> Exception:
+def _translated(sent: InFlightRequest, error: Exception) -> Exception:
     if isinstance(error, grpc.RpcError):
-        return ask.channel.server.client.error(error)
-    return StorageUnavailable(f"{ask.channel}: {str(error) or 'the call was cancelled'}")
+        return sent.channel.server.client.error(error)
+    return StorageUnavailable(f"{sent.channel}: {str(error) or 'the call was cancelled'}")
 
 
-def _message(ask: InFlightRequest) -> SampleRequest:
-    request = ask.request
+def _message(sent: InFlightRequest) -> SampleRequest:
+    request = sent.request
     return SampleRequest(
-        channel=ask.opened.id,
+        channel=sent.opened.id,
         epoch=request.epoch,
         batch=request.batch,
-        fence=ask.fence,
+        fence=sent.fence,
         inputs=request.input_bytes(),
         index=request.index.astype("<i8", copy=False).tobytes(),
-        slot=0 if ask.slot is None else ask.slot + 1,
+        slot=0 if sent.slot is None else sent.slot + 1,
     )
 
 
 def _at_once(jobs: Sequence[Callable[[], None]], *, seconds: float) -> None:
-    """Do these things at the same time, in threads, and wait for their end so long at most."""
+    """Run ``jobs`` concurrently in threads, and wait at most ``seconds`` for them."""
     threads = [threading.Thread(target=job, name="close", daemon=True) for job in jobs]
     deadline = time.monotonic() + seconds
     try:
         for thread in threads:
             thread.start()
-    except RuntimeError:  # At the end of the interpreter, none can be started: leases end what is left.
+    except RuntimeError:  # No thread starts during interpreter shutdown: leases end the channels.
         return
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))

@@ -1,4 +1,4 @@
-"""Heartbeats: the channels of this process stay open at storage servers for as long as it lives."""
+"""Heartbeats: renew the leases of this process's channels at the storage servers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Heartbeats"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_BEATS_PER_LEASE = 3  # Two may be lost.
+_BEATS_PER_LEASE = 3  # Two heartbeats in a row may be lost.
 _MAX_THREADS = 8
 _MAX_BEAT_S = 5.0
 
 
 class Heartbeats:
-    """Names the channels that are kept to their servers, again and again, from a few threads."""
+    """Sends the ids of open channels to their servers periodically, from a few threads."""
 
     def __init__(self, beats: Sequence[Beat]) -> None:
-        """``beats`` has one function per server, given the channels and the seconds that it may take."""
+        """``beats`` has one function per server, ``beat(channels, timeout_s)``."""
         self._beats = beats
         self._kept: list[set[bytes]] = [set() for _ in beats]
         self._lock = threading.Condition()
@@ -38,22 +38,22 @@ class Heartbeats:
         self._stopped = False
 
     def keep(self, server: int, channel: bytes, lease_s: float) -> None:
-        """Let a server keep a channel, until ``drop`` or ``stop``."""
+        """Renew the lease of a channel until ``drop`` or ``stop``."""
         with self._lock:
             self._kept[server].add(channel)
             self._interval_s = min(self._interval_s, lease_s / _BEATS_PER_LEASE)
             self._lock.notify_all()
             if not self._threads and not self._stopped:
-                with suppress(RuntimeError):  # The interpreter ends, and takes no more threads.
+                with suppress(RuntimeError):  # No thread starts during interpreter shutdown.
                     self._start()
 
     def drop(self, server: int, channel: bytes) -> None:
-        """Leave a channel to its server, which closes it in a while. Fine for one that is not kept."""
+        """Stop renewing a channel: its lease ends it. Fine for an unknown channel."""
         with self._lock:
             self._kept[server].discard(channel)
 
     def stop(self) -> None:
-        """Begin no further beat, and do not wait for those under way. Calling it twice is fine."""
+        """Send no further heartbeat. Does not wait for calls under way. Stopping twice is fine."""
         with self._lock:
             self._stopped = True
             self._lock.notify_all()
@@ -73,7 +73,7 @@ class Heartbeats:
             for server in servers:
                 if self._stopped:
                     return
-                # Servers that hang must not make the next round late for those that share their thread.
+                # A server that hangs must not delay the next round of the servers that share its thread.
                 self._beat(server, min(self._interval_s / len(servers), _MAX_BEAT_S))
 
     def _beat(self, server: int, seconds: float) -> None:
@@ -82,11 +82,11 @@ class Heartbeats:
         if channels:
             try:
                 self._beats[server](channels, seconds)
-            except (GiglError, ValueError) as error:  # Whoever asks for batches will meet it, too.
+            except (GiglError, ValueError) as error:  # Requests for batches fail with it, too, and raise it.
                 _LOGGER.debug("no heartbeat: %s", error)
 
     def _pause_until(self, last: float) -> bool:
-        """Wait until the next beat is due. Return whether there shall be one."""
+        """Wait until the next heartbeat is due. Return ``False`` after ``stop``."""
         with self._lock:
             while not self._stopped:
                 left = last + self._interval_s - time.monotonic()

@@ -17,7 +17,7 @@ __all__ = ["InFlight", "InFlightRequest", "Ready", "RetryState"]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class InFlightRequest:
-    """One batch that a server was asked for. It stays the same batch, whoever is asked next."""
+    """A request that was sent to one server. Another server may be sent the same ``request`` later."""
 
     request: BatchRequest
     fence: int
@@ -27,14 +27,14 @@ class InFlightRequest:
     since: float
 
     def give_slot(self) -> None:
-        """Return the slot of the ring that nothing was, or will be, written to."""
+        """Free the ring slot of a request. Only where the server never wrote to it, and never will."""
         if self.slot is not None and self.opened.ring is not None:
             self.opened.ring.give(self.slot)
 
 
 @dataclass(slots=True, eq=False)
 class Ready:
-    """A batch that came, or what went wrong with it for good."""
+    """A received batch, or the exception to raise in its place."""
 
     channel: Channel | None
     frame: Frame | Exception
@@ -42,7 +42,7 @@ class Ready:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RetryState:
-    """A batch that did not come, and may come yet."""
+    """Retries of a batch that was not received so far."""
 
     since: float
     backoff: Backoff
@@ -51,14 +51,14 @@ class RetryState:
 
 
 class InFlight:
-    """The batches of the epoch under way. Its user has a lock around it."""
+    """Batches of the current epoch. Not thread-safe: guarded by the lock of the dispatcher."""
 
     def __init__(self, num_batches: int, *, in_order: bool) -> None:
         self._num_batches = num_batches
         self._in_order = in_order
         self.fence = 0
         self.epoch = -1
-        self.position = self._unasked = num_batches
+        self.position = self._next_batch = num_batches
         """Next batch to be delivered, in order."""
         self.remaining = 0
         self.taken = 0
@@ -66,58 +66,60 @@ class InFlight:
         self._returned: list[int] = []
         self._requests: dict[int, BatchRequest] = {}
         self._ready: dict[int, Ready] = {}
-        self.asked: dict[int, InFlightRequest] = {}
+        self.sent: dict[int, InFlightRequest] = {}
         self.troubles: dict[int, RetryState] = {}
 
     def start(self, epoch: int, first_batch: int) -> None:
-        """Leave the epoch under way: what comes of it from now on is nobody's."""
+        """Leave the current epoch: responses to its requests are discarded from now on."""
+        # Requests carry the fence: with a newer one, a server drops queued requests and ready frames of older
+        # ones.
         self.fence += 1
-        self.epoch, self.position, self._unasked = epoch, first_batch, first_batch
+        self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch
-        for kept in (self._returned, self._requests, self._ready, self.asked, self.troubles):
+        for kept in (self._returned, self._requests, self._ready, self.sent, self.troubles):
             kept.clear()
 
     def stop(self) -> None:
-        """Leave the epoch under way for good."""
+        """Leave the current epoch without starting another."""
         self.start(self.epoch, self._num_batches)
 
     @property
-    def wanted(self) -> str:
-        """What is waited for."""
+    def awaited(self) -> str:
+        """The batch that ``take`` waits for, as text."""
         return f"batch {self.position}" if self._in_order else "any batch"
 
     def next(self, now: float) -> int | None:
-        """Return the number of the batch to ask for now."""
+        """Return the batch to request now. ``None`` where every batch is requested, ready or backing off."""
         due = [batch for batch in self._returned if not self._waits(batch, now)]
         if due:
             return min(due)
-        return self._unasked if self._unasked < self._num_batches else None
+        return self._next_batch if self._next_batch < self._num_batches else None
 
     def holds_up_others(self, batch: int) -> bool:
-        """Return whether no other batch can be received before this one."""
+        """Return whether no other batch can be delivered before this one."""
         return self._in_order and batch == self.position
 
     def known_request(self, batch: int) -> BatchRequest | None:
-        """Return what was asked for before, where a batch is asked for again."""
+        """Return the request of a batch that was requested before. ``None`` for a new batch."""
         return self._requests.get(batch)
 
-    def ask(self, ask: InFlightRequest) -> None:
-        """Note that a batch, which ``next`` named, is asked for."""
-        batch = ask.request.batch
+    def add(self, sent: InFlightRequest) -> None:
+        """Record a request that was sent for a batch that ``next`` returned."""
+        batch = sent.request.batch
         self._leave(batch)
-        self._requests[batch] = ask.request
-        self.asked[batch] = ask
-        ask.channel.load += 1
+        self._requests[batch] = sent.request
+        self.sent[batch] = sent
+        sent.channel.load += 1
 
-    def is_current(self, ask: InFlightRequest) -> bool:
-        """Return whether the answer to this ask is still waited for."""
-        return self.asked.get(ask.request.batch) is ask
+    def is_current(self, sent: InFlightRequest) -> bool:
+        """Return whether the response to this request is still awaited."""
+        return self.sent.get(sent.request.batch) is sent
 
-    def put_back(self, ask: InFlightRequest, error: Exception | None, now: float) -> None:
-        """Have a batch asked for again: at once, or, the more often there was an ``error``, the later."""
-        batch = ask.request.batch
-        del self.asked[batch]
-        ask.channel.load -= 1
+    def put_back(self, sent: InFlightRequest, error: Exception | None, now: float) -> None:
+        """Queue a batch again: at once, or, after an ``error``, with a delay that grows per error."""
+        batch = sent.request.batch
+        del self.sent[batch]
+        sent.channel.load -= 1
         self._returned.append(batch)
         if error is not None:
             before = self.troubles.get(batch)
@@ -130,25 +132,25 @@ class InFlight:
             )
 
     def put_back_all(self, opened: OpenChannel, now: float) -> int:
-        """Have all batches asked for again that a lost channel was asked for. Return how many."""
-        lost = [each for each in self.asked.values() if each.opened is opened]
-        for ask in lost:
-            self.put_back(ask, None, now)
+        """Queue all batches of a lost channel again. Return how many."""
+        lost = [each for each in self.sent.values() if each.opened is opened]
+        for sent in lost:
+            self.put_back(sent, None, now)
         return len(lost)
 
-    def land(self, ask: InFlightRequest, frame: Frame | Exception) -> None:
-        """Note that a batch has come, or failed for good."""
-        batch = ask.request.batch
-        del self.asked[batch]
-        self._ready[batch] = Ready(ask.channel, frame)
+    def land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
+        """Record a received batch, or the exception that failed it."""
+        batch = sent.request.batch
+        del self.sent[batch]
+        self._ready[batch] = Ready(sent.channel, frame)
 
     def fail(self, batch: int, error: Exception) -> None:
-        """Note that a batch, which ``next`` named, cannot be asked for."""
+        """Record that a batch that ``next`` returned cannot be requested."""
         self._leave(batch)
         self._ready[batch] = Ready(None, error)
 
     def take(self) -> Ready | None:
-        """Take the next batch, if it is there. It then counts as received."""
+        """Take the next batch, or return ``None``. A batch that was taken counts as received."""
         batch = self.position if self._in_order else next(iter(self._ready), -1)
         ready = self._ready.pop(batch, None)
         if ready is None:
@@ -164,16 +166,16 @@ class InFlight:
         return ready
 
     def trouble(self) -> tuple[int, RetryState] | None:
-        """Return what keeps the next batch from coming. Out of order, any batch in trouble."""
+        """Return the retried batch that delays delivery: the next one, or, out of order, the oldest."""
         if self._in_order:
             found = self.troubles.get(self.position)
             return None if found is None else (self.position, found)
         return min(self.troubles.items(), key=lambda item: item[1].since, default=None)
 
     def next_retry(self, now: float) -> float:
-        """Return when a batch that waits may be asked for again. Infinity where none waits.
+        """Return the earliest end of a backoff (monotonic). Infinity where no batch backs off.
 
-        Those that may be asked for already wait for a server, which is heard of when it is able.
+        Batches whose backoff is over wait for a server to become available, which is signalled separately.
         """
         waiting = [self.troubles[batch].not_before for batch in self._returned if self._waits(batch, now)]
         return min(waiting, default=float("inf"))
@@ -185,4 +187,4 @@ class InFlight:
         if batch in self._returned:
             self._returned.remove(batch)
         else:
-            self._unasked = batch + 1
+            self._next_batch = batch + 1

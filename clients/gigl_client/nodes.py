@@ -1,4 +1,4 @@
-"""The nodes of a graph that storage servers hold: who has which, under which ids."""
+"""Nodes of a graph on storage servers: ids, positions, splits and owners."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MAX_AT_ONCE = 16
 
 
 class RemoteNodes:
-    """Asks servers about nodes. Ids are known to all of them, splits to the owners of the partitions."""
+    """Queries about nodes. Any server knows all ids; splits are known to the owners of the partitions."""
 
     def __init__(self, cluster: Cluster, *, first: int) -> None:
-        """``first`` says which server is asked for ids: other processes give other numbers."""
+        """``first`` selects the server for ids. Ranks pass different numbers to spread the load."""
         self._schema = cluster.schema
         self._servers = cluster.servers
         self._directories = [
@@ -37,15 +37,15 @@ class RemoteNodes:
         ]
         self._directory = self._directories[first % len(self._directories)]
         self._latest: tuple[Int64Array, Int64Array] | None = None
-        """Positions and ids of the split that was asked for last: a loader wants its ids next, once."""
+        """Positions and ids of the last split, because a loader requests its ids next, once."""
 
     def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
-        """Return the position of each node id. ``ValueError`` with the first ten unknown ids."""
+        """Return the position of each node id, int64 [N]. ``ValueError`` lists the first ten unknown ids."""
         self._known(node_type)
         return self._directory.locate(node_type, ids)
 
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
-        """Return the node ids at these positions, in order."""
+        """Return the node ids at ``positions``, int64 [N], in order."""
         nodes = self._known(node_type)
         if nodes.ids == "identity":
             return positions
@@ -55,18 +55,18 @@ class RemoteNodes:
         return self._directory.ids(node_type, positions)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
-        """Return the positions of all nodes of a type, by ascending node id."""
+        """Return the positions of all nodes of a type, int64 [N], by ascending node id."""
         self._known(node_type)
         return self._directory.all_positions(node_type)
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
-        """Return the positions of a split, by ascending node id. ``ValueError`` lists the known splits."""
+        """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
         self.check_split(node_type, split)
         parts = self._of_servers(lambda server: self._split_on(server, node_type, split))
         return self._in_id_order(node_type, np.concatenate(parts))
 
     def of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
-        """Return a share of the ids of each server's nodes, of a split or all of them, ascending."""
+        """Return each server's part of a share: ids of nodes of ``split``, or of all, int64, ascending."""
         self._known(node_type)
         if split is not None:
             self.check_split(node_type, split)
@@ -86,7 +86,7 @@ class RemoteNodes:
         return [ids[which] for ids, which in zip(lists, slices, strict=True)]
 
     def owners(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
-        """Return the partition of each node."""
+        """Return the partition that owns each node, int64 [N]."""
         bounds = np.array(self._known(node_type).bounds, np.int64)
         return np.searchsorted(bounds, self.positions(node_type, ids), side="right") - 1
 
@@ -108,10 +108,10 @@ class RemoteNodes:
             [np.arange(bounds[part], bounds[part + 1], dtype=np.int64) for part in server.endpoint.partitions]
         )
 
-    def _of_servers(self, ask: Callable[[Server], Int64Array]) -> list[Int64Array]:
-        """Ask all servers at once."""
+    def _of_servers(self, query: Callable[[Server], Int64Array]) -> list[Int64Array]:
+        """Return the result of ``query`` for each server. Queries all servers concurrently."""
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
-            return list(threads.map(ask, self._servers))
+            return list(threads.map(query, self._servers))
 
     def _in_id_order(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         if self._known(node_type).ids == "identity":

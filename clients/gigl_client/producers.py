@@ -1,7 +1,8 @@
-"""Creation of producers: the first rank of a worker key leads, and tells the others how it went.
+"""Creation of producers: the first rank of a worker key leads, and the other ranks follow.
 
-Nobody waits for a rank that has not come: a leader waits for servers only, and a follower for a leader that
-is at work. So ranks may build loaders in any order. What became of it is told to all, failures too.
+No rank waits for a rank that has not started: a leader waits for servers only, and a follower for a leader
+that is creating the producer. So ranks may build loaders in any order. The leader publishes its result,
+success or failure, to all followers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ProducerCreator", "admitted"]
 
 _SHARE_OF_LEADER = 0.9
-"""Of the time that any rank waits: so that followers hear of a leader's failure before they give up."""
+"""Share of the timeout for the leader, so that followers receive its failure before their own timeout."""
 _ATTEMPT_S = 10.0
 _UNDO_S = 2.0
 _LAST_ATTEMPT_S = 0.1
@@ -42,7 +43,7 @@ _KINDS = {
     kind.__name__: kind
     for kind in (FormatError, SamplingError, StorageUnavailable, TimeoutError, TypeError, ValueError)
 }
-"""What followers raise as what it was. Anything else is a ``GiglError`` there."""
+"""Exceptions of a leader that followers raise as the same class. Any other becomes ``GiglError``."""
 
 
 class ProducerCreator:
@@ -53,22 +54,22 @@ class ProducerCreator:
         self._loaders = itertools.count(1)
 
     def produce(self, request: SourceRequest) -> str:
-        """Return the key of a loader's producer, when all servers have it.
+        """Return the key of a loader's producer, once all servers have the producer.
 
-        Raises what the leader does, on all its followers, and ``TimeoutError`` where they hear nothing of
-        it. After the leader's failure, servers have nothing more than before.
+        Followers raise what their leader raises, and ``TimeoutError`` where the leader publishes no result.
+        After a failure of the leader, producers that it created are destroyed again.
         """
         group = request.group
         key = self._key(request)
         if group is None or (request.alone and request.store.worker_key is None):
-            order = self._order(key, request, request.timeout_s)
+            creation = self._creation(key, request, request.timeout_s)
             try:
-                order.place()
+                creation.create()
             except BaseException:
-                order.take_back()
+                creation.undo()
                 raise
             return key
-        # Not the whole secret of the job: keys of the store may show up in logs.
+        # Only a part of the job's secret: keys of the store may show up in logs.
         place = f"producer/{self._cluster.job[:8]}/{key}"
         place += f"/{group.turn(place)}"
         leader = int(group.first(f"{place}/leader", str(group.rank)))
@@ -79,7 +80,7 @@ class ProducerCreator:
         return key
 
     def _key(self, request: SourceRequest) -> str:
-        """Return a key that no other loader of the job has, unless the user has named one."""
+        """Return the worker key of the user, or a key that no other loader of the job has."""
         if request.store.worker_key is not None:
             return request.store.worker_key
         group, name = request.group, _short(request.name)
@@ -92,19 +93,19 @@ class ProducerCreator:
 
     def _lead(self, group: RankGroup, place: str, key: str, request: SourceRequest) -> None:
         timeout_s = _SHARE_OF_LEADER * request.timeout_s
-        order = self._order(key, request, timeout_s)
+        creation = self._creation(key, request, timeout_s)
         try:
             with self._turn(group, request, timeout_s):
-                order.place()
+                creation.create()
         except BaseException as error:
             with suppress(ConnectionError):  # Of two failures, the first counts.
                 group.publish(f"{place}/outcome", json.dumps([_kind(error), str(error) or repr(error)]))
-            order.take_back()  # Now that all were told: it may take longer than they wait.
+            creation.undo()  # After publishing: this may take longer than followers wait.
             raise
         group.publish(f"{place}/outcome", json.dumps(None))
 
-    def _order(self, key: str, request: SourceRequest, timeout_s: float) -> _Order:
-        return _Order(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
+    def _creation(self, key: str, request: SourceRequest, timeout_s: float) -> _Creation:
+        return _Creation(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
 
     def _turn(
         self, group: RankGroup, request: SourceRequest, timeout_s: float
@@ -122,7 +123,7 @@ class ProducerCreator:
 
 
 def _short(name: str) -> str:
-    """Return a name that servers take, as different from others as this one is."""
+    """Return a name within the servers' length limit: a long one is cut and ends with its hash."""
     if len(name) <= MAX_KEY:
         return name
     return f"{name[:MAX_KEY]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -130,61 +131,64 @@ def _short(name: str) -> str:
 
 def _follow(group: RankGroup, place: str, leader: int, request: SourceRequest) -> None:
     what = f"create the producer of {request.name} on the storage servers, which it was the first to begin"
-    (outcome,) = group.collect(f"{place}/outcome", ranks=[leader], timeout=request.timeout_s, what=what)
-    failure = json.loads(outcome)
+    (result,) = group.collect(f"{place}/outcome", ranks=[leader], timeout=request.timeout_s, what=what)
+    failure = json.loads(result)
     if failure is not None:
         kind, message = failure
         raise _KINDS.get(kind, GiglError)(f"rank {leader}: {message}")
 
 
 def _kind(error: BaseException) -> str:
-    """Return the nearest class that followers know by name."""
+    """Return the nearest base class in ``_KINDS``, by name; empty where there is none."""
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
 
 
-class _Order:
+class _Creation:
     """One producer, to be created on all servers."""
 
     def __init__(self, cluster: Cluster, key: str, plan: str, deadline: float) -> None:
         self._servers = cluster.servers
-        self._order = (key, plan, cluster.graph_digest)
+        self._arguments = (key, plan, cluster.graph_digest)
         self._deadline = deadline
         self._given_up = threading.Event()
         self._made: list[Server] = []
-        """Servers on which it is new."""
+        """Servers that created the producer for this call."""
 
-    def place(self) -> None:
-        """Create it on all servers at once. Raises what one of them does; others may have it then."""
+    def create(self) -> None:
+        """Create the producer on all servers concurrently.
+
+        Raises the error of one server. Other servers may have created the producer: see ``undo``.
+        """
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             tasks = [threads.submit(self._create_on, server) for server in self._servers]
             try:
                 wait(tasks, return_when=FIRST_EXCEPTION)
             finally:
-                # What one server refuses, or a user interrupts, nobody needs to wait for any more.
+                # After a refusal or an interrupt, the other attempts are pointless.
                 self._given_up.set()
         errors = [error for task in tasks if (error := task.exception()) is not None]
         if errors:
-            # That a server was away tells less than what another refused.
+            # A refusal says more than a server that is away.
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
 
-    def take_back(self) -> None:
-        """Destroy it where it is new."""
+    def undo(self) -> None:
+        """Destroy the producer on the servers that created it for this call."""
         if self._made:
             with ThreadPoolExecutor(min(len(self._made), _MAX_AT_ONCE)) as threads:
                 list(threads.map(self._destroy_on, self._made))
 
     def _create_on(self, server: Server) -> None:
-        """Ask a server until there is an answer."""
+        """Retry until the server has the producer."""
         backoff = Backoff()
-        while not self._is_answered(server):
+        while not self._is_created(server):
             if self._given_up.wait(backoff.next_s()):
                 raise StorageUnavailable(f"{server.endpoint}: given up, as another server failed")
 
-    def _is_answered(self, server: Server) -> bool:
-        """Return whether there was an answer. Raises what keeps it from coming when the time is over."""
+    def _is_created(self, server: Server) -> bool:
+        """Return whether the server has the producer. Raises the last error when the time is over."""
         left = self._deadline - time.monotonic()
         try:
-            if server.client.create_producer(*self._order, max(min(left, _ATTEMPT_S), 0.1)):
+            if server.client.create_producer(*self._arguments, max(min(left, _ATTEMPT_S), 0.1)):
                 self._made.append(server)
         except (StorageUnavailable, Busy):
             if self._deadline - time.monotonic() <= _LAST_ATTEMPT_S:
@@ -193,17 +197,17 @@ class _Order:
         return True
 
     def _destroy_on(self, server: Server) -> None:
-        with suppress(GiglError, ValueError):  # Its lease ends it.
-            server.client.destroy_producer(self._order[0], _UNDO_S)
+        with suppress(GiglError, ValueError):  # Its lease ends it otherwise.
+            server.client.destroy_producer(self._arguments[0], _UNDO_S)
 
 
 @contextmanager
 def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s: float) -> Iterator[None]:
-    """Be one of at most ``limit`` holders, over all ranks, of a place under ``key``.
+    """Hold one of ``limit`` places under ``key``, shared by all ranks.
 
-    Who takes over a place begins ``gap_s`` seconds after the one before began, by the clocks of their
-    hosts. ``TimeoutError`` where no place becomes free within ``timeout_s``, with a rank that keeps one,
-    and where it became free too late for the gap.
+    The next holder of a place begins ``gap_s`` seconds after the last one began, by the clocks of their
+    hosts. ``TimeoutError`` names a rank that holds a place where none becomes free within ``timeout_s``. It
+    is also raised where a place becomes free too late for the gap.
     """
     deadline = time.monotonic() + timeout_s
     places = [RankLock(group, f"{key}/{number}") for number in range(limit)]
@@ -232,7 +236,7 @@ def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s:
 
 
 def _wait_for_gap(last_began: float, gap_s: float, deadline: float, timeout_s: float) -> None:
-    # Never longer than the gap, whatever the clock of another host says.
+    # At most the gap: the clock of another host may be wrong.
     pause = min(max(last_began + gap_s - time.time(), 0.0), gap_s)
     if pause >= max(deadline - time.monotonic(), 0.0) and pause:
         raise TimeoutError(

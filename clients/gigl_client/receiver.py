@@ -1,4 +1,4 @@
-"""Receiver of replies: finds a frame in its slot or fetches it, and completes deferred features."""
+"""Receiver of replies: takes a frame from its ring slot or fetches it, and adds deferred features."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["Receiver", "Scratch", "Unfetched"]
 
 _FETCH_S = 30.0
-"""A server keeps a frame for as long."""
+"""A server keeps a frame for this long."""
 
 
 class Unfetched(Exception):
-    """A frame lies ready at a server, as far as is known, and could not be fetched."""
+    """A frame is probably ready at a server, and could not be fetched."""
 
     def __init__(self, reason: StorageUnavailable) -> None:
         super().__init__(str(reason))
@@ -38,19 +38,19 @@ class Unfetched(Exception):
 
 @dataclass(slots=True, eq=False)
 class Scratch:
-    """Memory of one thread for frames without rows."""
+    """Memory of one thread for frames with deferred features."""
 
     memory: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def lend(self, nbytes: int) -> Bytes:
-        """Return memory that is valid until the next call."""
+        """Return memory, uint8 [nbytes], that is valid until the next call."""
         if len(self.memory) < nbytes:
             self.memory = np.empty(nbytes + nbytes // 4, np.uint8)
         return self.memory[:nbytes]
 
 
 class Receiver:
-    """Makes frames of replies. Any number of threads may use it, each with a scratch of its own."""
+    """Turns replies into frames. Thread-safe; each thread passes a ``Scratch`` of its own."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Receiver:
         *,
         timeout_s: float,
     ) -> None:
-        """``frame`` says what complete frames hold; ``completion`` completes those with deferred features.
+        """``frame`` is the schema of complete frames; ``completion`` adds deferred features to a frame.
 
-        ``buffers`` takes what comes over a network.
+        ``buffers`` hold frames that arrive over a network.
         """
         self._frame = frame
         self._buffers = buffers
@@ -70,37 +70,37 @@ class Receiver:
         self._fetch_s = min(_FETCH_S, timeout_s)
         self._lock = threading.Lock()
         self.wire_bytes = 0
-        """Of frames that came over Flight."""
+        """Bytes of frames that were fetched over Flight."""
         self.sampling_s = 0.0
-        """Of the servers."""
+        """Seconds that servers sampled."""
 
-    def frame(self, ask: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
-        """Return the frame of a reply, whose slot is used up with it.
+    def frame(self, sent: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
+        """Return the frame of a reply. The ring slot of the request is lent with the frame, or freed.
 
-        ``StorageUnavailable`` and ``Gone`` where the batch has to be asked for again, ``Unfetched`` where the
-        server has to be told, too, ``SamplingError`` where it failed, ``FormatError`` for bytes that break a
-        rule.
+        Raises ``StorageUnavailable`` and ``Gone`` where the batch must be requested again, ``Unfetched``
+        where its channel must also be closed, ``SamplingError`` where the batch failed, ``FormatError`` for
+        bytes that break a rule.
         """
         with self._lock:
             self.sampling_s += max(reply.sampling_s, 0.0)
-        ring, slot = ask.opened.ring, ask.slot
-        outcome = reply.WhichOneof("outcome")
-        if outcome == "in_slot" and ring is not None and slot is not None:
-            return self._in_slot(ask, ring, slot, reply.nbytes)
-        ask.give_slot()
-        if outcome == "failure":
-            raise _failure(ask, reply)
-        if outcome == "handle":
-            return self._fetched(ask, reply.handle, reply.nbytes, scratch)
+        ring, slot = sent.opened.ring, sent.slot
+        result = reply.WhichOneof("outcome")
+        if result == "in_slot" and ring is not None and slot is not None:
+            return self._in_slot(sent, ring, slot, reply.nbytes)
+        sent.give_slot()
+        if result == "failure":
+            raise _failure(sent, reply)
+        if result == "handle":
+            return self._fetched(sent, reply.handle, reply.nbytes, scratch)
         raise FormatError(
-            f"{ask.channel}: an answer of kind {outcome} to an ask for batch {ask.request.batch}"
+            f"{sent.channel}: an answer of kind {result} to an ask for batch {sent.request.batch}"
         )
 
-    def _in_slot(self, ask: InFlightRequest, ring: RingBuffers, slot: int, nbytes: int) -> Frame:
-        if not ask.opened.without_rows:
-            return self._parsed(ask, self._lent(ring, slot, nbytes))
+    def _in_slot(self, sent: InFlightRequest, ring: RingBuffers, slot: int, nbytes: int) -> Frame:
+        if not sent.opened.deferred_features:
+            return self._parsed(sent, self._lent(ring, slot, nbytes))
         try:
-            return self._completed(ask, ring.view(slot, nbytes))
+            return self._completed(sent, ring.view(slot, nbytes))
         finally:
             ring.give(slot)
 
@@ -112,48 +112,50 @@ class Receiver:
             ring.give(slot)
             raise
 
-    def _fetched(self, ask: InFlightRequest, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
+    def _fetched(self, sent: InFlightRequest, handle: bytes, nbytes: int, scratch: Scratch) -> Frame:
         if not 0 < nbytes <= MAX_REPLY_BYTES:
-            raise FormatError(f"{ask.channel}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
-        bare = ask.opened.without_rows
+            raise FormatError(
+                f"{sent.channel}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read"
+            )
+        bare = sent.opened.deferred_features
         memory = scratch.lend(nbytes) if bare else self._buffers.lend(nbytes)
         try:
-            fetch_frame(ask.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+            fetch_frame(sent.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
         except StorageUnavailable as error:
             raise Unfetched(error) from None
         with self._lock:
             self.wire_bytes += nbytes
-        return self._completed(ask, memory) if bare else self._parsed(ask, memory)
+        return self._completed(sent, memory) if bare else self._parsed(sent, memory)
 
-    def _parsed(self, ask: InFlightRequest, memory: Bytes) -> Frame:
-        return _expected(ask, self._frame.parse(memory))
+    def _parsed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
+        return _expected(sent, self._frame.parse(memory))
 
-    def _completed(self, ask: InFlightRequest, memory: Bytes) -> Frame:
+    def _completed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
         assert self._completion is not None, "no channel without rows is opened where there are no rows"
-        deferred = _expected(ask, self._completion.parse(memory))
+        deferred = _expected(sent, self._completion.parse(memory))
         layout = self._completion.layout(deferred)
         complete = self._buffers.lend(layout.nbytes)
         self._completion.write(deferred, layout, complete)
         return Frame(complete, layout)
 
 
-def _expected(ask: InFlightRequest, frame: Frame) -> Frame:
-    """Return ``frame``, if it is of the batch that was asked for, and no record of a failure."""
-    wanted = ask.request
-    if (frame.epoch, frame.batch) != (wanted.epoch, wanted.batch) or frame.is_failure:
+def _expected(sent: InFlightRequest, frame: Frame) -> Frame:
+    """Return ``frame``. ``FormatError`` unless it is a frame of the requested batch and no failure record."""
+    request = sent.request
+    if (frame.epoch, frame.batch) != (request.epoch, request.batch) or frame.is_failure:
         what = "a failure of batch" if frame.is_failure else "batch"
         raise FormatError(
-            f"{ask.channel}: {what} {frame.batch} of epoch {frame.epoch} instead of "
-            f"batch {wanted.batch} of epoch {wanted.epoch}"
+            f"{sent.channel}: {what} {frame.batch} of epoch {frame.epoch} instead of "
+            f"batch {request.batch} of epoch {request.epoch}"
         )
     return frame
 
 
-def _failure(ask: InFlightRequest, reply: SampleReply) -> Exception:
-    """Return what a server says went wrong, with its traceback as a note."""
+def _failure(sent: InFlightRequest, reply: SampleReply) -> Exception:
+    """Return the exception for a failure that a server reports, with the server's traceback as a note."""
     failure = Failure.parse(np.frombuffer(reply.failure, np.uint8))
     if reply.unavailable:
-        return StorageUnavailable(f"{ask.channel}: {failure.message}")
+        return StorageUnavailable(f"{sent.channel}: {failure.message}")
     error = replace(failure, worker=None).error()
-    add_note(error, f"{ask.channel}, when it sampled:\n{failure.traceback}")
+    add_note(error, f"{sent.channel}, when it sampled:\n{failure.traceback}")
     return error

@@ -18,7 +18,7 @@ _MAX_AT_ONCE = 32
 
 
 def loads_of(servers: Sequence[Server], timeout_s: float) -> dict[int, dict[str, Any]]:
-    """Return how each server does, by its rank: ``{"error": why}`` for one that does not answer in time."""
+    """Return the load of each server by rank, or ``{"error": reason}`` where a server does not respond."""
 
     def load(server: Server) -> dict[str, Any]:
         try:
@@ -31,7 +31,7 @@ def loads_of(servers: Sequence[Server], timeout_s: float) -> dict[int, dict[str,
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """Return the fields of a message and of those inside it, by name."""
+    """Return the fields of a protobuf message by name, nested messages as dictionaries."""
     return {field.name: _plain(getattr(message, field.name), field) for field in message.DESCRIPTOR.fields}
 
 

@@ -1,4 +1,4 @@
-"""Sharding of the servers' nodes over ranks, exact, by integers."""
+"""Sharding of the servers' nodes over ranks, in exact integer arithmetic."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["BySeeds", "ByServers", "Share", "Whole", "read_share"]
 
 
 class Share(Protocol):
-    """What one rank takes of the nodes of all servers."""
+    """One rank's share of the nodes of all servers."""
 
     def needs(self, server: int, num_servers: int) -> bool:
-        """Return whether it must be known what this server has."""
+        """Return whether the share depends on the nodes of this server."""
 
     def slices(self, lengths: Sequence[int]) -> list[slice]:
-        """Return what is taken of each server's nodes, of which there are ``lengths[s]``."""
+        """Return the slice of each server's nodes that the share takes. Server s has ``lengths[s]`` nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole(Share):
-    """Everything."""
+    """All nodes."""
 
     def needs(self, server: int, num_servers: int) -> bool:
         return True
@@ -34,11 +34,11 @@ class Whole(Share):
 
 @dataclass(frozen=True, slots=True)
 class ByServers(Share):
-    """As many servers for each rank: few of them, and whole ones where it can be.
+    """The same number of servers for each rank, whole servers where possible.
 
-    On a line of S * W, server s covers ``[s * W, (s + 1) * W)`` and rank r takes ``[r * S, (r + 1) * S)``.
-    What it takes of a server is as exact a fraction of that server's nodes as whole nodes allow. Ranks
-    differ in their number of nodes as much as servers do.
+    With S servers and W ranks, on a line of length S * W, server s covers ``[s * W, (s + 1) * W)`` and rank r
+    takes ``[r * S, (r + 1) * S)``. The rank's fraction of a server is rounded down to whole nodes at both
+    ends. Ranks differ in their number of nodes as much as servers do.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class ByServers(Share):
 
 @dataclass(frozen=True, slots=True)
 class BySeeds(Share):
-    """As many nodes for each rank, give or take one: consecutive ones, in the order of the servers."""
+    """The same number of nodes for each rank, give or take one, consecutive in the order of servers."""
 
     rank: int
     world_size: int
@@ -85,7 +85,7 @@ _KINDS = {"servers": ByServers, "seeds": BySeeds}
 
 
 def read_share(rank: int | None, world_size: int | None, balance: str) -> Share:
-    """Return the share that a user asks for. ``ValueError`` for what makes no sense."""
+    """Return the share for these arguments. ``ValueError`` for invalid ones."""
     if balance not in _KINDS:
         raise ValueError(f"balance must be 'servers' or 'seeds', got {balance!r}")
     if rank is None and world_size is None:

@@ -1,4 +1,4 @@
-"""Batches from storage servers, behind the face that every source has."""
+"""Source of batches from storage servers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["RemoteSource"]
 
 _ROWS_S = 60.0
-"""Owners of rows are asked for so long, then the batch is asked for again: few threads wait for them."""
+"""Timeout of a request for deferred features. The batch is then retried: only few threads may wait."""
 
 
 class RemoteSource:
-    """Batches that storage servers sample, in as many calls as may be in flight.
+    """Batches that storage servers sample, with several requests in flight.
 
-    A server that goes away is looked for again, and asked again for what had not come; so may others be,
-    as any server can sample any batch. Which one did makes no difference to a batch.
+    A lost server is reconnected, and its requests are sent again, to it or to another server: any server can
+    sample any batch, and every server returns the same bytes.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class RemoteSource:
         rows: str = "auto",
         timeout_s: float = 300.0,
     ) -> None:
-        """Have channels opened at all servers. Returns before they are; how that went shows in ``receive``.
+        """Start to open a channel to each server. Returns before they are open; ``receive`` raises failures.
 
-        ``prefetch`` batches per server are in flight; 0 asks for each when it is needed. ``channel_bytes``
-        of address space are set aside for frames. ``timeout_s`` is for how long servers are looked for
-        that do not answer.
+        ``prefetch`` batches per server are in flight; 0 requests each batch when the trainer waits for it.
+        ``channel_bytes`` of address space are reserved for frames. A server that does not respond is retried
+        for ``timeout_s``.
         """
         num_servers = len(cluster.servers)
         slots = prefetch + SPARE_SLOTS
@@ -124,7 +124,7 @@ class RemoteSource:
         return self._schedule.num_batches
 
     def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Go to ``first_batch`` of ``epoch`` and have the servers begin. Does not wait for them."""
+        """Go to ``first_batch`` of ``epoch`` and send the first requests. Does not wait for the servers."""
         self._check_usable()
         check_epoch(epoch, first_batch, num_batches=self.num_batches)
         self._dispatcher.start_epoch(epoch, first_batch)
@@ -192,7 +192,7 @@ class RemoteSource:
         dispatcher = self._dispatcher
         with self._changed:
             dispatcher.needed = True
-            self._channels.open_all()  # Those that were given up are tried again.
+            self._channels.open_all()  # Also channels that were given up.
             try:
                 while (ready := dispatcher.take()) is None:
                     self._check_usable()
@@ -205,7 +205,7 @@ class RemoteSource:
 
 
 def _requests(schedule: Schedule) -> Callable[[int, int], BatchRequest]:
-    """Return what gives the batches of a schedule. Where seeds are drawn by weights, they are drawn here."""
+    """Return the function from epoch and batch to a request. It draws seeds where they are weighted."""
     draw = schedule.draw
     if draw is None:
         return schedule.request
@@ -214,6 +214,6 @@ def _requests(schedule: Schedule) -> Callable[[int, int], BatchRequest]:
 
 
 def _end(dispatcher: Dispatcher, store: PartitionedStore | None, pid: int, *, wait: bool = False) -> None:
-    """End everything. In a forked child it is the parent's."""
+    """Close the dispatcher and the store. In a forked child they belong to the parent: do nothing."""
     if os.getpid() == pid:
         dispatcher.close(*([] if store is None else [store.close]), wait=wait)

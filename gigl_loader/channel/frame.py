@@ -3,12 +3,12 @@
 Arrays::
 
     seeds             I64 [B]        node ids of the seeds, with multiplicity
-    input_id          I64 [B]        their places in the input
+    input_id          I64 [B]        index of each seed in the user's input
     node/T/n_id       I64 [N]        node ids of the sampled nodes of type T, seeds first
     node/T/COLUMN     any [N, ...]
     edge/E/rows       I32 [M]        local index of the neighbour, edge by edge, grouped by target
     edge/E/colptr     I64 [C + 1]    edges of the targets 0 .. C - 1
-    edge/E/e_id       I64 [M]        edge ids, where they were asked for
+    edge/E/e_id       I64 [M]        edge ids, if requested
     edge/E/COLUMN     any [M, ...]
 
 T is a node type, E three parts joined by ``+`` (source, relation, destination), all percent-encoded,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_HEADER_BYTES", "Failure", "Frame", "check_number", "read_failure", "read_metadata"]
 
 MAX_HEADER_BYTES = 1 << 20
-"""Of a frame: some 7,000 arrays. The record of a failure has up to 300 KiB."""
+"""Limit of a frame's header, enough for some 7,000 arrays. The record of a failure has up to 300 KiB."""
 
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 4_000
@@ -52,7 +52,7 @@ class Frame:
     __slots__ = ("_batch", "_epoch", "buffer", "layout")
 
     def __init__(self, buffer: Bytes, layout: Layout) -> None:
-        """Trust ``layout``. Bytes from elsewhere go to ``FrameSchema.parse``."""
+        """Trust ``layout``. Bytes that this process did not write go through ``FrameSchema.parse``."""
         self.buffer = buffer
         self.layout = layout
         self._epoch = int(layout.metadata["epoch"])
@@ -73,7 +73,7 @@ class Frame:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the batch failed: the frame then is a record, without arrays."""
+        """Whether the batch failed. The frame is then a failure record without arrays."""
         return "failure" in self.layout.metadata
 
     @property
@@ -84,13 +84,13 @@ class Frame:
 
     @property
     def num_sampled_nodes(self) -> dict[str, list[int]]:
-        """By encoded node type: distinct seeds, then new nodes of each hop."""
+        """Number of distinct seeds, then of new nodes of each hop, by encoded node type."""
         counts: dict[str, list[int]] = json.loads(self.layout.metadata["num_sampled_nodes"])
         return counts
 
     @property
     def num_sampled_edges(self) -> dict[str, list[int]]:
-        """By encoded edge type: edges of each hop."""
+        """Number of edges of each hop, by encoded edge type."""
         counts: dict[str, list[int]] = json.loads(self.layout.metadata["num_sampled_edges"])
         return counts
 
@@ -99,7 +99,7 @@ class Frame:
         return tuple(self.layout.specs)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return an array without a copy. BF16 comes as ``uint16``: see ``layout.specs[name].dtype``."""
+        """Return an array as a view. BF16 is returned as ``uint16``: see ``layout.specs[name].dtype``."""
         return self.layout.view(self.buffer, name)
 
     def raise_failure(self) -> None:
@@ -111,7 +111,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What went wrong with a batch, as a record: exceptions are never pickled."""
+    """Record of an exception that failed a batch: exceptions are never pickled."""
 
     epoch: int
     batch: int
@@ -123,7 +123,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, epoch: int, batch: int, worker: int | None) -> Failure:
-        """Record ``error``, which was caught. Very long texts are cut."""
+        """Return the record of ``error``, which was caught. Very long texts are cut."""
         lines = "".join(traceback.format_exception(error))
         return cls(
             epoch=epoch,
@@ -156,15 +156,15 @@ class Failure:
         return Layout.plan({}, metadata)
 
     def write(self, buffer: Bytes) -> None:
-        """Write the record as a frame, as a sampled batch would write itself."""
+        """Write the record as a frame into ``buffer``, uint8 [``layout.nbytes``]."""
         header = self.layout.header
         buffer[: len(header)] = np.frombuffer(header, np.uint8)
 
     def error(self) -> SamplingError:
-        """Return the exception that tells the trainer."""
+        """Return the exception to raise in the trainer."""
         place = "" if self.worker is None else f"worker {self.worker}, "
         place += f"epoch {self.epoch}, batch {self.batch}"
-        if self.type == StorageUnavailable.__name__:  # The one that says: nothing was consumed, ask again.
+        if self.type == StorageUnavailable.__name__:  # Keeps its class: it means that nothing was consumed.
             error: SamplingError = StorageUnavailable(f"{place}: {self.message}")
         else:
             error = SamplingError(f"{place}: {self.type}: {self.message}")
@@ -174,7 +174,7 @@ class Failure:
 
 
 def _cut(text: str, length: int) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode()  # As undecodable paths have.
+    text = text.encode("utf-8", "backslashreplace").decode()  # Surrogates, as in paths that are not UTF-8.
     if len(text) <= length:
         return text
     return (

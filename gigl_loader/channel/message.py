@@ -1,7 +1,7 @@
 """Messages between a trainer and a sampling process, a few bytes each, over a ``SOCK_SEQPACKET`` pair.
 
 The kernel keeps message boundaries, and end of file is how each side learns that the other is gone.
-Payload never travels here: it lies in the ring, or in a memory file passed along with the message.
+Payload never travels in a message: it lies in the ring, or in a memory file passed with the message.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _FD = array("i")
 
 
 class Result(IntEnum):
-    """What a response brings."""
+    """Kind of a response."""
 
     STARTED = 0
-    """Nothing yet: the process is up."""
+    """The process is up. Not a response to a request."""
     FRAME = 1
     """A frame in a slot of the ring."""
     OVERSIZE = 2
     """A frame in a memory file of its own, because no slot could hold it."""
     SKIPPED = 3
-    """Nothing: the request was of an epoch that was left."""
+    """No frame: the request is of an older generation, whose epoch the trainer has left."""
 
 
 class Request(NamedTuple):
-    """Sample a batch: its ``num_entries`` entries lie in request slot ``request_slot`` of the ring."""
+    """Request for one batch. Its ``num_entries`` entries lie in request slot ``request_slot`` of the ring."""
 
     request_slot: int
     num_entries: int
@@ -60,15 +60,15 @@ class Request(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What a process has spent since its start, over all its threads."""
+    """CPU time and traffic of a process since its start, over all its threads."""
 
     cpu_ns: int = 0
     cpu_sampling_ns: int = 0
-    """Of sampling threads, while nodes and edges were drawn and put together."""
+    """Of sampling threads, while they drew nodes and edges and merged them."""
     cpu_gathering_ns: int = 0
-    """Of sampling threads, while frames were written."""
+    """Of sampling threads, while they wrote frames."""
     cpu_wire_ns: int = 0
-    """Of the threads that ask owners of nodes elsewhere, those of the network's libraries included."""
+    """Of the threads that send requests to other hosts, threads of network libraries included."""
     wire_bytes_in: int = 0
     wire_bytes_out: int = 0
     peer_calls: int = 0
@@ -81,16 +81,16 @@ NOTHING = Spent()
 
 
 class Response(NamedTuple):
-    """What became of the request in slot ``request_slot``."""
+    """Result of the request in request slot ``request_slot``."""
 
-    outcome: int
+    result: int
     request_slot: int
     slot: int
     nbytes: int
     sampling_ns: int
-    """Wall time from taking the request to the finished frame."""
+    """Wall time from the start of the request to the finished frame."""
     unavailable: int = 0
-    """1 where the frame is the record of a ``StorageUnavailable``: the batch may be asked for again."""
+    """1 where the frame records a ``StorageUnavailable``: the batch may be requested again."""
     spent: Spent = NOTHING
 
     def pack(self) -> bytes:
@@ -98,8 +98,8 @@ class Response(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Response:
-        outcome, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_RESPONSE, data)
-        return cls(outcome, request_slot, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
+        result, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_RESPONSE, data)
+        return cls(result, request_slot, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
 
 
 def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:
@@ -109,20 +109,20 @@ def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:
 
 
 def receive(link: socket.socket) -> tuple[bytes, list[int]]:
-    """Return the next message and the file descriptors that came with it. Empty: the other side is gone.
+    """Return the next message and the file descriptors that came with it.
 
-    ``BlockingIOError`` when nothing has come and ``link`` does not block. ``OSError`` (``EMFILE``) when
-    this process may not open the descriptors.
+    An empty message means that the other side is gone. Raises ``BlockingIOError`` when there is no message
+    and ``link`` does not block, ``OSError`` (``EMFILE``) when this process may not open the descriptors.
     """
     try:
         return _receive_once(link)
     except ConnectionResetError:
-        # The other side died with messages unread. Linux says so once, before what it had sent.
+        # The other side died with messages unread. Linux reports that once, before the messages it had sent.
         return _receive_once(link)
 
 
 def _receive_once(link: socket.socket) -> tuple[bytes, list[int]]:
-    # Not socket.recv_fds, which leaves the flags out: the descriptors would reach child processes.
+    # Not socket.recv_fds: it ignores its flags, so that child processes would inherit the descriptors.
     data, ancillary, flags, _ = link.recvmsg(
         _LARGEST, socket.CMSG_LEN(_FDS_PER_MESSAGE * _FD.itemsize), socket.MSG_CMSG_CLOEXEC
     )
@@ -130,7 +130,7 @@ def _receive_once(link: socket.socket) -> tuple[bytes, list[int]]:
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds += array("i", payload[: len(payload) // _FD.itemsize * _FD.itemsize])
-    if flags & socket.MSG_CTRUNC:  # What did not fit is lost: waiting for it would be endless.
+    if flags & socket.MSG_CTRUNC:  # Descriptors that did not fit are lost: waiting for them would never end.
         for fd in fds:
             os.close(fd)
         raise OSError(errno.EMFILE, "too many open files to receive more: raise the limit (ulimit -n)")
@@ -138,14 +138,14 @@ def _receive_once(link: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def send_fds(link: socket.socket, fds: Sequence[int]) -> None:
-    """Send any number of file descriptors. Several fit the socket's buffer before anyone reads."""
+    """Send any number of file descriptors, in messages that the socket's buffer holds until they are read."""
     link.send(_COUNT.pack(len(fds)))
     for begin in range(0, len(fds), _FDS_PER_MESSAGE):
         socket.send_fds(link, [b"fds"], fds[begin : begin + _FDS_PER_MESSAGE])
 
 
 def receive_fds(link: socket.socket) -> list[int]:
-    """Return what ``send_fds`` sent. ``EOFError`` when the other side is gone."""
+    """Return the descriptors that ``send_fds`` sent. Raises ``EOFError`` when the other side is gone."""
     (count,) = _fields(_COUNT, _expect(link)[0])
     fds: list[int] = []
     while len(fds) < count:

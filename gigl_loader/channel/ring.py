@@ -1,15 +1,15 @@
-"""The memory that one sampling process shares with its trainer.
+"""Ring: the memory that one sampling process shares with its trainer.
 
-One memory file without a name: nothing is left in ``/dev/shm`` after SIGKILL, and a container's limit
-on ``/dev/shm`` does not bind. Pages are committed when touched. In order it holds
+A ring is one memory file without a name: nothing is left in ``/dev/shm`` after SIGKILL, and a container's
+limit on ``/dev/shm`` does not apply. Pages are committed when touched. The file holds, in order,
 
-- the control page: the generation that is wanted, what the worker is doing, and the slots' flags;
+- the control page: the current generation, what the worker is doing, and the flags of the slots;
 - request slots, into which the trainer writes the entries of a request;
 - slots, into which the worker writes frames.
 
-The worker takes slots, the trainer gives them back. Everything that must survive the death of a
-worker (which slots are lent, which requests are open) is known to the trainer alone, so a new process
-goes on with the same ring.
+The worker takes slots, the trainer gives them back. The trainer alone keeps the state that must survive
+the death of a worker (which slots are lent, which requests are open), so that a new process can use the
+same ring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_SLOTS = _PAGE - _FLAGS_AT
 
 
 class State(IntEnum):
-    """What a worker says that it is doing."""
+    """Activity of a worker, as the worker notes it in the ring."""
 
     STARTING = 0
     IDLE = 1
@@ -41,7 +41,7 @@ class State(IntEnum):
 
 
 class Doing(NamedTuple):
-    """What a worker says that it is doing, and for how long."""
+    """Activity of a worker, and for how long."""
 
     state: State
     epoch: int
@@ -49,27 +49,27 @@ class Doing(NamedTuple):
     """The oldest batch under way."""
     seconds: float
     others: int
-    """How many other batches are under way."""
+    """Number of other batches under way."""
 
     @property
     def batches(self) -> str:
-        """The batches under way, in words."""
+        """Batches under way, as text."""
         more = f" and {self.others} more" if self.others else ""
         return f"batch {self.batch} of epoch {self.epoch}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingLayout:
-    """Sizes in a ring."""
+    """Sizes of the parts of a ring."""
 
     request_slots: int
-    """Requests that may wait at the worker."""
+    """Number of requests that may be open at the worker."""
     request_bytes: int
-    """Of the entries of a request: a multiple of 8."""
+    """Size of the entries of a request, a multiple of 8."""
     slots: int
-    """Frames that may lie in the ring."""
+    """Number of frames that may lie in the ring."""
     slot_bytes: int
-    """Room for a frame. Larger ones get a memory file of their own."""
+    """Size of a slot. A larger frame gets a memory file of its own."""
 
     def __post_init__(self) -> None:
         if self.request_bytes % 8:
@@ -81,7 +81,7 @@ class RingLayout:
 
     @classmethod
     def fit(cls, nbytes: int, *, request_slots: int, request_bytes: int, slots: int) -> RingLayout:
-        """Cut ``nbytes`` in slots of whole pages, at least one page each."""
+        """Return a layout whose ``slots`` share ``nbytes``: whole pages, at least one page each."""
         slot_bytes = max(nbytes // slots // _PAGE, 1) * _PAGE
         return cls(
             request_slots=request_slots,
@@ -100,10 +100,10 @@ class RingLayout:
 
 
 class Ring:
-    """A ring, seen from either side. Arrays lent from ``slots`` keep its memory mapped."""
+    """A mapped ring, in the trainer or in the worker. Arrays lent from ``slots`` keep its memory mapped."""
 
     def __init__(self, fd: int, layout: RingLayout) -> None:
-        """Map the ring in memory file ``fd``, which stays the caller's."""
+        """Map the ring in memory file ``fd``, which the caller still owns."""
         memory = map_memory(fd, layout.nbytes)
         flags = memory[_FLAGS_AT : _FLAGS_AT + layout.slots]
         self.slots = SlotPool(memory[layout.slots_at :], flags)
@@ -113,7 +113,7 @@ class Ring:
 
     @property
     def generation(self) -> int:
-        """Requests of another generation need no answer but ``SKIPPED``. Set by the trainer."""
+        """Set by the trainer. The worker responds ``SKIPPED`` to requests of any other generation."""
         return int(self._words[0])
 
     @generation.setter
@@ -121,18 +121,18 @@ class Ring:
         self._words[0] = value
 
     def request_slot(self, request_slot: int) -> npt.NDArray[np.uint8]:
-        """Return the memory of a request: its index, then its input columns one after the other."""
+        """Return a request slot, uint8 [``request_bytes``]: the index, then each input column in turn."""
         found: npt.NDArray[np.uint8] = self._request_slots[request_slot]
         return found
 
     def note(
         self, state: State, *, epoch: int = 0, batch: int = 0, since_ns: int | None = None, others: int = 0
     ) -> None:
-        """Say what the worker is doing: ``batch``, its oldest, since then (monotonic), and ``others``."""
+        """Note the oldest ``batch``, since when it runs (monotonic), and the number of ``others``."""
         since = time.monotonic_ns() if since_ns is None else since_ns
         self._words[8:13] = state, epoch, batch, since, others
 
     def doing(self) -> Doing:
-        """Return what the worker said that it is doing."""
+        """Return the last note of the worker."""
         state, epoch, batch, since, others = self._words[8:13].tolist()
         return Doing(State(state), epoch, batch, (time.monotonic_ns() - since) / 1e9, others)

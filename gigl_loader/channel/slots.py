@@ -1,8 +1,8 @@
-"""Memory cut in equal slots, lent out as arrays.
+"""Pool of equal slots of one memory, lent out as arrays.
 
-Frames are large (125 MB is usual) and memory that was never touched is slow: every page of it
-costs a fault, several times the price of copying the page. So slots are used again and again,
-lowest first, which keeps the set of touched slots as small as the number of batches alive.
+Frames are large (125 MB is usual), and the first touch of a page costs a fault, several times the price
+of copying the page. So slots are reused, lowest first: the number of touched slots stays as small as
+the number of batches alive.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["SlotPool", "private_slots", "slot_bytes_of", "slot_of"]
 
 
 class SlotPool:
-    """Equal slots of one memory. A lent slot comes back when the last array made from it dies.
+    """Equal slots of one memory. A lent slot is free again when the last array made from it is collected.
 
     ``flags`` has one byte per slot, 1 where the slot is taken. Memory and flags may be shared by two
-    processes; then one of them only takes slots and the other only lends and gives back.
+    processes. One of them then only takes slots, and the other only lends them and gives them back.
     """
 
     def __init__(self, memory: Bytes, flags: Bytes) -> None:
@@ -39,7 +39,7 @@ class SlotPool:
 
     @property
     def lent(self) -> int:
-        """Number of slots that arrays of this process keep."""
+        """Number of slots that arrays of this process hold."""
         return len(self._lent)
 
     def take(self) -> int | None:
@@ -51,11 +51,11 @@ class SlotPool:
         return slot
 
     def give(self, slot: int) -> None:
-        """Return a taken slot that was not lent."""
+        """Free a taken slot that was not lent."""
         self._flags[slot] = 0
 
     def give_all(self, *, but: set[int]) -> None:
-        """Return every slot that is neither lent nor in ``but``: whoever had taken it is dead."""
+        """Free every slot that is neither lent nor in ``but``, after the process that took slots has died."""
         for slot in range(len(self)):
             if slot not in but and slot not in self._lent:
                 self._flags[slot] = 0
@@ -64,14 +64,14 @@ class SlotPool:
         return slot in self._lent
 
     def buffer(self, slot: int) -> Bytes:
-        """Return the memory of a taken slot. Valid until the slot is given back."""
+        """Return the memory of a taken slot, uint8 [``slot_bytes``]. Valid until the slot is freed."""
         return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def lend(self, slot: int, nbytes: int) -> Bytes:
-        """Return the first ``nbytes`` of a taken slot as an array that owns the slot.
+        """Return the first ``nbytes`` of a taken slot as an array, uint8 [nbytes], that owns the slot.
 
-        Views and tensors made from the array own it too; the last to die gives the slot back, in
-        whatever thread that happens. The memory outlives the pool.
+        Views and tensors made from the array own the slot, too. The slot is freed with the last of them,
+        in any thread. The memory outlives the pool.
         """
         lease = _Lease(self.buffer(slot), nbytes)
         self._lent.add(slot)
@@ -81,7 +81,7 @@ class SlotPool:
 
 
 class _Lease:
-    """The base of every array that lies in a lent slot. NumPy and torch keep it alive."""
+    """Base object of every array in a lent slot. NumPy and torch keep it alive."""
 
     __slots__ = ("__array_interface__", "__weakref__", "slot")
 
@@ -91,18 +91,18 @@ class _Lease:
 
 
 def slot_bytes_of(nbytes: int, slots: int) -> int:
-    """Return the size of each of so many slots of ``nbytes``: whole pages, at least one."""
+    """Return the bytes of each of ``slots`` slots that share ``nbytes``: whole pages, at least one."""
     return max(nbytes // slots // mmap.PAGESIZE, 1) * mmap.PAGESIZE
 
 
 def private_slots(nbytes: int, slots: int) -> SlotPool:
-    """Return a pool of so many slots in memory of this process. ``MemoryError`` where there is none.
+    """Return a pool of ``slots`` slots in private memory. Raises ``MemoryError`` where there is none.
 
-    ``nbytes`` of address space are set aside; pages are committed when they are touched.
+    The pool reserves ``nbytes`` of address space. Pages are committed when they are touched.
     """
     slot_bytes = slot_bytes_of(nbytes, slots)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if sys.platform == "linux":  # Only touched pages count: a small machine may map more than it has.
+    if sys.platform == "linux":  # Reserves address space only: a machine may map more memory than it has.
         flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
     with naming_channel(nbytes):
         memory = np.frombuffer(mmap.mmap(-1, slot_bytes * slots, flags=flags), np.uint8)
@@ -110,15 +110,17 @@ def private_slots(nbytes: int, slots: int) -> SlotPool:
 
 
 def slot_of(array: Bytes) -> Bytes | None:
-    """Return the whole slot that a lent array begins, and which it shares with later ones of that slot.
+    """Return the slot whose start ``array`` is, uint8 [``slot_bytes``]. ``None`` for other memory.
 
-    ``None`` for memory that is no slot.
+    Every array lent from the same slot, now or later, has the same memory.
     """
     return array.base.slot if isinstance(array.base, _Lease) else None
 
 
 def _take_back(pid: int, lent: set[int], flags: Bytes, slot: int) -> None:
     if os.getpid() != pid:
-        return  # A forked child drops its copy of the array; the slot is still its parent's.
-    lent.discard(slot)  # First, since from the next line on the slot may be filled and come again.
+        return  # A forked child drops its copy of the array. The slot still belongs to the parent.
+    # In this order: once its flag is 0, the worker may fill the slot, and this process lend it again. A
+    # later discard would then remove the new loan.
+    lent.discard(slot)
     flags[slot] = 0

@@ -1,4 +1,4 @@
-"""Checksums of the files of a graph, as ``graph.json`` stores them: by block, or, in version 1, by array."""
+"""Checksums of the files of a graph, as stored in ``graph.json``: by block, or, in version 1, by array."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["ArrayRecord", "BlockRecord", "BlockSums", "FileRecord", "block_bytes
 Report = Callable[[int], None]
 
 _SMALLEST_BLOCK = 1 << 20
-"""Reading 1 MiB takes 0.1 ms. Smaller blocks would not name damage better, and take room in graph.json."""
+"""Reading 1 MiB takes 0.1 ms. Smaller blocks would enlarge graph.json without a more useful error."""
 _MAX_BLOCKS = 1 << 16
 _STEP_BYTES = 8 << 20
 
 
 def block_bytes_for(nbytes: int) -> int:
-    """Return the size of the blocks of a file: 1 MiB, doubled until there are at most 65,536 of them."""
+    """Return the block size of a file: 1 MiB, doubled until the file has at most 65,536 blocks."""
     size = _SMALLEST_BLOCK
     while nbytes > size * _MAX_BLOCKS:
         size *= 2
@@ -36,7 +36,7 @@ def block_bytes_for(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRecord:
-    """What ``graph.json`` remembers of a file: its size, and the CRC-32C of its header and of each block."""
+    """Record of a file in ``graph.json``: its size, and the CRC-32C of its header and of each block."""
 
     nbytes: int
     header: int
@@ -84,7 +84,7 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRecord:
-    """What ``graph.json`` of version 1 remembers of a file: its size, the CRC-32 of its header and arrays."""
+    """Record of a file in ``graph.json`` of version 1: its size, and the CRC-32 of its header and arrays."""
 
     nbytes: int
     header: int
@@ -124,23 +124,23 @@ FileRecord: TypeAlias = BlockRecord | ArrayRecord
 
 
 def record_from_json(entry: Mapping[str, Any], *, version: int) -> FileRecord:
-    """Read the record of a file. ``KeyError``, ``TypeError`` or ``ValueError`` for a broken one."""
+    """Read the record of a file. ``KeyError``, ``TypeError`` or ``ValueError`` for an invalid one."""
     return ArrayRecord.from_json(entry) if version == 1 else BlockRecord.from_json(entry)
 
 
 class BlockSums:
-    """The CRC-32C of each block of a file that is written in pieces, in any order, each byte once."""
+    """CRC-32C of each block of a file that is written in pieces, in any order, each byte once."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
         self._size = block_bytes_for(nbytes)
         self._sums = np.zeros(-(-nbytes // self._size), np.uint32)
         self._fragments: dict[int, tuple[int, int]] = {}
-        """By where it ends: beginning and checksum of a part of a block."""
+        """Parts of blocks by their end: beginning and checksum."""
         self._added = 0
 
     def add(self, begin: int, data: Bytes) -> None:
-        """Take ``data`` (uint8 [N]), which goes to byte ``begin`` of the file."""
+        """Add ``data`` (uint8 [N]), which starts at byte ``begin`` of the file."""
         self._added += len(data)
         while len(data):
             room = self._size - begin % self._size
@@ -155,7 +155,7 @@ class BlockSums:
             begin, data = begin + taken, data[taken:]
 
     def finish(self, header: int) -> BlockRecord:
-        """Return the record of the file, of which every byte was added. ``header`` is that of its header."""
+        """Return the record of the file. Every byte must have been added. ``header`` is the header's CRC."""
         assert self._added == self._nbytes, (self._added, self._nbytes)
         for end, (begin, crc) in sorted(self._fragments.items()):
             block = begin // self._size
@@ -164,7 +164,7 @@ class BlockSums:
         return BlockRecord(self._nbytes, header, self._size, self._sums)
 
     def _extend(self, begin: int, piece: Bytes) -> None:
-        """Add a part of a block: to the fragment that ends where it begins, if there is one in this block."""
+        """Add a part of a block, and join it to the fragment of this block that ends where it begins."""
         first, crc = begin, 0
         if begin % self._size and begin in self._fragments:
             first, crc = self._fragments.pop(begin)

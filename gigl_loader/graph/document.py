@@ -1,4 +1,4 @@
-"""One file of a graph: a safetensors document, written in pieces and checked when opened."""
+"""Document: one file of a graph, in the safetensors format, written in pieces and checked when opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Document", "DocumentWriter", "write_document"]
 
 
 class DocumentWriter:
-    """Writes the arrays of one file, each in as many pieces as the caller likes, in any interleaving."""
+    """Writer of the arrays of one file. Each array is appended in pieces, interleaved with others."""
 
     def __init__(self, folder: Folder, name: str, specs: Mapping[str, ArraySpec]) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class DocumentWriter:
         return self._layout.specs
 
     def append(self, array: str, rows: npt.NDArray[Any]) -> None:
-        """Write the next rows of an array."""
+        """Write the next rows of an array, [R, ...] of its dtype."""
         assert rows.dtype == STORAGE_DTYPES[self.specs[array].dtype], (self.name, array, rows.dtype)
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         begin = self._layout.offsets[array] + self._written[array]
@@ -43,14 +43,14 @@ class DocumentWriter:
         self._sums.add(begin, data)
 
     def close(self) -> FileRecord:
-        """Make the file durable and return its record. Every array must be complete."""
+        """Flush the file to disk, and return its record. Every array must be complete."""
         for name, spec in self._layout.specs.items():
             assert self._written[name] == spec.nbytes, (self.name, name, self._written[name], spec)
         self._sink.close()
         return self._sums.finish(crc32c(np.frombuffer(self._layout.header, np.uint8)))
 
     def abort(self) -> None:
-        """Close an incomplete file, without waiting for the disk."""
+        """Close an incomplete file without flushing."""
         self._sink.discard()
 
 
@@ -60,7 +60,7 @@ def write_document(
     arrays: Mapping[str, npt.NDArray[Any]],
     specs: Mapping[str, ArraySpec] | None = None,
 ) -> FileRecord:
-    """Write a whole file at once. ``specs`` are needed only where NumPy lacks the dtype (bfloat16)."""
+    """Write a whole file. ``specs`` are required only for dtypes that NumPy lacks (bfloat16)."""
     writer = DocumentWriter(folder, name, specs or {key: spec_of(array) for key, array in arrays.items()})
     for key, array in arrays.items():
         writer.append(key, array)
@@ -68,13 +68,13 @@ def write_document(
 
 
 class Document:
-    """A file of a graph, mapped. Its header is checked at once, its data by ``verify``."""
+    """A mapped file of a graph. Its header is checked when it is opened, its data by ``verify``."""
 
     def __init__(self, folder: Folder, name: str, record: FileRecord) -> None:
         self.name = name
         self._record = record
         self.status = folder.status(name)
-        """Of the file, when it was mapped."""
+        """Status of the file when it was mapped."""
         self._buffer = _opened(folder, name)
         if len(self._buffer) != record.nbytes:
             raise FormatError(f"{name}: {len(self._buffer)} bytes, graph.json says {record.nbytes}")
@@ -89,7 +89,7 @@ class Document:
         return self.layout.specs
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return an array, read-only and without a copy."""
+        """Return an array as a read-only view."""
         return self.layout.view(self._buffer, name)
 
     def require(self, name: str, spec: ArraySpec) -> None:
@@ -102,7 +102,7 @@ class Document:
             )
 
     def verify(self, report: Callable[[int], None]) -> None:
-        """Read every byte and compare it with the checksums. ``report`` is given each size read."""
+        """Read every byte, and compare the checksums. ``report(nbytes)`` is called after each read."""
         self._record.verify(self._buffer, self.layout, self.name, report)
 
 

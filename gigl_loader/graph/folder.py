@@ -1,6 +1,6 @@
 """Folders that hold the files of a graph: a directory, or memory that processes share.
 
-Both give read-only maps of the same bytes, so everything above does not know which it has.
+Both give read-only maps of the same bytes, so that callers need not distinguish them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["DiskFolder", "FileStatus", "Folder", "MemoryFolder", "Sink", "Status
 
 
 class FileStatus(NamedTuple):
-    """What tells whether a file was written to, or replaced by another."""
+    """Status of a file, which changes when the file is overwritten or replaced."""
 
     inode: int
     nbytes: int
@@ -33,14 +33,14 @@ class FileStatus(NamedTuple):
 
 
 Status = FileStatus | None
-"""``None``: there is no such file, or nobody else can write to it."""
+"""``None``: no such file, or a file that no other process can write."""
 
 
 class Sink:
-    """A new file of known size, written at any offset. Closing it makes the bytes durable.
+    """A new file of known size, written at any offset. ``close`` flushes it to disk.
 
-    It writes rather than maps: a written page belongs to the page cache, a mapped one counts as
-    memory of this process, and building must stay within a memory limit.
+    It uses writes and not a map: a written page belongs to the page cache, a mapped one counts as memory of
+    this process, and building must stay within a memory limit.
     """
 
     def __init__(self, fd: int, *, on_disk: bool) -> None:
@@ -63,7 +63,7 @@ class Sink:
                 self.discard()
 
     def discard(self) -> None:
-        """Close a file that is not wanted any more."""
+        """Close a file that is not needed, without flushing."""
         if self._on_disk and self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -73,20 +73,20 @@ class Folder(Protocol):
     """Named files. Names are relative, with ``/`` between their parts."""
 
     def create(self, name: str, nbytes: int) -> Sink:
-        """Make a file of ``nbytes`` zero bytes and return what writes it."""
+        """Create a file of ``nbytes`` zero bytes, and return its writer."""
 
     def open(self, name: str) -> Bytes:
-        """Return a read-only map of a file. ``FileNotFoundError`` if there is none."""
+        """Return a read-only map of a file, uint8 [size]. ``FileNotFoundError`` if there is none."""
 
     def status(self, name: str) -> Status:
-        """Return the status of a file as it is now."""
+        """Return the current status of a file."""
 
     def names(self) -> list[str]:
         """Return the names of all files, sorted."""
 
     @property
     def reference(self) -> dict[str, Any]:
-        """What ``folder_from`` needs in another process, JSON-able."""
+        """Reference for ``folder_from`` in another process, JSON-able."""
 
     @property
     def pass_fds(self) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class DiskFolder:
         return Sink(fd, on_disk=True)
 
     def open(self, name: str) -> Bytes:
-        # Not blocking: opening a pipe would wait for who writes to it.
+        # Non-blocking: opening a pipe would otherwise wait for a writer.
         fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -141,7 +141,7 @@ class DiskFolder:
 
 
 class MemoryFolder:
-    """Files in memory, without names in any file system: they vanish with their last process."""
+    """Files in memory, without names in a file system: they vanish with the last process that has them."""
 
     def __init__(self) -> None:
         self._fds: dict[str, int] = {}
@@ -149,7 +149,7 @@ class MemoryFolder:
 
     @classmethod
     def from_fds(cls, fds: Mapping[str, int]) -> MemoryFolder:
-        """Open the files behind descriptors that ``fds`` returned here or in a parent process."""
+        """Open the files behind descriptors from ``fds`` of this or a parent process."""
         folder = cls()
         for name, fd in fds.items():
             folder._fds[name] = os.dup(fd)
@@ -201,7 +201,7 @@ def _flat(array: npt.NDArray[Any]) -> Bytes:
 
 
 def _map(fd: int, *, what: str = "") -> Bytes:
-    """Map a whole file. SIGBUS names ``what``, should it be cut while it is mapped."""
+    """Return a map of a whole file. If the file is truncated later, the message of SIGBUS names ``what``."""
     size = os.fstat(fd).st_size
     if size == 0:
         return np.empty(0, dtype=np.uint8)

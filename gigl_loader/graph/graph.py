@@ -1,4 +1,4 @@
-"""An opened graph: maps of its files, checked against its schema."""
+"""Opened graph: maps of its files, checked against its schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["Graph", "open_partitions"]
 
 
 class Graph:
-    """A graph on this host. Opening maps files and reads their headers, whatever their size.
+    """A graph on this host. Opening maps the files and reads only their headers.
 
     Arrays are read-only views of the maps, shared with every process that opens the same graph.
     """
@@ -48,13 +48,13 @@ class Graph:
     ) -> None:
         self.schema: GraphSchema = manifest.schema
         self.parts = parts
-        """Partitions that were opened, ascending."""
+        """Opened partitions, ascending."""
         self.folder = folder
         self.manifest = manifest
         self.notes: dict[str, Any] = {}
-        """What else a process that opens the graph by its ``reference`` shall know, JSON-able."""
+        """Further values for processes that open the graph by its ``reference``, JSON-able."""
         self.verifier = verifier
-        """Vouches for what is read. ``check`` it before a batch is used."""
+        """Verifies the files. Call ``check`` before a batch is used."""
         self._documents = documents
         self._directories = {node_type: self._directory(node_type) for node_type in self.schema.nodes}
 
@@ -68,10 +68,10 @@ class Graph:
     ) -> Graph:
         """Open a graph, or only some of its partitions.
 
-        ``FormatError`` if anything is missing, damaged or inconsistent, as far as sizes, headers and
-        the ends of each adjacency tell. With ``verify="lazy"``, files of topology, ids and splits are read
-        when they are first asked for, and features from the first ``verifier.check()`` on; with ``"full"``,
-        every byte is read here; with ``"none"``, no more is.
+        Raises ``FormatError`` for missing, damaged or inconsistent files, as far as sizes, headers and the
+        ends of each adjacency show. With ``verify="lazy"``, files of topology, ids and splits are verified
+        at first use, and features from the first ``verifier.check()`` on; with ``"full"``, every byte is
+        verified here; with ``"none"``, nothing further is.
         """
         mode = check_verify(verify)
         folder = _folder(where)
@@ -86,7 +86,7 @@ class Graph:
 
     @classmethod
     def from_reference(cls, reference: Mapping[str, Any]) -> Graph:
-        """Open the graph that another process named by its ``reference``, and which that process verifies."""
+        """Open the graph behind the ``reference`` of another process, which verifies the graph."""
         return cls.open(folder_from(reference), parts=reference.get("parts"), verify="none")
 
     @property
@@ -96,7 +96,7 @@ class Graph:
 
     @property
     def reference(self) -> dict[str, Any]:
-        """Where the graph lies and what was opened of it, JSON-able, with ``notes``.
+        """Location and opened partitions of the graph, JSON-able, with ``notes``.
 
         A child process needs ``pass_fds`` to use it.
         """
@@ -116,14 +116,15 @@ class Graph:
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Read every byte: checksums, order of ``indptr``, range of every index, ids.
 
-        ``progress`` is given bytes read and bytes in all. Raises ``FormatError`` at the first fault.
+        ``progress(read, total)`` is called with bytes. Raises ``FormatError`` at the first fault.
         """
         verify_graph(self.schema, self._documents, self._directories, progress)
 
     def topology(self, edge_type: EdgeType, part: int) -> dict[str, Array]:
-        """Return ``indptr`` (int64), ``indices`` (neighbour positions) and ``edge_ids`` of a partition.
+        """Return a partition's adjacency: ``indptr`` int64 [N + 1], ``indices`` [E] and ``edge_ids`` [E].
 
-        ``weight`` (float32) and ``time`` (int64) are there when the schema says so.
+        ``indices`` are neighbour positions, int32 or int64. ``weight`` (float32 [E]) and ``time`` (int64 [E])
+        are included where the schema declares them.
         """
         self._known_edge_type(edge_type)
         document = self._document(topology_path(part, edge_type))
@@ -131,7 +132,7 @@ class Graph:
         return {name: document.array(name) for name in document.specs}
 
     def node_column(self, node_type: NodeType, name: str, part: int) -> Array:
-        """Return a column of the nodes that a partition owns, by position."""
+        """Return a column of the nodes that a partition owns, [N, ...], by position."""
         columns = self._known_node_type(node_type).columns
         if name not in columns:
             raise ValueError(
@@ -140,14 +141,18 @@ class Graph:
         return self._document(nodes_path(part, node_type)).array(name)
 
     def edge_column(self, edge_type: EdgeType, name: str, part: int) -> Array:
-        """Return a column of the edges of a partition, in the order of its ``indices``."""
+        """Return a column of the edges of a partition, [E, ...], in the order of its ``indices``."""
         columns = self._known_edge_type(edge_type).columns
         if name not in columns:
             raise ValueError(f"edges of type {edge_type} have no column {name!r}; known: {_listed(columns)}")
         return self._document(edges_path(part, edge_type)).array(name)
 
     def weights(self, edge_type: EdgeType, name: str, part: int) -> tuple[Int64Array, Int64Array]:
-        """Return the index of a declared weight column: running sums [E], and weights above 0 by list [T]."""
+        """Return the index of a declared weight column.
+
+        It has the running sums of weights, int64 [E], and the number of weights above 0 in each list,
+        int64 [T].
+        """
         declared = self._known_edge_type(edge_type).weights
         if name not in declared:
             raise ValueError(
@@ -158,15 +163,15 @@ class Graph:
         return document.array("sums"), document.array("counts")
 
     def bounds(self, node_type: NodeType) -> Int64Array:
-        """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
+        """Return the bounds, int64 [P + 1]: partition p owns positions ``[bounds[p], bounds[p + 1])``."""
         return np.array(self._known_node_type(node_type).bounds, dtype=np.int64)
 
     def node_ids(self, node_type: NodeType) -> Int64Array | None:
-        """Return the node id at each position, or ``None`` where they are equal."""
+        """Return the node id at each position, int64 [N]. ``None`` where ids equal positions."""
         return self._directory_of(node_type).ids
 
     def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
-        """Return the position of each node id. ``ValueError`` with the first ten unknown ids."""
+        """Return the position of each node id, int64 [N]. ``ValueError`` lists the first ten unknown ids."""
         positions = self._directory_of(node_type).find(ids)
         unknown = ids[positions < 0]
         if len(unknown):
@@ -175,19 +180,20 @@ class Graph:
         return positions
 
     def all_positions(self, node_type: NodeType, first: int = 0, count: int | None = None) -> Int64Array:
-        """Return every position of a type by ascending node id: one order for every partitioning.
+        """Return the positions of a type, int64 [N], by ascending node id.
 
-        Or ``count`` of them, from the one at ``first`` in that order.
+        That order of the nodes does not depend on the partitioning. With ``count``, return only so many,
+        from index ``first`` in that order.
         """
         return self._directory_of(node_type).in_id_order(first, count)
 
     def split(self, node_type: NodeType, name: str) -> Int64Array:
-        """Return the positions of a split by ascending node id: one order for every partitioning."""
+        """Return the positions of a split, int64 [N], by ascending node id."""
         parts = [self.split_part(node_type, name, part) for part in range(self.schema.num_partitions)]
         return self.in_id_order(node_type, np.concatenate(parts))
 
     def in_id_order(self, node_type: NodeType, positions: Array) -> Array:
-        """Return ascending positions by ascending node id."""
+        """Return ``positions``, which ascend, ordered by ascending node id."""
         directory = self._directory_of(node_type)
         if directory.ascending:
             return positions
@@ -196,7 +202,7 @@ class Graph:
     def split_part(self, node_type: NodeType, name: str, part: int) -> Array:
         """Return the positions of a split in one partition, ascending (int32 or int64).
 
-        ``FormatError`` where they do not ascend or are not the partition's: they index arrays.
+        ``FormatError`` where they do not ascend or are of another partition: callers index arrays with them.
         """
         nodes = self._known_node_type(node_type)
         if name not in nodes.splits:
@@ -239,7 +245,7 @@ class Graph:
         return self.schema.edges[edge_type]
 
     def _check_counts(self) -> None:
-        """Compare the sizes of arrays with those of the schema, which nothing else says."""
+        """Raise ``FormatError`` unless array sizes match the counts of the schema."""
         if not self.is_whole:
             return
         for edge_type, edges in self.schema.edges.items():
@@ -290,7 +296,7 @@ def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> dict
 
 
 def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -> Verifier:
-    """Return what verifies these files. Nobody damages what lies in memory."""
+    """Return the verifier of these files. Files in memory need none."""
     if mode == "none" or not isinstance(folder, DiskFolder):
         return NoVerifier()
     features = [name for name in documents if name.split("/")[1] in ("nodes", "edges")]
@@ -300,9 +306,9 @@ def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -
 def open_partitions(
     path: str | os.PathLike[str], partitions: int | Sequence[int] | None, *, verify: Verify = "lazy"
 ) -> Graph:
-    """Open those partitions of the graph at ``path``, by default all that lie there.
+    """Open ``partitions`` of the graph at ``path``, by default all that exist there.
 
-    ``ValueError`` for partitions that are not there, besides what ``Graph.open`` raises.
+    Raises ``ValueError`` for missing partitions, and what ``Graph.open`` raises.
     """
     folder = _folder(path)
     schema = Manifest.read(folder).schema
@@ -325,7 +331,7 @@ def _part_numbers(partitions: Any) -> list[int]:
 
 
 def _present_parts(folder: Folder, schema: GraphSchema) -> list[int]:
-    """Return the partitions that lie in ``folder``, whole or not: half of one is damage, not absence."""
+    """Return the partitions that are in ``folder``, also incomplete ones: these are damaged, not absent."""
     there = {name.partition("/")[0] for name in folder.names()}
     parts = range(schema.num_partitions)
     return [part for part in parts if part_folder(part) in there or not _expected_of_part(schema, part)]

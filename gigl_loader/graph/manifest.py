@@ -1,7 +1,7 @@
 """``graph.json``: format version, schema, and size and checksums of every file.
 
-It is written last, so a directory without a valid one is not a graph. Its digest covers all the rest of it,
-and through the checksums every byte of the graph.
+It is written last, so a directory without a valid one is not a graph. Its digest covers the rest of the
+document, and through the checksums every byte of the graph.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ FORMAT_VERSION = 2
 _OLDEST_VERSION = 1
 MANIFEST_NAME = "graph.json"
 _FORMAT = "gigl-graph"
-_MAX_BYTES = 64 << 20  # Of some 300,000 files.
+_MAX_BYTES = 64 << 20  # Enough for some 300,000 files.
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of ``graph.json``."""
+    """Contents of ``graph.json``."""
 
     schema: GraphSchema
     build: Mapping[str, Any]
-    """How the graph was built, for people. Nothing reads it."""
+    """How the graph was built, for information. No code reads it."""
     files: Mapping[str, FileRecord]
 
     version: int = FORMAT_VERSION
-    """Of the format. In version 1, files have the CRC-32 of their arrays in place of blocks."""
+    """Format version. In version 1, files have the CRC-32 of each array instead of each block."""
 
     @property
     def digest(self) -> str:
@@ -50,7 +50,7 @@ class Manifest:
         return _digest(self._document())
 
     def to_bytes(self) -> bytes:
-        """Return the file, with the digest of all the rest as its last entry."""
+        """Return the document as bytes, with the digest of all other entries as its last entry."""
         document = self._document()
         if self.version == 1:
             document["checksum"] = _checksum(document)
@@ -110,7 +110,7 @@ def _files(entries: Mapping[str, Any], version: int) -> dict[str, FileRecord]:
 
 
 def _check_digest(document: dict[str, Any], version: int) -> None:
-    """Take the digest out of the document, and compare them."""
+    """Remove the digest from the document. ``FormatError`` unless it matches the rest."""
     if version == 1:
         if document.pop("checksum", None) != _checksum(document):
             raise FormatError(f"{MANIFEST_NAME}: the contents do not match their checksum")

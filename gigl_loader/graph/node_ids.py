@@ -1,4 +1,4 @@
-"""Node ids of a node type: from id to position, and back."""
+"""Directory of the node ids of a node type: id to position, and position to id."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Directory:
 
     count: int
     ids: Int64Array | None = None
-    """Position to node id. None: they are equal."""
+    """Node id by position, int64 [N]. ``None``: ids equal positions."""
     keys: Int64Array | None = None
-    """All ids, ascending. None: ``ids`` ascends itself, or the ids are dense."""
+    """All ids, ascending, int64 [N]. ``None``: ``ids`` itself ascends, or ids are dense."""
     places: IntArray | None = None
-    """Position of each key (sparse) or of each id (dense)."""
+    """Position of each key (sparse) or of each id (dense), [N]."""
 
     @property
     def kind(self) -> Literal["identity", "dense", "sparse"]:
@@ -42,7 +42,7 @@ class Directory:
 
     @property
     def ascending(self) -> bool:
-        """Positions and node ids are in the same order."""
+        """Whether positions and node ids are in the same order."""
         return self.places is None
 
     @property
@@ -50,11 +50,11 @@ class Directory:
         return sum(array.nbytes for array in (self.ids, self.keys, self.places) if array is not None)
 
     def node_ids(self, positions: IntArray) -> Int64Array:
-        """Return the node ids at ``positions``, which must be valid."""
+        """Return the node ids at ``positions``, int64 [N]. Positions must be valid."""
         return np.asarray(positions if self.ids is None else self.ids[positions], dtype=np.int64)
 
     def find(self, ids: Int64Array) -> Int64Array:
-        """Return the position of each id, -1 where there is no such node."""
+        """Return the position of each id, int64 [N], -1 for unknown ids."""
         if self.ids is None or (self.keys is None and self.places is not None):
             known = (ids >= 0) & (ids < self.count)
             if self.places is None:
@@ -72,20 +72,20 @@ class Directory:
         return self.places[rank].astype(np.int64)
 
     def in_id_order(self, first: int = 0, count: int | None = None) -> Int64Array:
-        """Return all positions by ascending node id, or ``count`` of them from the one at ``first``."""
+        """Return positions by ascending node id, int64: all, or ``count`` of them from index ``first``."""
         end = self.count if count is None else min(first + count, self.count)
         if self.places is None:
             return np.arange(first, end)
         return self.places[first:end].astype(np.int64)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what a file must hold to bring this directory back, by array name."""
+        """Return the arrays that a file must hold to restore this directory, by name."""
         named = {"ids": self.ids, "sorted_ids": self.keys, "positions": self.places}
         return {name: array for name, array in named.items() if array is not None}
 
     @staticmethod
     def check(kind: str, count: int, specs: Mapping[str, ArraySpec], what: str) -> None:
-        """Raise ``FormatError`` unless arrays of these specs can be a directory of that kind."""
+        """Raise ``FormatError`` unless arrays of these specs can form a directory of that kind."""
         allowed = (
             ({"ids", "positions"},) if kind == "dense" else ({"ids"}, {"ids", "sorted_ids", "positions"})
         )

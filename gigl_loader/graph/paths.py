@@ -36,7 +36,7 @@ def edges_path(part: int, edge_type: EdgeType) -> str:
 
 
 def weights_path(part: int, edge_type: EdgeType, column: str) -> str:
-    """The index of a declared weight column."""
+    """Return the path of the index of a declared weight column."""
     return f"{part_folder(part)}/weights/{type_name(edge_type)}/{type_name(column)}.safetensors"
 
 

@@ -42,9 +42,9 @@ def type_name(kind: NodeType | EdgeType) -> str:
 
 
 def edge_type_address(edge_type: EdgeType) -> int:
-    """Return the 24 bits that stand for an edge type in the address of a draw.
+    """Return the 24 bits of an edge type in the address of a draw.
 
-    A function of the name alone, so that adding a type to a graph changes no other type's draws.
+    They depend on the name alone, so that adding a type to a graph changes no draws of other types.
     """
     return zlib.crc32(type_name(edge_type).encode()) & 0xFFFFFF
 
@@ -79,13 +79,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSchema:
-    """The nodes of one type."""
+    """Schema of the nodes of one type."""
 
     count: int
     bounds: tuple[int, ...]
     """Partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
     ids: Literal["identity", "dense", "sparse"] = "identity"
-    """How node ids relate to positions: equal, a permutation of 0..count-1, or arbitrary int64."""
+    """Node ids: equal to positions, a permutation of 0..count-1, or arbitrary int64."""
     columns: Mapping[str, Column]
     splits: Mapping[str, int]
     """Number of nodes in each named split."""
@@ -103,18 +103,18 @@ class NodeSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeSchema:
-    """The edges of one type."""
+    """Schema of the edges of one type."""
 
     count: int
     wide_indices: bool
-    """Neighbour positions are int64: the neighbours' type has 2^31 nodes or more."""
+    """Whether neighbour positions are int64, because their type has 2^31 nodes or more."""
     columns: Mapping[str, Column]
     weight: bool = False
     """The topology carries a weight (float32) per edge. Only in graphs that version 0.1 alphas built."""
     time: bool = False
     """The topology carries a time (int64) per edge. Only in graphs that version 0.1 alphas built."""
     weights: tuple[str, ...] = ()
-    """Columns that are declared as weights: edges can be drawn in proportion to them."""
+    """Columns declared as weights, in proportion to which edges can be drawn."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -127,7 +127,7 @@ class EdgeSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSchema:
-    """A graph, without its data. Types are kept sorted: their order here is their native index."""
+    """Schema of a graph. Types are sorted: their order is their index in native code."""
 
     edge_dir: Literal["in", "out"]
     """``in`` keeps the in-edges of each node (by destination), ``out`` its out-edges (by source)."""
@@ -168,11 +168,11 @@ class GraphSchema:
             raise ValueError(f"edge type {edge_type}: wide_indices must be {wide}")
 
     def target_type(self, edge_type: EdgeType) -> NodeType:
-        """Return the node type whose adjacency lists hold this edge type."""
+        """Return the type of the nodes whose adjacency lists hold edges of this type."""
         return edge_type[2] if self.edge_dir == "in" else edge_type[0]
 
     def neighbor_type(self, edge_type: EdgeType) -> NodeType:
-        """Return the node type that the lists of this edge type point to."""
+        """Return the type of the neighbours in the lists of this edge type."""
         return edge_type[0] if self.edge_dir == "in" else edge_type[2]
 
     def to_json(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class GraphSchema:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> GraphSchema:
-        """Undo ``to_json``. Raises ``FormatError`` for anything that is no schema."""
+        """Return the schema that ``to_json`` wrote. ``FormatError`` for other values."""
         try:
             return cls(
                 edge_dir=document["edge_dir"],
@@ -208,7 +208,7 @@ def _check_names(names: Iterable[str], what: str) -> None:
 
 
 def _check_encodable(name: str, what: str) -> None:
-    """Refuse half of a surrogate pair: neither a file nor a message can hold it."""
+    """Raise for half of a surrogate pair, which neither a file nor a message can encode."""
     try:
         name.encode()
     except UnicodeEncodeError:

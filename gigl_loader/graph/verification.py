@@ -28,7 +28,7 @@ _ROWS = 1 << 20
 
 
 def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int) -> None:
-    """Raise ``FormatError`` unless the files of a partition have the arrays that the schema says."""
+    """Raise ``FormatError`` unless the files of a partition have the arrays of the schema."""
     for edge_type in schema.edges:
         edges = _check_topology(schema, documents[topology_path(part, edge_type)], edge_type, part)
         if schema.edges[edge_type].columns:
@@ -151,7 +151,7 @@ def _verify_adjacency(document: Document, neighbors: int) -> None:
 def _verify_ascending(array: Array, what: str, *, strictly: bool) -> None:
     for start in range(0, len(array), _ROWS):
         rows = array[start : start + _ROWS + 1]
-        # Compared, not subtracted: ids may be further apart than int64 can say.
+        # Compared, not subtracted: the difference of ids may exceed int64.
         wrong = np.flatnonzero(rows[1:] <= rows[:-1] if strictly else rows[1:] < rows[:-1])
         if len(wrong):
             raise FormatError(f"{what} falls at row {start + int(wrong[0]) + 1}")

@@ -1,4 +1,4 @@
-"""Verification of a graph that is in use: files are read once, before first use or in the background."""
+"""Verifier of a graph in use: reads each file once, before first use or in the background."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ __all__ = ["LazyVerifier", "NoVerifier", "Verifier"]
 
 _LOGGER = logging.getLogger(__name__)
 _SMALL_BYTES = 256 << 20
-"""Features of so many bytes take 50 ms: no thread is started for them."""
+"""Verifying this many bytes of features takes 50 ms, which needs no thread."""
 _LOOK_EVERY_S = 1.0
 _MAX_LOOKS = 256
-"""Files that are looked at, at a time. A look takes 1 to 2 us."""
+"""Files whose status is checked at a time. One check takes 1 to 2 us."""
 _NICE = 10
 _END_S = 5.0
 
 
 class Verifier(Protocol):
-    """Vouches for the files of an opened graph. Any number of threads may ask."""
+    """Verifier of the files of an opened graph. Thread-safe."""
 
     def require(self, name: str) -> None:
-        """Return when a file is verified. ``FormatError`` if it is damaged."""
+        """Wait until a file is verified. ``FormatError`` if it is damaged."""
 
     def check(self) -> None:
-        """Return when all is verified that a batch is drawn from. Called for each batch.
+        """Wait until everything that a batch is drawn from is verified. Called for each batch.
 
-        ``FormatError`` for damage that was found so far, and for a file that was cut or overwritten since
-        it was mapped.
+        ``FormatError`` for damage found so far, and for a file that was truncated or overwritten since it was
+        mapped.
         """
 
     def finish(self) -> None:
-        """Return when every byte is verified. Raises as ``check``."""
+        """Wait until every byte is verified. Raises as ``check``."""
 
     def scrub(self, bytes_per_second: float) -> None:
-        """Read all files again and again, in a thread. What it finds, ``check`` raises."""
+        """Read all files repeatedly, in a thread. ``check`` raises the damage that it finds."""
 
 
 class NoVerifier:
-    """Trusts the files: another process verifies them, or nobody wants it."""
+    """No verification: another process verifies the files, or it was turned off."""
 
     def require(self, name: str) -> None:
         pass
@@ -67,7 +67,7 @@ class NoVerifier:
 
 @dataclass(slots=True)
 class _State:
-    """Shared with the thread, which must not keep the verifier alive."""
+    """State shared with the thread, which must not keep the verifier alive."""
 
     good: set[str] = field(default_factory=set)
     failure: str | None = None
@@ -76,14 +76,14 @@ class _State:
 
 
 class _Stopped(Exception):
-    """The verifier is gone."""
+    """The verifier was collected."""
 
 
 class LazyVerifier:
-    """Verifies each file before its first use, but for features: those in the background."""
+    """Verifies each file before its first use, and features in the background."""
 
     def __init__(self, folder: Folder, documents: Mapping[str, Document], features: Iterable[str]) -> None:
-        """``features`` names the files that a thread verifies while batches are made already."""
+        """``features`` names the files that a thread verifies while batches are already sampled."""
         self._folder = folder
         self._documents = documents
         self._features = list(features)
@@ -94,7 +94,7 @@ class LazyVerifier:
         self._watched = [name for name, status in self._seen.items() if status is not None]
         self._next_look = 0.0
         self._next_watched = 0
-        # Also when the interpreter ends: a thread that comes back from a kernel after that aborts it.
+        # Also at interpreter shutdown: a thread that returns from a kernel later would abort it.
         weakref.finalize(self, _end, self._state)
 
     def require(self, name: str) -> None:
@@ -124,7 +124,7 @@ class LazyVerifier:
     def _begin(self) -> None:
         if self._begun:
             return
-        install_bus_error_handler()  # First again, though faulthandler was enabled since files were mapped.
+        install_bus_error_handler()  # Installed again: faulthandler may have been enabled since.
         features = [name for name in self._features if name not in self._state.good]
         self._verify(self._documents.keys() - set(features))
         if sum(self._documents[name].layout.nbytes for name in features) <= _SMALL_BYTES:
@@ -134,7 +134,7 @@ class LazyVerifier:
         self._begun = True
 
     def _verify(self, names: Iterable[str]) -> None:
-        """Verify those of these files that were not. The failure is kept: it is told again and again."""
+        """Verify the files that were not verified yet. A failure is kept, and raised at every check."""
         for name in sorted(set(names) - self._state.good):
             _verify_into(self._state, self._documents[name], _ignore)
 
@@ -146,7 +146,7 @@ class LazyVerifier:
         thread.start()
 
     def _look(self) -> None:
-        """Look whether mapped files were changed, and verify those again."""
+        """Check the status of mapped files, and verify changed files again."""
         self._next_look = time.monotonic() + _LOOK_EVERY_S
         for _ in range(min(_MAX_LOOKS, len(self._watched))):
             name = self._watched[self._next_watched % len(self._watched)]
@@ -154,7 +154,7 @@ class LazyVerifier:
             before, now = self._seen[name], self._folder.status(name)
             if now == before or before is None:
                 continue
-            if now is None or now.inode != before.inode:  # Replaced: the map is still of the old file.
+            if now is None or now.inode != before.inode:  # Replaced: the map still shows the old file.
                 self._watched.remove(name)
                 if not self._watched:
                     return
@@ -165,7 +165,7 @@ class LazyVerifier:
     def _verify_again(self, name: str, status: Status) -> None:
         assert status is not None
         nbytes = self._documents[name].layout.nbytes
-        if status.nbytes < nbytes:  # Reading it would end this process.
+        if status.nbytes < nbytes:  # Reading beyond its end would raise SIGBUS.
             self._state.failure = f"{name}: cut from {nbytes} to {status.nbytes} bytes while it was mapped"
             return
         _LOGGER.warning("%s was written to while it was mapped: it is verified again", name)
@@ -178,11 +178,11 @@ class LazyVerifier:
 
 
 def _ignore(nbytes: int) -> None:
-    """Nobody is told of the progress."""
+    """Ignore progress."""
 
 
 def _end(state: _State) -> None:
-    """Have the threads end, which they do after 8 MiB at the latest."""
+    """Tell the threads to end, which they do after at most 8 MiB."""
     state.over.set()
     for thread in state.threads:
         if thread is not threading.current_thread():
@@ -199,7 +199,7 @@ def _verify_into(state: _State, document: Document, report: Callable[[int], None
 
 
 def _read_through(state: _State, documents: Sequence[Document], bytes_per_second: float | None) -> None:
-    """Verify files: once as fast as possible, or endlessly at a rate. Others come first on the processor."""
+    """Verify files once as fast as possible, or repeatedly at a rate. Runs at low CPU priority."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

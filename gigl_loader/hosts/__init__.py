@@ -1,1 +1,1 @@
-"""Hosts that each hold some partitions of one graph: how they meet, and what they know of each other."""
+"""Hosts that each hold some partitions of one graph: rendezvous, partition map and peers."""

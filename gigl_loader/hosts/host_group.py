@@ -34,18 +34,18 @@ __all__ = ["HostGroup"]
 logger = logging.getLogger(__name__)
 
 _MAX_REACH_S = 20.0
-"""A service that is known to be up answers in milliseconds; a firewall that drops packets never does."""
+"""Limit on checking all services: one that is up responds in milliseconds, behind a firewall never."""
 _FIRST_NOTICE_S = 5.0
 _GRACE_S = 5.0
-"""For a rank that is on its way, before its having opened the graph alone counts as an error."""
+"""Time for a late rank to arrive, before it counts as an error that it opened the graph alone."""
 _SHARE_OF_START = 0.8
-"""Of the time that other ranks wait: so that they hear why a service did not start."""
+"""Share of the timeout, so that other ranks receive the reason why a service did not start."""
 _SHARE_OF_CACHE = 0.5
-"""Of that time, for each ask of a peer: so that they hear which peer did not answer."""
+"""Share of the timeout for each request to a peer, so that ranks receive which peer did not respond."""
 
 
 class HostGroup:
-    """One rank's part in a graph that several hosts hold. Local rank 0 has the host's service."""
+    """One rank's membership in a group of hosts. Local rank 0 has the host's service."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class HostGroup:
         credentials: Credentials | None,
         cache_bytes: int,
     ) -> HostGroup:
-        """Meet all ranks, serve this host's partitions (local rank 0 does) and check that peers answer.
+        """Meet all ranks, serve this host's partitions (on local rank 0) and check that peers respond.
 
-        Local rank 0 then fetches up to ``cache_bytes`` of rows for all ranks of the host to keep.
+        Local rank 0 then fetches up to ``cache_bytes`` of rows into a cache for all ranks of the host.
 
-        Returns on every rank or raises on every rank: the last step is to hear that all have come so far.
+        Either every rank returns or every rank raises: in the last step, each rank waits for all others.
         """
         timeout = meeting.timeout
         service = cache = None
@@ -85,7 +85,7 @@ class HostGroup:
             with meeting.telling_failures():
                 topology = Topology.detect(group=meeting.group, timeout=timeout)
                 holdings = _exchange_holdings(meeting, topology, graph)
-            check_holdings(holdings, graph.schema.num_partitions)  # All know the same: nobody has to tell.
+            check_holdings(holdings, graph.schema.num_partitions)  # Has the same result on all ranks.
             with meeting.telling_failures():
                 address = _reachable_address(topology, holdings, given=listen is not None)
                 advertised = advertise or _advertised(listen, address)
@@ -118,11 +118,11 @@ class HostGroup:
         return cls(meeting, peers, service, cache, timeout)
 
     def split(self, graph: Graph, node_type: NodeType, name: str) -> Int64Array:
-        """Return the positions of a split over all partitions, by ascending node id."""
+        """Return the positions of a split over all partitions, int64 [N], by ascending node id."""
         return self.peers.split(graph, node_type, name, timeout_s=self._timeout)
 
     def close(self, *, wait: bool) -> None:
-        """Leave. Local rank 0 ends the host's service, but with ``wait`` only when all ranks have left.
+        """Leave the group. Local rank 0 ends the host's service; with ``wait``, after all ranks have left.
 
         Ranks that do not leave within the timeout are logged. Closing twice is fine.
         """
@@ -186,7 +186,7 @@ def _exchange_holdings(meeting: Rendezvous, topology: Topology, graph: Graph) ->
 
 
 def _check_for_whole(meeting: Rendezvous, graph: Graph, missed: Sequence[int]) -> None:
-    """Raise ``ValueError`` if a rank that does not come has opened the whole graph alone."""
+    """Raise ``ValueError`` if a missing rank has opened the whole graph alone."""
     alone = meeting.group.published(f"{WHOLE}/{graph.manifest.digest}", ranks=missed)
     if alone:
         held = ", ".join(map(str, graph.parts))
@@ -197,10 +197,10 @@ def _check_for_whole(meeting: Rendezvous, graph: Graph, missed: Sequence[int]) -
 
 
 def _reachable_address(topology: Topology, holdings: Sequence[Holding], *, given: bool) -> str:
-    """Return the address that this host uses towards others.
+    """Return the address under which other hosts reach this host.
 
-    On the host of rank 0, the master's name often stands for a loopback address: look elsewhere then.
-    ``ValueError`` where there is none that other machines can use, unless one to listen on is ``given``.
+    On the host of rank 0, MASTER_ADDR often resolves to a loopback address: the address is then the one that
+    faces another host. ``ValueError`` where other machines can use no address, unless one is ``given``.
     """
     address = holdings[topology.rank].address
     others = (each.address for each in holdings if not Address(each.address, 0).is_loopback)
@@ -217,7 +217,7 @@ def _reachable_address(topology: Topology, holdings: Sequence[Holding], *, given
 
 
 def _advertised(listen: str | None, address: str) -> str:
-    """Return where others are told to come: to what is listened on, if that is an address to ask."""
+    """Return the host to advertise: that of ``listen``, unless it stands for all addresses."""
     listening = Address.parse(listen) if listen else Address(address, 0)
     return address if listening.is_wildcard else listening.host
 
@@ -229,7 +229,7 @@ def _credentials(host: str, token: str) -> Credentials:
 
 
 def _leaders(holdings: Sequence[Holding]) -> list[int]:
-    """Return the ranks that serve, by host index."""
+    """Return the ranks that run the services, by host index."""
     leaders = [rank for rank, each in enumerate(holdings) if each.local_rank == 0]
     return sorted(leaders, key=lambda rank: holdings[rank].host_index)
 
@@ -251,7 +251,7 @@ def _exchange_endpoints(
 def _check_reach(
     meeting: Rendezvous, peers: Peers, graph: Graph, holdings: Sequence[Holding], service: HostService | None
 ) -> None:
-    """Let local rank 0 of every host check every service, its own too. All ranks hear how it went."""
+    """Let local rank 0 of every host check every service, also its own. All ranks receive the results."""
     leaders = _leaders(holdings)
     if service is not None:
         try:
@@ -259,7 +259,8 @@ def _check_reach(
                 _reach(peers, graph, min(meeting.timeout, _MAX_REACH_S))
             meeting.tell("reach", True)
         finally:
-            # What others find must not be that this service ended because of what we found.
+            # Wait for the checks of all hosts before this rank fails and ends its service: otherwise other
+            # hosts would report that this service is gone, and not what is wrong.
             meeting.settle("reach", ranks=leaders)
     meeting.hear("reach", ranks=leaders, what="say whether they reach the other hosts")
 
@@ -271,13 +272,13 @@ def _fill_cache(
         with meeting.telling_failures():
             return SharedCache(graph, peers, nbytes, timeout_s=_SHARE_OF_CACHE * meeting.timeout)
     except Exception:
-        # This host's service is about to end, and others may still be fetching from it.
+        # Wait before this host's service ends: other hosts may still be fetching from it.
         meeting.settle("cache", ranks=_leaders(holdings))
         raise
 
 
 def _share_cache(meeting: Rendezvous, peers: Peers, leaders: list[int], cache: SharedCache | None) -> Peers:
-    """Let every rank know of its host's cache. Returns when all hosts have theirs."""
+    """Publish each host's cache to its ranks. Returns when all hosts have filled their caches."""
     if meeting.group.rank in leaders:
         meeting.tell("cache", cache.path if cache is not None else "")
     paths = meeting.hear("cache", ranks=leaders, what="fetch the rows that their hosts keep")
@@ -285,7 +286,7 @@ def _share_cache(meeting: Rendezvous, peers: Peers, leaders: list[int], cache: S
 
 
 def _reach(peers: Peers, graph: Graph, timeout_s: float) -> None:
-    """Check all services at once. Raises what the first that is not right raises."""
+    """Check all services concurrently. Raises the error of the first faulty one, by host."""
 
     def check(endpoint: Endpoint) -> None:
         check_peer(endpoint, peers.caller, digest=graph.manifest.digest, timeout_s=timeout_s)

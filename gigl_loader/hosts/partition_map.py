@@ -16,17 +16,17 @@ __all__ = ["Holding", "check_holdings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What one rank has."""
+    """Graph and partitions that one rank has opened."""
 
     host_index: int
     local_rank: int
     digest: str
-    """Of the graph."""
+    """Digest of the graph."""
     partitions: tuple[int, ...]
     address: str
-    """That others may reach this host by."""
+    """Address under which other hosts may reach this host."""
     machine: str = ""
-    """On which it runs: the same for hosts that a test simulates on one."""
+    """Machine of the rank: the same for hosts that a test simulates on one machine."""
     where: str
     """Path of the graph."""
 
@@ -34,7 +34,7 @@ class Holding:
 def check_holdings(holdings: Sequence[Holding], num_partitions: int) -> None:
     """Raise ``ValueError``, on every rank alike, unless the ranks together hold one whole graph.
 
-    ``holdings`` are by rank. The message says who holds what.
+    ``holdings`` are by rank. The message lists the partitions of each rank.
     """
     _require_same(
         holdings,

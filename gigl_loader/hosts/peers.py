@@ -31,37 +31,37 @@ if TYPE_CHECKING:
 __all__ = ["PEERS", "Peers", "open_samplers"]
 
 PEERS = "peers"
-"""Where a graph's reference tells a sampling process about its peers."""
+"""Key in the notes of a graph's reference, by which sampling processes find the peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The services of all hosts, this one's included, as one host sees them."""
+    """Services of all hosts, including this one."""
 
     endpoints: tuple[Endpoint, ...]
-    """By host index."""
+    """Endpoints by host index."""
     host_index: int
-    """Of this host."""
+    """Index of this host."""
     token: str = field(repr=False)
     insecure: bool = False
-    """Plain text to other machines is allowed."""
+    """Allow plain text to other machines."""
     cache_path: str = ""
-    """Where this host keeps rows of the others; empty when it keeps none."""
+    """Path of the cache for rows of other hosts; empty without a cache."""
 
     @property
     def caller(self) -> Caller:
-        """What this host shows to the others."""
+        """Credentials of this host as a caller of the other hosts."""
         return Caller(token=self.token, insecure=self.insecure)
 
     def holder(self, partition: int) -> Endpoint:
-        """Return who is to be asked about a partition. Hosts that ask spread over those that hold it."""
+        """Return the endpoint for requests about a partition. Callers spread over the hosts that hold it."""
         holders = [endpoint for endpoint in self.endpoints if partition in endpoint.partitions]
         return holders[self.host_index % len(holders)]
 
     def open_store(self, graph: Graph, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
-        """Return a store of all partitions: those that ``graph`` has opened here, and the others' remotely.
+        """Return a store of all partitions: local for those that ``graph`` has opened, remote for the rest.
 
-        A peer is asked for ``timeout_s`` seconds in all before it counts as gone.
+        A request to a peer is retried for ``timeout_s`` seconds in total before the peer counts as gone.
         """
         local = {part: LocalStore(graph, part) for part in graph.parts}
         elsewhere = set(range(graph.schema.num_partitions)) - set(local)
@@ -80,7 +80,7 @@ class Peers:
         return PartitionedStore(graph.schema, local=local, remote=remote, concurrency=concurrency)
 
     def split(self, graph: Graph, node_type: NodeType, name: str, *, timeout_s: float) -> Int64Array:
-        """Return the positions of a split over all partitions, by ascending node id."""
+        """Return the positions of a split over all partitions, int64 [N], by ascending node id."""
         here = {part: graph.split_part(node_type, name, part) for part in graph.parts}
         parts = [
             here[part]
@@ -100,8 +100,8 @@ class Peers:
         return graph.in_id_order(node_type, np.concatenate(parts))
 
     def stats(self, *, timeout_s: float) -> dict[int, dict[str, Any]]:
-        """Return what each host's service has done since it started, by host index."""
-        # Control calls need gRPC, which sampling processes do without: it is 13 MB in each.
+        """Return the counters of each host's service, by host index."""
+        # Imported here: control calls need gRPC, 13 MB that sampling processes save.
         from gigl_loader.rpc.peer import peer_stats
 
         return {
@@ -116,13 +116,13 @@ class Peers:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Peers:
-        """Undo ``to_json``."""
+        """Return the peers that ``to_json`` wrote."""
         endpoints = tuple(Endpoint.from_json(json.dumps(each)) for each in document["endpoints"])
         return cls(**{**document, "endpoints": endpoints})
 
 
 def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
-    """Return as many samplers as a sampling process works on batches at once. They share one store."""
+    """Return a sampler for each batch that the process samples at once. They share one store."""
     graph = Graph.from_reference(config.reference)
     peers = Peers.from_json(config.reference[PEERS])
     store = peers.open_store(graph, timeout_s=config.timeout_s, concurrency=config.concurrency)

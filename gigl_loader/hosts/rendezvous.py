@@ -1,7 +1,8 @@
 """Rendezvous of the ranks that open one graph: each step is published, and failures reach every rank.
 
-Every step is told by some ranks and heard by all. A rank that fails lets all steps fail, those already
-told, too: who comes late finds that the others did not wait, and nobody waits for what will not come.
+In every step, some ranks publish a value and all ranks receive it. A rank that fails makes all steps fail,
+also those it has published: a late rank then finds that the other ranks have given up, and no rank waits
+for a value that will not come.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["STEPS", "WHOLE", "Rendezvous", "excuse"]
 
 STEPS = ("holding", "endpoint", "reach", "cache", "joined")
-"""Of opening a graph, in their order. The last says that nothing can fail any more."""
+"""Steps of opening a graph, in order. After the last, nothing can fail any more."""
 
 WHOLE = "dataset/whole"
-"""Where a rank leaves word, under a graph's digest, that it has opened all of that graph, alone."""
+"""Prefix of the keys, by graph digest, at which a rank publishes that it opened a whole graph alone."""
 
 _TURN = "dataset"
 _EXCUSE = "excuse"
@@ -36,27 +37,27 @@ _KINDS = {
 
 
 class Rendezvous:
-    """One meeting of all ranks, as seen by one of them."""
+    """One rank's side of a rendezvous of all ranks."""
 
     def __init__(self, group: RankGroup, *, timeout: float) -> None:
-        """Each step is waited for up to ``timeout`` seconds."""
+        """Each step has a timeout of ``timeout`` seconds."""
         self.group = group
         self._key = _key(group.turn(_TURN))
         self.timeout = timeout
         self._failed = False
 
     def tell(self, step: str, value: Any) -> None:
-        """Let all ranks hear ``value`` (JSON-able) of this rank."""
+        """Publish this rank's ``value`` (JSON-able) for a step."""
         self.group.publish(f"{self._key}/{step}", json.dumps({"value": value}))
 
     def told(self, step: str) -> dict[int, Any]:
-        """Return what ranks have told so far, by rank. Does not wait."""
+        """Return the values published so far, by rank. Does not wait."""
         texts = self.group.published(f"{self._key}/{step}")
         return {rank: _value(rank, text) for rank, text in texts.items()}
 
     @contextmanager
     def telling_failures(self) -> Iterator[None]:
-        """Let all ranks hear of an exception in the place of any step."""
+        """Publish an exception of the context as a failure of all steps."""
         try:
             yield
         except BaseException as error:
@@ -64,9 +65,10 @@ class Rendezvous:
             raise
 
     def tell_failure(self, error: BaseException) -> None:
-        """Let all ranks hear of ``error`` in the place of any step.
+        """Publish ``error`` as a failure of all steps.
 
-        Only of the first, and not of what was heard from another rank, which has told everybody.
+        Publishes only the first error, and no error that was received from another rank, which has published
+        it.
         """
         if self._failed:
             return
@@ -83,10 +85,10 @@ class Rendezvous:
         ranks: Sequence[int] | None = None,
         missed: Callable[[list[int]], None] | None = None,
     ) -> list[Any]:
-        """Wait for what ``ranks`` (all) tell, and return it in their order.
+        """Wait for the values of ``ranks`` (default: all), and return them in that order.
 
-        The failure of another rank is raised as what it was there. ``TimeoutError``: "ranks 2, 3 did not
-        ``what``". ``missed`` is called once a second with the ranks that are waited for.
+        Raises a failure of another rank as the same class. ``TimeoutError``: "ranks 2, 3 did not ``what``".
+        ``missed`` is called once a second with the ranks whose value is missing.
         """
         texts = self.group.collect(
             f"{self._key}/{step}",
@@ -99,16 +101,16 @@ class Rendezvous:
         return [json.loads(text)["value"] for text in texts]
 
     def check_excuses(self, ranks: Sequence[int]) -> None:
-        """Raise what kept one of ``ranks`` from coming, if it said so."""
+        """Raise the excuse of one of ``ranks``, if it has published one."""
         self._check(self.group.published(f"{self._key}/{_EXCUSE}", ranks=ranks))
 
     def settle(self, step: str, *, ranks: Sequence[int]) -> None:
-        """Wait until each of ``ranks`` has told something or failed, or the timeout is over."""
+        """Wait until each of ``ranks`` has published a value or a failure, or until the timeout."""
         key = f"{self._key}/{step}"
         wait_for(lambda: len(self.group.published(key, ranks=ranks)) == len(ranks), self.timeout)
 
     def first(self, key: str, value: str) -> str:
-        """Return the value of the rank that came first."""
+        """Return the value of the first rank that called this with ``key``."""
         return self.group.first(f"{self._key}/{key}", value)
 
     def _check(self, texts: dict[int, str]) -> None:
@@ -122,9 +124,9 @@ class Rendezvous:
 
 
 def excuse(group: RankGroup, error: BaseException) -> None:
-    """Tell those who wait for this rank at their next meeting why it does not come.
+    """Publish why this rank does not come to the next rendezvous, for the ranks that wait for it.
 
-    It may come after all: an excuse counts only while its rank is missed.
+    The rank may still come: an excuse counts only while the rank is missing.
     """
     with suppress(ConnectionError):
         group.publish(f"{_key(group.turns(_TURN) + 1)}/{_EXCUSE}", _failure(error))
@@ -139,7 +141,7 @@ def _failure(error: BaseException) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """Return what other ranks raise for it: the nearest class that they know by name."""
+    """Return the class that other ranks raise: the nearest base class that they know by name."""
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
 
 

@@ -20,21 +20,21 @@ logger = logging.getLogger(__name__)
 
 
 class SharedCache:
-    """The memory file of a host's cache, kept open by the process that filled it."""
+    """Memory file of a host's cache, kept open by the process that filled it."""
 
     def __init__(self, graph: Graph, peers: Peers, nbytes: int, *, timeout_s: float) -> None:
-        """Fetch up to ``nbytes`` of rows of other hosts. ``StorageUnavailable`` if one does not answer."""
+        """Fetch up to ``nbytes`` of rows of other hosts. ``StorageUnavailable`` if one does not respond."""
         with closing(peers.open_store(graph, timeout_s=timeout_s)) as store:
             self._fd = RowCache.create(graph, graph.parts, store.remote, nbytes)
         logger.info("%.1f MB of rows of other hosts are kept here", os.fstat(self._fd).st_size / 1e6)
 
     @property
     def path(self) -> str:
-        """Where processes of this host and user can open it. Nothing is left there when this one ends."""
+        """Path at which processes of this host and user can open the file. It vanishes with this process."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """Let go of it. Whoever has mapped it keeps it. Closing twice is fine."""
+        """Close the file. Processes that have mapped it keep their map. Closing twice is fine."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -49,7 +49,7 @@ def open_cache(path: str, graph: Graph) -> RowCache | None:
         return None
     try:
         return RowCache.open(fd, graph)
-    except FormatError as error:  # The number of its process may be another's by now.
+    except FormatError as error:  # Another process may have that process id by now.
         logger.warning("no cache of remote rows: %s", error)
         return None
     finally:

@@ -1,4 +1,4 @@
-"""A host and a port, as people write them."""
+"""Network address: a host and a port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Address"]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen or to ask."""
+    """Host and port of a listener."""
 
     host: str
     """A name, or an IPv4 or IPv6 address without brackets."""
@@ -24,7 +24,7 @@ class Address:
         try:
             self.host.encode(
                 "idna"
-            )  # As the resolver does. Names of endpoints come from other processes, too.
+            )  # Checked as the resolver does: host names come from other processes, too.
         except UnicodeError:
             raise ValueError(f"{self.host[:100]!a} is not a host name or address") from None
         if not 0 <= self.port < 65536:
@@ -44,12 +44,12 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Only this machine can use it, on whichever machine it is read: of names, ``localhost`` alone."""
+        """Whether the address is a loopback address on any machine. The only such name is ``localhost``."""
         return self.host == "localhost" or (self._parsed() is not None and is_loopback(self.host))
 
     @property
     def is_wildcard(self) -> bool:
-        """It stands for every address of the machine: good to listen on, nothing to ask."""
+        """Whether the address stands for every address of the machine: for listening only."""
         parsed = self._parsed()
         return parsed is not None and parsed.is_unspecified
 

@@ -1,4 +1,4 @@
-"""X.509 certificates as PEM: made for a run, and checked before they are shown or trusted."""
+"""X.509 certificates as PEM: creation for one run, and checks before use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from cryptography import x509
 
-# The library is imported inside functions: only who uses TLS pays for it.
+# The library is imported inside functions: a process without TLS does not load it.
 
 __all__ = [
     "check_authority",
@@ -23,12 +23,12 @@ __all__ = [
     "system_roots",
 ]
 
-_BACKDATED = datetime.timedelta(days=1)  # Clocks of hosts that are this far apart still agree on validity.
+_BACKDATED = datetime.timedelta(days=1)  # Tolerates host clocks that differ by as much.
 _VALID = datetime.timedelta(days=365)  # Longer than any run: the certificate lives as long as its service.
 
 
 def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
-    """Make a certificate for these names and addresses, valid for a year, and its key."""
+    """Return a certificate for these names and addresses, valid for a year, and its key, both as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -59,7 +59,7 @@ def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
 
 
 def check_dates(pem: str, now: datetime.datetime | None = None) -> None:
-    """Raise ``ValueError`` if a certificate in ``pem`` is not valid at ``now``, with both times."""
+    """Raise ``ValueError`` with its dates if a certificate in ``pem`` is not valid at ``now``."""
     now = now or datetime.datetime.now(datetime.timezone.utc)
     for certificate in _certificates(pem.encode(), "its certificate"):
         begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -76,13 +76,13 @@ def check_dates(pem: str, now: datetime.datetime | None = None) -> None:
 
 
 def check_pair(certificate: bytes, key: bytes) -> None:
-    """Raise ``ValueError`` unless ``key`` is that of the first certificate, both as PEM."""
+    """Raise ``ValueError`` unless ``key`` belongs to the first certificate. Both are PEM."""
     from cryptography.hazmat.primitives import serialization
 
     [first, *_] = _certificates(certificate, "the certificate")
     try:
         private = serialization.load_pem_private_key(key, None)
-    except (ValueError, TypeError) as error:  # A key that needs a password is a TypeError.
+    except (ValueError, TypeError) as error:  # An encrypted key raises TypeError.
         raise ValueError(f"the key cannot be read: {error}: give it as PEM, not encrypted") from None
     encoding = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*encoding) != first.public_key().public_bytes(*encoding):
@@ -90,9 +90,9 @@ def check_pair(certificate: bytes, key: bytes) -> None:
 
 
 def check_name(certificate: bytes, host: str) -> None:
-    """Raise ``ValueError`` unless the first certificate is good for a name or address, with those it is for.
+    """Raise ``ValueError`` unless the first certificate names ``host``, a name or address.
 
-    One without alternative names passes: old ones say it elsewhere, and some callers look there.
+    A certificate without alternative names passes: old ones use the common name, which some callers check.
     """
     from cryptography import x509
 
@@ -110,7 +110,7 @@ def check_name(certificate: bytes, host: str) -> None:
 
 
 def _is_for(name: str, host: str) -> bool:
-    """Compare as TLS does: a star stands for one label, and addresses are no names."""
+    """Return whether ``name`` matches ``host`` as in TLS: a star stands for one label of a name."""
     try:
         return ipaddress.ip_address(name) == ipaddress.ip_address(host)
     except ValueError:
@@ -127,7 +127,7 @@ def check_authority(authority: bytes) -> None:
 
 
 def fingerprints(pem: bytes) -> set[bytes]:
-    """Return the SHA-256 of each certificate. ``ValueError`` for what is no PEM."""
+    """Return the SHA-256 of each certificate. ``ValueError`` for text that is no PEM."""
     from cryptography.hazmat.primitives import hashes
 
     return {each.fingerprint(hashes.SHA256()) for each in _certificates(pem, "the certificate")}
@@ -136,7 +136,7 @@ def fingerprints(pem: bytes) -> set[bytes]:
 def system_roots() -> bytes:
     """Return the authorities that this machine trusts, as PEM. ``ValueError`` where it has none.
 
-    gRPC would take a list that it brings along, without what an administrator has added.
+    gRPC would use a built-in list, without the authorities that an administrator has added.
     """
     import ssl
     from pathlib import Path

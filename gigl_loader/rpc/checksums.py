@@ -1,7 +1,7 @@
 """CRC-32C on the wire: of requests and control messages in a header, of replies in their last chunk.
 
-TCP's own checksum misses one damaged segment in 65,536, and switches and drivers damage bytes where no
-checksum covers them. A checksum finds accidents; who may change bytes on purpose is kept out by TLS.
+TCP's own checksum misses one damaged segment in 65,536, and switches and drivers damage bytes that no
+checksum covers. A checksum finds accidental damage only; TLS protects against deliberate changes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CHECKSUM_HEADER = "gigl-crc32c"
 """Header of a call: CRC-32C of its ticket or message, as 8 hexadecimal digits."""
 
 UNREAD_HEADER = "gigl-checksum-unread"
-"""Header of a call whose caller does not look at the checksum of the reply: its connection is TLS, which
-finds every change of a record. Any value."""
+"""Header of a call whose caller ignores the checksum of the reply, because it uses TLS, which detects every
+change. Its value has no meaning."""
 
 MAX_DAMAGED = 3
-"""Attempts that may come damaged, in a row, before the caller is told."""
+"""Damaged attempts in a row after which the call fails."""
 
 _TRAILER_BYTES = 4
 
@@ -57,8 +57,8 @@ def message_checksum(message: Any) -> str:
 def message_is_whole(message: Any, metadata: Iterable[Any] | None) -> bool:
     """Return whether a protobuf message matches its checksum in gRPC metadata (pairs of key and value).
 
-    True where there is none: callers that do not know of checksums send none. ``False`` for no message, which
-    is what gRPC returns where damage made the message of a good call vanish.
+    ``True`` where there is no checksum: old callers send none. ``False`` for no message, which gRPC returns
+    where damage removed the message of a successful call.
     """
     if message is None:
         return False
@@ -72,7 +72,7 @@ def checksum_trailer(crc: int) -> bytes:
 
 
 class Checksum(Protocol):
-    """Checksum of a reply. Both sides show it each byte once, in order: best while copying."""
+    """Checksum of a reply. Both sides add each byte once, in order, preferably while copying."""
 
     def add(self, data: Bytes) -> None:
         """Continue with uint8 [N]."""
@@ -89,13 +89,13 @@ class Checksum(Protocol):
         *,
         first: int = 0,
     ) -> None:
-        """Do what ``native.copy_rows`` does, and continue with the rows in the order of ``rows``."""
+        """Copy as ``native.copy_rows`` does, and continue with the rows in the order of ``rows``."""
 
     def trailer(self) -> bytes:
         """Return the last chunk of the reply."""
 
     def matches(self, trailer: bytes) -> bool:
-        """Return whether a reply that ends with ``trailer`` is what was shown."""
+        """Return whether ``trailer`` matches the bytes that were added."""
 
 
 class Crc32c:
@@ -129,7 +129,7 @@ class Crc32c:
 
 
 class Unread:
-    """No checksum, for a reader whose TLS checks every record: the trailer is zero, and not looked at."""
+    """No checksum, for a caller whose TLS checks every record. The trailer is zero and ignored."""
 
     def add(self, data: Bytes) -> None:
         pass
@@ -156,27 +156,27 @@ class Unread:
 
 
 class ReplyChunks:
-    """The chunks of a reply but its trailer, each with the size of all where it came along. Read once.
+    """Chunks of a reply without its trailer, each with the total size where it was sent. Iterates once.
 
-    ``FormatError`` at the end, if what was shown to ``checksum`` does not match the trailer.
+    Raises ``FormatError`` at the end, if the bytes added to ``checksum`` do not match the trailer.
     """
 
     def __init__(self, received: Iterator[tuple[Bytes, int | None]], checksum: Checksum) -> None:
         self._received = received
         self.checksum = checksum
-        """To be shown every byte of every chunk."""
+        """The reader adds every byte of every chunk."""
         self.nbytes = 0
-        """Of the chunks so far."""
+        """Bytes of the chunks so far."""
 
     def __iter__(self) -> Iterator[tuple[Bytes, int | None]]:
-        held: tuple[Bytes, int | None] | None = None  # What may be the trailer.
+        held: tuple[Bytes, int | None] | None = None  # May turn out to be the trailer.
         for piece in self._received:
             if held is not None:
                 yield self._counted(held)
                 held = None
             if len(piece[0]) == _TRAILER_BYTES:
                 held = piece
-            else:  # At once, while it is in the caches.
+            else:  # Yielded at once, while the chunk is in the CPU caches.
                 yield self._counted(piece)
         if held is None or not self.checksum.matches(held[0].tobytes()):
             raise FormatError("reply: it does not match its checksum, or has none")

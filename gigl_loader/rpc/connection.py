@@ -1,7 +1,7 @@
-"""One Flight connection to a peer, with a deadline for every call and new tries until a larger one.
+"""Flight connection to one peer: a deadline for each attempt, and retries until the deadline of the call.
 
-Every foreign exception stops here. pyarrow raises one of its own for a deadline, a peer that died in
-mid-stream and a refusal alike; what tells a refusal is our record in ``extra_info``.
+All exceptions of pyarrow are translated here. pyarrow raises the same exceptions for a deadline, a peer that
+died in mid-stream and a refusal; only a refusal has our record in ``extra_info``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Connection"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_LAST_ATTEMPT_S = 0.2  # Kept of the time of a call, or a quarter of it; connecting takes some 10 ms.
+_LAST_ATTEMPT_S = 0.2  # Reserved for a last attempt, at most 1/4 of the call; connecting takes 10 ms.
 
 _CHANNEL_OPTIONS = [
     # Channels with equal arguments share connections, hence the backoff of the last failure (up to 120 s).
@@ -52,31 +52,31 @@ _CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     # Peers are reached directly, whatever the environment says about proxies for the web.
     ("grpc.enable_http_proxy", 0),
-    # A host that is away says nothing: by default, gRPC would wait for 20 s, and a call for all of its time.
+    # A host that is down sends nothing: by default, gRPC would wait 20 s, and a call all of its time.
     ("grpc.min_reconnect_backoff_ms", 2_000),
 ]
 
 Result = TypeVar("Result")
 
 
-class _AskAgain(Exception):
-    """This attempt failed in a way that another may not. The message says how."""
+class _AttemptFailed(Exception):
+    """The attempt failed, and a retry may succeed. The message is the reason."""
 
 
-class _NoAnswer(_AskAgain):
-    """It failed because its time was over."""
+class _AttemptTimedOut(_AttemptFailed):
+    """The attempt reached its deadline."""
 
 
-class _Busy(_AskAgain):
-    """The peer has as much to do as it takes. The connection is good."""
+class _Busy(_AttemptFailed):
+    """The peer refused a request beyond its limits. The connection stays open."""
 
 
-class _Damaged(_AskAgain):
-    """The request or the reply does not match its checksum, or breaks a rule. The connection is good."""
+class _Damaged(_AttemptFailed):
+    """The request or the reply does not match its checksum, or breaks a rule. The connection stays open."""
 
 
 class Connection:
-    """Asks one peer. Any number of threads may ask at once; they share a connection."""
+    """Connection to one peer. Thread-safe: any number of threads share it."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Connection:
         attempt_s: float = 30.0,
         job: str = "",
     ) -> None:
-        """Connects when first asked. A call is tried for ``timeout_s``, each attempt for ``attempt_s``.
+        """Connects at the first call. A call is retried for ``timeout_s``; each attempt has ``attempt_s``.
 
-        ``job`` is the secret of the training job, where something is asked for that belongs to one.
+        ``job`` is the secret of the training job, for requests for what belongs to a job.
         """
         if timeout_s <= 0 or attempt_s <= 0:
             raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
@@ -112,11 +112,11 @@ class Connection:
             return self._counts
 
     def count(self, **amounts: int) -> None:
-        """Add to the counts of these names."""
+        """Add ``amounts`` to the counts, by name."""
         with self._lock:
             self._counts += WireCounts(**amounts)
 
-    def ask(
+    def call(
         self,
         request: bytes,
         read: Callable[[ReplyChunks], Result],
@@ -124,12 +124,12 @@ class Connection:
         timeout_s: float | None = None,
         attempts: float = math.inf,
     ) -> Result:
-        """Send a request and return what ``read`` makes of the reply, given as chunks.
+        """Send a request, and return ``read(chunks)`` for the chunks of the reply.
 
-        ``read`` takes all chunks, and shows each to their checksum. It is called again for every attempt.
-        Raises ``StorageUnavailable`` when ``timeout_s`` (the connection's by default) are over or
-        ``attempts`` have failed, not counting those for which the server was too busy, and at once what
-        another attempt cannot mend. ``FormatError`` when three attempts in a row, or all, came damaged.
+        ``read`` consumes all chunks, and adds each to their checksum. Every attempt calls it again.
+        Raises ``StorageUnavailable`` after ``timeout_s`` (default: that of the connection) or after
+        ``attempts`` failures; attempts that a busy server refused do not count. Raises ``FormatError`` when
+        three attempts in a row, or all, were damaged. Errors that a retry cannot resolve are raised at once.
         """
         began = time.monotonic()
         seconds = self._timeout_s if timeout_s is None else timeout_s
@@ -140,16 +140,16 @@ class Connection:
         while True:
             left = began + seconds - time.monotonic()
             try:
-                # gRPC takes a deadline that is over for none at all.
+                # gRPC treats a deadline in the past as no deadline.
                 return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
             except Refusal as refusal:
                 raise refusal.error(str(self._endpoint)) from None
-            except _AskAgain as error:
+            except _AttemptFailed as error:
                 damaged = damaged + 1 if isinstance(error, _Damaged) else 0
                 if damaged >= min(MAX_DAMAGED, attempts):
                     raise FormatError(f"{self._endpoint}: {error}") from None
-                # That an attempt with little time left had no answer tells less than the one before it.
-                if not (last and isinstance(error, _NoAnswer) and left < self._attempt_s):
+                # The timeout of a short last attempt says less than the error before it.
+                if not (last and isinstance(error, _AttemptTimedOut) and left < self._attempt_s):
                     last = str(error)
                 attempts -= not isinstance(error, _Busy)
             if attempts <= 0:
@@ -162,15 +162,15 @@ class Connection:
         raise self._unavailable(time.monotonic() - began, last)
 
     def renew(self, caller: Caller) -> None:
-        """Show another token and another certificate from the next call on."""
+        """Use the token and certificate of ``caller`` from the next call on."""
         with self._lock:
             self._caller, self._headers = caller, self._headers_of(caller)
             self._client = None
 
     def close(self) -> None:
-        """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
+        """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
 
-        An attempt whose reply has not begun cannot be cancelled: it ends with its own deadline.
+        An attempt whose reply has not begun cannot be cancelled: it ends at its own deadline.
         """
         self._closed.set()
         with self._lock:
@@ -207,7 +207,7 @@ class Connection:
             raise
         except _Busy:
             raise
-        except _AskAgain:
+        except _AttemptFailed:
             self._drop(client)
             raise
 
@@ -238,7 +238,7 @@ class Connection:
         )
 
     def _drop(self, client: Any) -> None:
-        """Connect anew next time. Calls of other threads on the old connection go on."""
+        """Reconnect at the next call. Calls of other threads on the old connection continue."""
         with self._lock:
             if self._client is client:
                 self._client = None
@@ -258,7 +258,7 @@ class Connection:
                 self._streams.discard(stream)
 
     def _received(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
-        """Yield each chunk, the trailer included."""
+        """Yield each chunk, uint8 [N], and the size that came with it. The last chunk is the trailer."""
         while True:
             with self._errors():
                 try:
@@ -272,18 +272,18 @@ class Connection:
         try:
             yield
         except flight.FlightTimedOutError as error:
-            raise _NoAnswer(_first_line(error)) from None
+            raise _AttemptTimedOut(_first_line(error)) from None
         except flight.FlightError as error:
             refusal = Refusal.from_record(error.extra_info)
             if refusal is None or refusal.kind is RefusalKind.UNAVAILABLE:
-                raise _AskAgain(_first_line(error)) from None
+                raise _AttemptFailed(_first_line(error)) from None
             if refusal.kind is RefusalKind.BUSY:
                 raise _Busy(refusal.message) from None
             if refusal.kind is RefusalKind.DAMAGED:
                 raise _Damaged(refusal.message) from None
             raise refusal from None
-        except (pa.ArrowException, OSError) as error:  # OSError: messages of Arrow's that came damaged.
-            raise _AskAgain(_first_line(error)) from None
+        except (pa.ArrowException, OSError) as error:  # OSError: damaged Arrow messages.
+            raise _AttemptFailed(_first_line(error)) from None
 
     def _unavailable(self, seconds: float, last: str) -> Exception:
         if self._closed.is_set():
@@ -294,7 +294,7 @@ class Connection:
 
 
 def _bytes_of(batch: Any) -> Bytes:
-    """Return the bytes of a record batch of ours, without a copy."""
+    """Return the bytes of a record batch, uint8 [N], without a copy. ``FormatError`` for another form."""
     if batch is None or batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
         raise FormatError("reply: not one column of uint8")
     try:
@@ -318,7 +318,7 @@ def _size_of(metadata: Any) -> int | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what matters of pyarrow's message, which says things twice and names its own insides."""
+    """Return the informative part of pyarrow's message, which repeats itself and names internals."""
     text = str(error)
     for tail in (". gRPC client debug context", ". Detail: ", " Detail: Python exception"):
         text = text.partition(tail)[0]

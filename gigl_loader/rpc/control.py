@@ -1,4 +1,4 @@
-"""Control calls, over gRPC: their names and messages, and those that every service of ours answers."""
+"""Control calls over gRPC: names and messages, and the client of the calls that every service has."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ STORE_METHODS: Mapping[str, tuple[Any, Any]] = {
     "Load": (messages.LoadRequest, messages.ServerLoad),
 }
 ANNOUNCEMENT = "gigl-server"
-"""Header of a ``Cluster`` call by which another storage server says at which address it is."""
+"""Header of a ``Cluster`` call: the address of the storage server that calls."""
 
 _OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # No backoff that another client's failure left.
+    ("grpc.use_local_subchannel_pool", 1),  # Not the backoff of another client's failure.
     ("grpc.enable_http_proxy", 0),
 ]
 _MESSAGE_SIZES = [
@@ -57,7 +57,7 @@ _MESSAGE_SIZES = [
 
 
 class ControlClient:
-    """Calls of one peer's control port. Raises ``grpc.RpcError``."""
+    """Calls to one peer's control port. They raise ``grpc.RpcError``."""
 
     def __init__(self, endpoint: Endpoint, caller: Caller) -> None:
         self._channel = control_channel(endpoint, caller, _MESSAGE_SIZES)
@@ -81,7 +81,7 @@ class ControlClient:
     @classmethod
     @contextmanager
     def connected(cls, endpoint: Endpoint, caller: Caller) -> Iterator[ControlClient]:
-        """Lend a client and disconnect it."""
+        """Lend a client, and disconnect it afterwards."""
         client = cls(endpoint, caller)
         try:
             yield client

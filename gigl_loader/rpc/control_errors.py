@@ -39,16 +39,16 @@ _STATUSES: Mapping[RefusalKind, grpc.StatusCode] = {
     RefusalKind.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
     RefusalKind.FAILED: grpc.StatusCode.INTERNAL,
 }
-"""Several kinds may have one status: callers take it for the first of them."""
+"""Status of each kind. Where several kinds share a status, callers read it as the first of them."""
 
 _KINDS: Mapping[grpc.StatusCode, RefusalKind] = {
-    # Statuses that no service of ours sends, but gRPC itself or a proxy.
+    # Statuses that gRPC itself or a proxy sends, and no service of this library.
     grpc.StatusCode.DEADLINE_EXCEEDED: RefusalKind.UNAVAILABLE,
     grpc.StatusCode.CANCELLED: RefusalKind.UNAVAILABLE,
     grpc.StatusCode.PERMISSION_DENIED: RefusalKind.UNAUTHENTICATED,
     **{status: kind for kind, status in reversed(list(_STATUSES.items()))},
 }
-"""The others, ``UNKNOWN`` among them, are failures of the service."""
+"""Any other status, such as ``UNKNOWN``, is a failure of the service."""
 
 _WORDS: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
@@ -58,7 +58,7 @@ _WORDS: Mapping[grpc.StatusCode, str] = {
         "--listen, by default the one before"
     ),
 }
-"""What says more than gRPC's own text."""
+"""Texts that say more than those of gRPC."""
 
 _NO_GRPC = "Expected SETTINGS frame as the first frame"
 _PLAIN_WORDS = {
@@ -69,7 +69,7 @@ _PLAIN_WORDS = {
         "control port"
     ),
 }
-"""What gRPC says in the text only."""
+"""Reasons that gRPC gives only in its text."""
 
 _NOISE = ("failed to connect to all addresses; last error: ", "UNKNOWN: ", "UNAVAILABLE: ", "INTERNAL: ")
 
@@ -80,7 +80,7 @@ def status_of(kind: RefusalKind) -> grpc.StatusCode:
 
 
 def control_error(endpoint: Endpoint, caller: Caller, error: grpc.RpcError) -> Exception:
-    """Return what to raise instead of ``error``, which a call of ``caller`` to ``endpoint`` came to."""
+    """Return the exception for ``error``, which a call of ``caller`` to ``endpoint`` raised."""
     return _refusal(caller, error).error(str(endpoint))
 
 
@@ -101,7 +101,7 @@ def _refusal(caller: Caller, error: grpc.RpcError) -> Refusal:
 
 
 def speaks_otherwise(error: grpc.RpcError) -> bool:
-    """Return whether the port seems to be another program's, or another one of the server."""
+    """Return whether the port seems to belong to another program, or to be another port of the server."""
     return _NO_GRPC in _read(error)[1]
 
 

@@ -47,20 +47,20 @@ class SslParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """What a caller shows to services, and which services it believes. Token and key are never shown."""
+    """Credentials of a caller, and the services that it trusts. ``repr`` leaves out token and key."""
 
     token: str = field(default="", repr=False)
-    """At least 16 visible ASCII characters, that of the services. Empty: for services that ask for none."""
+    """Token of the services, at least 16 visible ASCII characters. Empty for services without a token."""
     certificate: bytes = b""
-    """PEM, with intermediates, for services that ask callers for one."""
+    """PEM, with intermediates, for services that require a certificate of callers."""
     key: bytes = field(default=b"", repr=False)
     """PEM, not encrypted."""
     authority: str = ""
-    """PEM of what to trust. Empty: what an endpoint publishes, else what this machine trusts."""
+    """PEM of trusted authorities. Empty: those an endpoint publishes, else those of this machine."""
     tls: bool = False
-    """Use TLS. Not needed where an authority or a certificate says so."""
+    """Use TLS. Implied by an authority or a certificate."""
     insecure: bool = False
-    """Allow plain text to other machines. Whoever can read the network then reads the token."""
+    """Allow plain text to other machines. Anyone on the network can then read the token."""
 
     def __post_init__(self) -> None:
         if self.token:
@@ -78,7 +78,7 @@ class Caller:
         tls: bool = False,
         insecure: bool = False,
     ) -> Caller:
-        """Read each part from its file, and check what can be. ``ValueError`` naming the file."""
+        """Read each part from its file, and check it. ``ValueError`` names the file."""
         caller = cls(
             token=token_in(token),
             certificate=pem_in(certificate),
@@ -99,8 +99,8 @@ class Caller:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Caller:
         """Read what ``GIGL_TOKEN_FILE`` and ``GIGL_TLS_CA`` name. ``GIGL_INSECURE=true`` allows plain text.
 
-        ``gigl-loader local-cluster`` sets the first for the command that it runs. Those that are not set, or
-        empty, are left out. ``ValueError`` naming the file.
+        ``gigl-loader local-cluster`` sets the first for the command that it runs. Unset and empty variables
+        are ignored. ``ValueError`` names the file.
         """
         given = os.environ if environment is None else environment
         return cls.from_files(
@@ -111,17 +111,17 @@ class Caller:
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Headers of every call."""
         return (("authorization", authorization(self.token)),) if self.token else ()
 
     def uses_tls(self, endpoint: Endpoint) -> bool:
         return bool(endpoint.certificate or self.authority or self.certificate or self.tls)
 
     def ssl_parts(self, endpoint: Endpoint) -> SslParts | None:
-        """Return what a connection to ``endpoint`` needs. ``None``: plain text.
+        """Return the TLS parts of a connection to ``endpoint``. ``None``: plain text.
 
-        ``ValueError`` where that would be plain text to another machine. Every connection asks here before
-        it is made, so that no token leaves this machine unencrypted.
+        ``ValueError`` for plain text to another machine. Every connection calls this before it connects, so
+        that no token leaves this machine unencrypted.
         """
         if not self.uses_tls(endpoint):
             check_reach(
@@ -139,29 +139,29 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Certificate, key and token of a service. The token and the key are never shown."""
+    """Certificate, key and token of a service. ``repr`` leaves out token and key."""
 
     token: str = field(repr=False)
-    """What the service shows to others like it, and accepts. Empty: anyone may ask.
+    """Token that the service accepts, and sends to other services. Empty: any caller is accepted.
 
     At least 16 visible ASCII characters, the same on all hosts.
     """
     token_name: str = "1"
     """Name of ``token``, for logs and quotas."""
     other_tokens: tuple[Token, ...] = ()
-    """Accepted beside ``token``: one per team, so that quotas tell teams apart."""
+    """Further accepted tokens: one per team, so that each team has its own quota."""
     certificate: bytes = b""
     """PEM, with intermediates. Empty: no TLS."""
     key: bytes = field(default=b"", repr=False)
     """PEM, not encrypted."""
     authority: bytes = b""
-    """PEM of what callers shall trust instead of the certificate itself: that of a certificate authority."""
+    """PEM of the certificate authority that callers must trust, instead of the certificate itself."""
     client_authority: bytes = b""
-    """PEM of who signs the certificates of callers. Empty: callers need none."""
+    """PEM of the authority that signs certificates of callers. Empty: callers need no certificate."""
     cluster_key: str = field(default="", repr=False)
-    """What servers prove to each other and no trainer has. At least 32 visible ASCII characters."""
+    """Secret that servers prove to each other, and no trainer has. At least 32 visible ASCII characters."""
     insecure: bool = False
-    """Allow plain text beyond this machine. Whoever can read the network can then read and ask."""
+    """Allow plain text beyond this machine. Anyone on the network can then read traffic and send requests."""
     _accepted: tuple[tuple[str, bytes], ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -181,13 +181,13 @@ class Credentials:
 
     @classmethod
     def ephemeral(cls, hosts: Sequence[str], *, token: str | None = None) -> Credentials:
-        """Make a self-signed certificate for these names and addresses, valid for a year."""
+        """Return credentials with a self-signed certificate for ``hosts``, valid for a year."""
         certificate, key = self_signed(hosts)
         return cls(token=token or new_token(), certificate=certificate, key=key)
 
     @classmethod
     def plaintext(cls, *, token: str | None = None, insecure: bool = False) -> Credentials:
-        """Go without TLS: between processes of one machine, or with ``insecure`` on a trusted network."""
+        """Return credentials without TLS, for one machine, or with ``insecure`` for a trusted network."""
         return cls(token=token or new_token(), insecure=insecure)
 
     @classmethod
@@ -202,7 +202,7 @@ class Credentials:
         cluster_key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> Credentials:
-        """Read each part from its file. ``ValueError`` naming the file, or what does not fit together.
+        """Read each part from its file. ``ValueError`` names the file, or parts that do not fit together.
 
         Each line of ``token`` is a token, or a name and a token.
         """
@@ -221,24 +221,24 @@ class Credentials:
 
     @property
     def trusted(self) -> str:
-        """PEM of what callers must trust. Empty: no TLS."""
+        """PEM that callers must trust. Empty: no TLS."""
         return (self.authority or self.certificate).decode("ascii")
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        """All tokens that are accepted, the service's own first."""
+        """All accepted tokens, ``token`` first."""
         return (Token(name=self.token_name, secret=self.token), *self.other_tokens) if self.token else ()
 
     @property
     def is_open(self) -> bool:
-        """Anyone may ask."""
+        """Whether the service accepts callers without a token."""
         return not self.token
 
     def proves_servers(self) -> bool:
-        """Return whether servers show each other something that callers do not have.
+        """Return whether servers prove to each other that they are servers and not callers.
 
-        A cluster key, or a certificate of an authority that does not also sign the certificates of callers.
-        Without an authority the certificate itself is trusted, where it brings no intermediates.
+        The proof is a cluster key, or a certificate of an authority that does not also sign certificates of
+        callers. Without an authority, the certificate itself is trusted, if it has no intermediates.
         """
         if self.cluster_key or not self.certificate:
             return bool(self.cluster_key)
@@ -248,7 +248,7 @@ class Credentials:
         return not self.client_authority or not fingerprints(self.client_authority) <= trusted
 
     def caller(self) -> Caller:
-        """Return what the service itself shows to others that have the same token and trust."""
+        """Return the credentials of this service as a caller of other services."""
         pair = (self.certificate, self.key) if self.client_authority else (b"", b"")
         return Caller(
             token=self.token,
@@ -259,7 +259,7 @@ class Credentials:
         )
 
     def check_reach(self, address: Address) -> None:
-        """Raise ``ValueError`` if it takes more than this to serve at ``address``."""
+        """Raise ``ValueError`` if these credentials do not protect a service at ``address``."""
         check_reach(
             address,
             tls=bool(self.certificate),
@@ -278,25 +278,25 @@ class Credentials:
             check_authority(authority)
 
     def grpc_server_credentials(self) -> Any:
-        """Return what a gRPC server needs to listen. ``None``: plain text."""
+        """Return the credentials of a gRPC server. ``None``: plain text."""
         import grpc
 
         if not self.certificate:
             return None
-        asked = self.client_authority or None
+        authority = self.client_authority or None
         pair = (self.key, self.certificate)
-        return grpc.ssl_server_credentials([pair], asked, require_client_auth=asked is not None)
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
     def flight_options(self) -> dict[str, Any]:
-        """Return what a Flight server needs to listen."""
+        """Return the TLS arguments of a Flight server."""
         if not self.certificate:
             return {}
         pairs = {"tls_certificates": [(self.certificate, self.key)]}
-        asked = {"verify_client": True, "root_certificates": self.client_authority}
-        return {**pairs, **asked} if self.client_authority else pairs
+        verification = {"verify_client": True, "root_certificates": self.client_authority}
+        return {**pairs, **verification} if self.client_authority else pairs
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything, secrets too, for a child process over a socket of its own."""
+        """Return everything including secrets, for a child process over a private socket."""
         texts = {name: getattr(self, name).decode("ascii") for name in _PEMS}
         others = [[token.name, token.secret] for token in self.other_tokens]
         plain = {name: getattr(self, name) for name in _PLAIN}
@@ -310,10 +310,10 @@ class Credentials:
         return cls(**parts, **{name: document[name] for name in _PLAIN}, other_tokens=others)
 
     def identify(self, authorization_values: Sequence[str | bytes]) -> str | None:
-        """Return the name of the token that a caller shows; ``None`` refuses the caller.
+        """Return the name of the token that a caller sent; ``None`` refuses the caller.
 
-        Exactly one value must be sent. Its comparison takes the same time whichever token it is or resembles.
-        Without a token of its own, a service accepts whatever is sent, and the name is empty.
+        The caller must send exactly one value. Comparisons take the same time for every value. A service
+        without a token accepts any value, and the name is empty.
         """
         return "" if self.is_open else matching_token(self._accepted, authorization_values)
 

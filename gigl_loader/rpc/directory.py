@@ -1,4 +1,4 @@
-"""The nodes of a graph, asked of a service: every one knows the ids and the positions of all."""
+"""Directory of node ids at a service. Every service knows ids and positions of all nodes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _ANY = (-(2**63), 2**63)
 
 def fetch_manifest(connection: Connection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
-    layout, buffer = connection.ask(encode_graph_request(ManifestRequest(), ""), assembled)
+    layout, buffer = connection.call(encode_graph_request(ManifestRequest(), ""), assembled)
     return read_bytes(layout, buffer, "manifest")
 
 
 class Directory:
-    """Node ids by position and back. Any number of threads may ask at once.
+    """Node ids by position, and positions by node id. Thread-safe.
 
-    Raises what ``Connection.ask`` raises: ``StorageUnavailable`` when its time is over, ``SamplingError``
-    where the service has another graph. What is large is asked for in parts of 1 Mi nodes.
+    Raises what ``Connection.call`` raises: ``StorageUnavailable`` after its timeout, ``SamplingError`` where
+    the service has another graph. Large requests are split into parts of 1 Mi nodes.
     """
 
     def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str) -> None:
@@ -50,51 +50,51 @@ class Directory:
         self._digest = digest
 
     def ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
-        """Return the node ids at positions. ``ValueError`` for positions that no node has."""
+        """Return the node ids at ``positions``, int64 [N]. ``ValueError`` for positions that no node has."""
         if self._are_equal(node_type):
             return self._known(node_type, positions, "positions of nodes")
         parts = []
         for at in range(0, len(positions), MAX_LISTED):
-            ask = IdsRequest(node_type=node_type, positions=positions[at : at + MAX_LISTED])
-            parts.append(self._integers(ask, "ids", len(ask.positions), _ANY))
+            request = IdsRequest(node_type=node_type, positions=positions[at : at + MAX_LISTED])
+            parts.append(self._integers(request, "ids", len(request.positions), _ANY))
         return _joined(parts)
 
     def locate(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
-        """Return the positions of node ids. ``ValueError`` with the first ten unknown ids."""
+        """Return the positions of node ids, int64 [N]. ``ValueError`` lists the first ten unknown ids."""
         if self._are_equal(node_type):
             return self._known(node_type, ids, "node ids")
         span = (0, self._schema.nodes[node_type].count)
         parts = []
         for at in range(0, len(ids), MAX_LISTED):
-            ask = LocateRequest(node_type=node_type, ids=ids[at : at + MAX_LISTED])
-            parts.append(self._integers(ask, "positions", len(ask.ids), span))
+            request = LocateRequest(node_type=node_type, ids=ids[at : at + MAX_LISTED])
+            parts.append(self._integers(request, "positions", len(request.ids), span))
         return _joined(parts)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
-        """Return every position of a type by ascending node id."""
+        """Return every position of a type, int64 [N], by ascending node id."""
         count = self._schema.nodes[node_type].count
         if self._are_equal(node_type):
             return np.arange(count)
         parts = []
         for at in range(0, count, MAX_LISTED):
             size = min(MAX_LISTED, count - at)
-            ask = ListRequest(node_type=node_type, first=at, count=size)
-            parts.append(self._integers(ask, "positions", size, (0, count)))
+            request = ListRequest(node_type=node_type, first=at, count=size)
+            parts.append(self._integers(request, "positions", size, (0, count)))
         return _joined(parts)
 
     def split(self, partition: int, node_type: NodeType, name: str) -> Int64Array:
-        """Return the ascending positions of a split in a partition that the service holds."""
+        """Return the positions of a split, int64 [N], ascending, in a partition that the service holds."""
         bounds = self._schema.nodes[node_type].bounds
         request = encode(
             Envelope(graph=self._digest, partition=partition),
             SplitRequest(node_type=node_type, split=name),
             self._schema,
         )
-        layout, buffer = self._connection.ask(request, assembled)
+        layout, buffer = self._connection.call(request, assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
     def _are_equal(self, node_type: NodeType) -> bool:
-        """Whether node ids are positions, so that nobody needs to be asked."""
+        """Return whether node ids are positions, so that no request is needed."""
         return self._schema.nodes[node_type].ids == "identity"
 
     def _known(self, node_type: NodeType, numbers: Int64Array, what: str) -> Int64Array:
@@ -104,8 +104,8 @@ class Directory:
             raise ValueError(f"{len(unknown)} unknown {what} of type {node_type!r}: {listed}")
         return numbers.astype(np.int64)
 
-    def _integers(self, ask: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
-        layout, buffer = self._connection.ask(encode_graph_request(ask, self._digest), assembled)
+    def _integers(self, request: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
+        layout, buffer = self._connection.call(encode_graph_request(request, self._digest), assembled)
         return read_integers(layout, buffer, name, span, count)
 
 

@@ -16,22 +16,22 @@ _MAX_BYTES = 1 << 20  # A host with 100,000 partitions, or a certificate with ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One host's service."""
+    """Service of one host."""
 
     host_index: int
     """Number of the host, for messages."""
     host: str
-    """Name or address under which others reach it."""
+    """Name or address under which other hosts reach the service."""
     control_port: int
     data_port: int
     partitions: tuple[int, ...]
-    """What it holds, ascending."""
+    """Partitions that the service holds, ascending."""
     certificate: str = ""
     """PEM of the certificate, or of the authority, that callers must trust. Empty: no TLS."""
     what: str = "host"
-    """What it is to whoever reads of it: messages begin with this and its number."""
+    """Kind of service, such as ``host``: messages begin with this and the number."""
     numbered: bool = True
-    """Its number is known. Not where somebody gave an address and nobody has answered yet."""
+    """Whether the number is known. It is not for a given address that has not responded yet."""
 
     def __post_init__(self) -> None:
         for port in (self.control_port, self.data_port):
@@ -42,12 +42,12 @@ class Endpoint:
 
     @classmethod
     def of_address(cls, address: Address, *, what: str, certificate: str = "") -> Endpoint:
-        """Return what is asked at a control address that somebody gave. The rest is not known yet."""
+        """Return the endpoint at a given control address. Partitions and data port are not known yet."""
         return cls(
             host_index=0,
             host=address.host,
             control_port=address.port,
-            data_port=address.port,  # Not known, and not asked.
+            data_port=address.port,  # Not known yet, and not used.
             partitions=(),
             certificate=certificate,
             what=what,
@@ -71,7 +71,7 @@ class Endpoint:
 
     @classmethod
     def from_json(cls, text: str) -> Endpoint:
-        """Undo ``to_json``. ``FormatError`` for anything that is no endpoint."""
+        """Return the endpoint that ``to_json`` wrote. ``FormatError`` for other text."""
         try:
             document = read_json(text, what="bad endpoint: the text", max_bytes=_MAX_BYTES)
             for name, kind in _KINDS.items():

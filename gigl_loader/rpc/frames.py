@@ -1,4 +1,4 @@
-"""Frames that a storage server keeps ready, fetched into memory of the caller's."""
+"""Fetch of a ready frame from a storage server, into memory of the caller."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["fetch_frame"]
 def fetch_frame(
     connection: Connection, handle: bytes, nbytes: int, out: Bytes, *, timeout_s: float | None = None
 ) -> None:
-    """Write the frame behind ``handle`` to ``out[:nbytes]``. Copies run without the GIL.
+    """Write the frame behind ``handle`` to ``out[:nbytes]``, uint8. Copies run without the GIL.
 
-    ``connection`` shows the secret of the job that asked for the frame. ``Gone`` if the server has it no
-    more: a handle is good once, so also where a connection broke while the frame was under way.
-    ``StorageUnavailable`` where the attempt failed or took ``timeout_s``, by default the connection's.
-    ``FormatError`` for another number of bytes. Whatever is raised, ``out`` may hold a part of the frame.
+    ``connection`` sends the secret of the job that requested the frame. Raises ``Gone`` if the server no
+    longer has the frame: a handle is valid for one fetch, even if the connection breaks during it.
+    ``StorageUnavailable`` where the attempt failed or took ``timeout_s`` (default: that of the connection).
+    ``FormatError`` for another number of bytes. After any error, ``out`` may hold a part of the frame.
     """
     if len(out) < nbytes:
         raise ValueError(f"a frame of {nbytes} bytes does not fit in {len(out)}")
@@ -39,5 +39,5 @@ def fetch_frame(
         if end != nbytes:
             raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
 
-    # Whether a failed attempt took the frame is not known: then, waiting for another would be for nothing.
-    connection.ask(encode_frame_request(handle), land, timeout_s=timeout_s, attempts=1)
+    # One attempt: a failed one may have consumed the handle, and a retry would then fail with Gone.
+    connection.call(encode_frame_request(handle), land, timeout_s=timeout_s, attempts=1)

@@ -1,6 +1,6 @@
-"""Requests that are about no partition: the graph's manifest and its nodes, and frames.
+"""Requests about the whole graph (its manifest and its nodes), and requests for frames.
 
-They are documents as the others are. Every service has the ids of all nodes.
+They have the same format as the requests about a partition. Every service has the ids of all nodes.
 """
 
 from __future__ import annotations
@@ -41,23 +41,25 @@ __all__ = [
 ]
 
 MAX_LISTED = 1 << 20
-"""Nodes of one request or its reply: 8 MiB. Callers cut larger ones."""
+"""Nodes of one request or its reply: 8 MiB. Callers split larger requests."""
 
 HANDLE_BYTES = 16
 
 
-_MAX_FRAME_ASK = 512  # Of 192 bytes. What is longer is no such request, and is parsed when its turn comes.
+_MAX_FRAME_REQUEST = (
+    512  # A frame request has 192 bytes. Longer requests are of another kind, and are parsed later.
+)
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRequest:
-    """The contents of ``graph.json``."""
+    """Request for the contents of ``graph.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IdsRequest:
-    """The node ids at positions."""
+    """Request for the node ids at positions, int64 [N]."""
 
     node_type: NodeType
     positions: Int64Array
@@ -65,7 +67,7 @@ class IdsRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocateRequest:
-    """The positions of node ids."""
+    """Request for the positions of node ids, int64 [N]."""
 
     node_type: NodeType
     ids: Int64Array
@@ -73,7 +75,7 @@ class LocateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListRequest:
-    """The positions of all nodes of a type by ascending id: ``count`` of them from the one at ``first``."""
+    """Request for the positions of a type's nodes by ascending id: ``count`` from index ``first``."""
 
     node_type: NodeType
     first: int
@@ -84,7 +86,7 @@ Inquiry: TypeAlias = ManifestRequest | IdsRequest | LocateRequest | ListRequest
 
 
 def encode_graph_request(inquiry: Inquiry, graph: str) -> bytes:
-    """Return an inquiry as bytes. ``graph`` is its digest; the manifest can be had without knowing it."""
+    """Return an inquiry as bytes. ``graph`` is the digest, which a request for the manifest does not need."""
     if isinstance(inquiry, ManifestRequest):
         return _document({"ask": "manifest"})
     about = {"graph": graph, "node_type": inquiry.node_type}
@@ -102,11 +104,11 @@ def encode_frame_request(handle: bytes) -> bytes:
 
 
 def frame_handle(ticket: bytes) -> bytes | None:
-    """Return which frame is asked for; ``None`` if the request is for something else. Raises ``Refusal``."""
-    if len(ticket) > _MAX_FRAME_ASK:
+    """Return the handle of a frame request, ``None`` for other requests. ``Refusal`` for a malformed one."""
+    if len(ticket) > _MAX_FRAME_REQUEST:
         return None
     buffer = np.frombuffer(ticket, np.uint8)
-    with suppress(FormatError):  # Told when its turn comes.
+    with suppress(FormatError):  # A malformed request is refused when it is parsed later.
         layout = Layout.parse(buffer, what="request")
         if layout.metadata.get("ask") == "frame":
             return _handle(layout, buffer)
@@ -128,7 +130,7 @@ def _handle(layout: Layout, buffer: npt.NDArray[np.uint8]) -> bytes:
 
 
 def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:
-    """Read the inquiry that ``ask`` names. Raises what broken rules raise."""
+    """Read an inquiry, whose kind is the entry ``ask``. ``FormatError``, ``ValueError`` or ``Refusal``."""
     name = fields.text("ask")
     if name == "manifest":
         return ManifestRequest()
@@ -152,9 +154,9 @@ def _locate(fields: RequestReader, node_type: NodeType, count: int) -> LocateReq
 
 def _list(fields: RequestReader, node_type: NodeType, count: int) -> ListRequest:
     first = fields.number("first", 0, count + 1)
-    asked = fields.number("count", 0, 2**63)
-    _check_count(asked)
-    return ListRequest(node_type=node_type, first=first, count=asked)
+    size = fields.number("count", 0, 2**63)
+    _check_count(size)
+    return ListRequest(node_type=node_type, first=first, count=size)
 
 
 _READERS: Mapping[str, Callable[[RequestReader, str, int], Inquiry]] = {

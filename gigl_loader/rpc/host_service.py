@@ -1,4 +1,4 @@
-"""The peer service of this host: a child process that answers others, started again when it dies."""
+"""Peer service of this host: a child process that serves other hosts, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LOGGER = logging.getLogger(__name__)
 _ENTRY = "gigl_server.peer_child:main"
 _MAX_RESTARTS = 2
 _EARNED_S = 600.0
-"""A child that lived as long has earned its restarts anew: two deaths a week are no sign of a broken host."""
+"""A child that lived this long resets the count of restarts: two deaths a week do not mean a broken host."""
 _PAUSES_S = (0.1, 1.0, 5.0)
-"""Between attempts to start a process, where the system has no memory, descriptors or processes to give."""
+"""Pauses between attempts to start a process, where the system lacks memory, descriptors or processes."""
 _LEAVE_S = 3.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
@@ -57,17 +57,17 @@ class HostService:
         advertise: str | None = None,
         host_index: int = 0,
     ) -> HostService:
-        """Start a child that serves ``partitions`` of the graph behind ``reference``, and wait until it does.
+        """Start a child that serves ``partitions`` of the graph behind ``reference``. Waits until it serves.
 
-        ``listen`` (``HOST:PORT``) is for control calls; data goes over the port after it; port 0 takes
-        free ones. Others come to ``advertise`` where ``listen`` is no address to ask. ``OSError`` naming
-        the address where nobody can listen, ``ValueError`` for arguments that cannot be right,
+        ``listen`` (``HOST:PORT``) is the control port; data goes over the next port; port 0 selects free
+        ports. Other hosts connect to ``advertise`` where ``listen`` stands for all addresses. Raises
+        ``OSError`` naming an address that cannot be bound, ``ValueError`` for invalid arguments,
         ``FormatError`` for a damaged graph, ``TimeoutError`` if the child is not up after ``timeout_s``.
 
-        A child that dies is started again on the same ports, twice, and twice more each time one
-        has lived for ten minutes; then ``failure`` says why it is gone.
+        A child that dies is restarted on the same ports, at most twice; a child that has lived for ten
+        minutes resets that count. After that, ``failure`` says why the service is down.
         """
-        order = _Order(
+        config = _ServiceConfig(
             reference=reference,
             partitions=tuple(partitions),
             listen=listen,
@@ -76,7 +76,7 @@ class HostService:
             host_index=host_index,
             credentials=credentials,
         )
-        return cls(_Keeper(order, timeout_s))
+        return cls(_Keeper(config, timeout_s))
 
     @property
     def endpoint(self) -> Endpoint:
@@ -84,7 +84,7 @@ class HostService:
 
     @property
     def pid(self) -> int:
-        """Of the child that serves now."""
+        """Process id of the current child."""
         return self._keeper.pid
 
     @property
@@ -93,7 +93,7 @@ class HostService:
 
     @property
     def failure(self) -> str | None:
-        """Why the service is gone for good; ``None`` while it serves or is started again."""
+        """Why the service is down for good; ``None`` while it serves or restarts."""
         return self._keeper.failure
 
     def close(self) -> None:
@@ -108,8 +108,8 @@ class HostService:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """What a child is told to serve."""
+class _ServiceConfig:
+    """Configuration of a child."""
 
     reference: dict[str, Any]
     partitions: tuple[int, ...]
@@ -126,14 +126,14 @@ class _Order:
         return json.dumps(document).encode() + b"\n"
 
 
-class _Life:
-    """One child, and the socket to it."""
+class _Incarnation:
+    """One child process, and the socket to it."""
 
-    def __init__(self, order: _Order) -> None:
+    def __init__(self, config: _ServiceConfig) -> None:
         self.link, far_end = socket.socketpair()
         try:
             self.process = FreshProcess(
-                _ENTRY, far_end, pass_fds=tuple(order.reference.get("fds", {}).values())
+                _ENTRY, far_end, pass_fds=tuple(config.reference.get("fds", {}).values())
             )
         except BaseException:
             self.link.close()
@@ -141,19 +141,19 @@ class _Life:
         finally:
             far_end.close()
 
-    def introduce(self, order: _Order, timeout_s: float) -> Endpoint:
-        """Tell the child what to serve, and wait until it does."""
+    def introduce(self, config: _ServiceConfig, timeout_s: float) -> Endpoint:
+        """Send the child its configuration, and wait until it serves."""
         deadline = time.monotonic() + timeout_s
-        answer = b""
+        response = b""
         try:
             self.link.settimeout(timeout_s)
-            self.link.sendall(order.to_line())
-            while not answer.endswith(b"\n"):
+            self.link.sendall(config.to_line())
+            while not response.endswith(b"\n"):
                 self.link.settimeout(max(deadline - time.monotonic(), 0.001))
                 data = self.link.recv(1 << 16)
                 if not data:
                     raise ConnectionResetError
-                answer += data
+                response += data
         except TimeoutError:
             raise TimeoutError(f"the peer service did not start within {timeout_s:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
@@ -161,11 +161,11 @@ class _Life:
             raise GiglError(
                 f"the peer service {describe_status(status)} while it started; what it printed says why"
             ) from None
-        return _endpoint_of(json.loads(answer))
+        return _endpoint_of(json.loads(response))
 
     def end(self) -> None:
-        """Let the child leave, then make it. Its status is reaped by whoever waits for it."""
-        with suppress(OSError):  # Not merely close: a forked child of ours may hold the socket, too.
+        """Close the socket, wait for the child to exit, then kill it. The watch thread reaps its status."""
+        with suppress(OSError):  # shutdown, not close: a forked child may hold the socket, too.
             self.link.shutdown(socket.SHUT_RDWR)
         for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
             if self.process.wait(seconds) is not None:
@@ -176,9 +176,9 @@ class _Life:
 
 
 class _Keeper:
-    """Starts a child again when it dies, until it is told to end it."""
+    """Restarts a child when it dies, until ``close``."""
 
-    def __init__(self, order: _Order, timeout_s: float) -> None:
+    def __init__(self, config: _ServiceConfig, timeout_s: float) -> None:
         self.restarts = 0
         self.failure: str | None = None
         self._owner = os.getpid()
@@ -186,32 +186,32 @@ class _Keeper:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._restarts_left = _MAX_RESTARTS
-        self._life = _Life(order)
+        self._incarnation = _Incarnation(config)
         try:
-            self.endpoint = self._life.introduce(order, timeout_s)
+            self.endpoint = self._incarnation.introduce(config, timeout_s)
         except BaseException:
-            self._life.end()
+            self._incarnation.end()
             raise
-        control = order.listen.rpartition(":")[0] + f":{self.endpoint.control_port}"
-        self._order = replace(order, listen=control, data_port=self.endpoint.data_port)
+        control = config.listen.rpartition(":")[0] + f":{self.endpoint.control_port}"
+        self._config = replace(config, listen=control, data_port=self.endpoint.data_port)
         self._watch = threading.Thread(target=self._keep, name="peer service watch", daemon=True)
         self._watch.start()
 
     @property
     def pid(self) -> int:
-        return self._life.process.pid
+        return self._incarnation.process.pid
 
     def close(self) -> None:
         if os.getpid() != self._owner:
             return
         with self._lock:
             self._closing.set()
-            life = self._life
-        life.end()
+            incarnation = self._incarnation
+        incarnation.end()
         self._watch.join(_KILL_S)
 
     def _keep(self) -> None:
-        """Start a child again whenever it ends. Whatever ends this tells why in ``failure``."""
+        """Restart the child whenever it ends. Records in ``failure`` why restarts ended."""
         try:
             self._start_again_and_again()
         except Exception as error:
@@ -224,7 +224,7 @@ class _Keeper:
         reason = ""
         while True:
             began = time.monotonic()
-            status = self._life.process.wait(None)
+            status = self._incarnation.process.wait(None)
             if self._closing.is_set():
                 return
             account = f"the peer service of host {self.endpoint.host_index} {describe_status(status)}{reason}"
@@ -236,27 +236,28 @@ class _Keeper:
                 return
             self._restarts_left -= 1
             _LOGGER.warning("%s: starting it again", account)
-            self._life.link.close()
-            life = self._next_life()
-            if life is None:
+            self._incarnation.link.close()
+            incarnation = self._next_incarnation()
+            if incarnation is None:
                 return
             try:
-                life.introduce(self._order, self._timeout_s)
+                incarnation.introduce(self._config, self._timeout_s)
                 reason = ""
             except Exception as error:
                 reason = f" ({error})"
-                life.end()
+                incarnation.end()
 
-    def _next_life(self) -> _Life | None:
-        """Start a child, if need be at the last of several attempts. ``None`` where none is wanted."""
+    def _next_incarnation(self) -> _Incarnation | None:
+        """Start a child, with several attempts. ``None`` after ``close``."""
         for pause_s in (*_PAUSES_S, None):
-            with self._lock:  # Whoever closes ends the child that it finds.
+            # Under the lock: ``close`` sets the event and takes the current child, so none starts after it.
+            with self._lock:
                 if self._closing.is_set():
                     return None
                 try:
-                    self._life = _Life(self._order)
+                    self._incarnation = _Incarnation(self._config)
                     self.restarts += 1
-                    return self._life
+                    return self._incarnation
                 except OSError as error:
                     if pause_s is None:
                         raise
@@ -265,9 +266,9 @@ class _Keeper:
         return None
 
 
-def _endpoint_of(answer: dict[str, Any]) -> Endpoint:
-    if "endpoint" in answer:
-        return Endpoint.from_json(answer["endpoint"])
-    kind, message = answer["error"]
+def _endpoint_of(response: dict[str, Any]) -> Endpoint:
+    if "endpoint" in response:
+        return Endpoint.from_json(response["endpoint"])
+    kind, message = response["error"]
     errors = {"OSError": OSError, "ValueError": ValueError, "GiglError": FormatError}
     raise errors[kind](message)

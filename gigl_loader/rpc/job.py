@@ -1,4 +1,4 @@
-"""The secret that the processes of one training job share, and that no other job knows."""
+"""Job secret: shared by the processes of one training job, and unknown to other jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["JOB_HEADER", "job_key", "new_job"]
 
 JOB_HEADER = "gigl-job"
-"""Of every call that makes or takes what belongs to a job, on both ports."""
+"""Header, on both ports, of every call that creates or uses what belongs to a job."""
 
 _FORM = re.compile(r"[0-9a-f]{64}")
 
@@ -24,10 +24,10 @@ def new_job() -> str:
 
 
 def job_key(values: Sequence[str | bytes]) -> bytes | None:
-    """Return under which key a service keeps the job whose header has these values: SHA-256, 32 bytes.
+    """Return the key of the job whose header has these values: SHA-256 of the secret, 32 bytes.
 
-    ``None`` unless there is exactly one value, of 64 hexadecimal digits. Services keep keys, not
-    secrets: looking one up tells nothing by its time, and nothing that is shown opens anything.
+    ``None`` unless there is exactly one value of 64 hexadecimal digits. Services store keys, not secrets: the
+    time of a lookup reveals nothing of a secret, and a key in a log gives no access.
     """
     if len(values) != 1:
         return None

@@ -33,7 +33,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a peer says it is."""
+    """Description of a peer, as the peer sent it."""
 
     version: str
     graph: str
@@ -46,7 +46,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStats:
-    """What a peer did since it started. Seconds are of CPU."""
+    """Counters of a peer since its start. Seconds are CPU time."""
 
     cpu_s: float
     """Of the whole process."""
@@ -59,10 +59,10 @@ class PeerStats:
 
 
 def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> Description:
-    """Return what the peer says, if both its ports answer us and it is the right one.
+    """Return the description of a peer whose ports both respond, and which has the expected graph.
 
-    ``StorageUnavailable`` where it cannot be reached; ``ValueError`` for what someone has to mend: a
-    wrong token, a certificate that is not good here, another graph (``digest`` is ours), another
+    ``digest`` is that of the local graph. Raises ``StorageUnavailable`` where the peer cannot be reached, and
+    ``ValueError`` where waiting cannot help: a wrong token, an invalid certificate, another graph, another
     version.
     """
     deadline = time.monotonic() + timeout_s
@@ -90,7 +90,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
 
 
 def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:
-    """Ask a peer for its counters. ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
+    """Return the counters of a peer. Raises ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
     with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
         found = client.stats(timeout_s)
     return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
@@ -106,7 +106,7 @@ def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> 
     connection = Connection(endpoint, caller, timeout_s=timeout_s)
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0]))
-        connection.ask(request, assembled)
+        connection.call(request, assembled)
     except SamplingError as error:
         if isinstance(error, StorageUnavailable):
             raise
@@ -138,7 +138,7 @@ def _naming(endpoint: Endpoint) -> Iterator[None]:
 
 @contextmanager
 def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
-    """The one door for gRPC's exceptions."""
+    """Translate exceptions of gRPC."""
     try:
         yield
     except grpc.RpcError as error:

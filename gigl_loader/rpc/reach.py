@@ -1,4 +1,4 @@
-"""The rule for plain text: TLS beyond this machine, for services and for callers."""
+"""Rule for plain text: services and callers need TLS beyond this machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["check_reach", "is_local", "is_loopback"]
 def check_reach(
     address: Address, *, tls: bool, guarded: bool, insecure: bool, give_tls: str, give_token: str = ""
 ) -> None:
-    """Raise ``ValueError`` where other hosts could read, or ask, what only this machine should.
+    """Raise ``ValueError`` where other hosts could read traffic, or use a service without a token.
 
-    ``address`` is where a service listens, or what a caller is about to ask. ``guarded``: callers have to
-    show a token or a certificate. ``give_tls`` and ``give_token`` say in the message how to mend it.
+    ``address`` is where a service listens, or where a caller connects. ``guarded``: callers need a token or a
+    certificate. The message names ``give_tls`` and ``give_token`` as the remedy.
     """
     if insecure or (tls and guarded) or is_local(address.host):
         return
@@ -27,10 +27,10 @@ def check_reach(
 
 
 def is_local(host: str) -> bool:
-    """Return whether every address that ``host`` stands for is one of loopback.
+    """Return whether every address of ``host`` is a loopback address.
 
-    A name is resolved, as connecting would. One that does not resolve is not local: it may be by the time
-    that a connection is made, to anywhere.
+    A name is resolved, as connecting does. A name that does not resolve is not local: when a connection is
+    made, it may resolve to any address.
     """
     try:
         return is_loopback(host)
@@ -44,8 +44,8 @@ def is_local(host: str) -> bool:
 
 
 def is_loopback(text: str) -> bool:
-    """Return whether an IPv4 or IPv6 address is one of loopback. ``ValueError`` for what is no address."""
+    """Return whether an IPv4 or IPv6 address is a loopback address. ``ValueError`` for other text."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped  # Python before 3.13 calls ::ffff:127.0.0.1 no loopback address.
+        address = address.ipv4_mapped  # Before 3.13, Python does not count ::ffff:127.0.0.1 as loopback.
     return address.is_loopback

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Busy", "Damaged", "Gone", "Refusal", "RefusalKind", "TooLarge", "Unknown"]
 
-_MAX_MESSAGE = 1_000  # Headers of HTTP/2 messages hold it: 8 KiB in all by default.
+_MAX_MESSAGE = 1_000  # Sent in HTTP/2 headers, which hold 8 KiB in total by default.
 _MAX_RECORD = 16 << 10
 
 
@@ -31,7 +31,7 @@ class RefusalKind(Enum):
     DAMAGED = "damaged"
     """A request that does not match its checksum: send it again."""
     INVALID = "invalid"
-    """A well-formed request for what does not exist, or cannot be: correct the call."""
+    """A well-formed request with invalid values: correct the call."""
     UNAUTHENTICATED = "unauthenticated"
     """No token or a wrong one."""
     NOT_FOUND = "not found"
@@ -55,26 +55,26 @@ class RefusalKind(Enum):
 
 
 class TooLarge(SamplingError):
-    """A request, or the reply that it asks for, is beyond a limit: it can be cut."""
+    """A request or its reply is beyond a limit: split the request."""
 
 
 class Gone(SamplingError):
-    """A frame is not there, or not any more: its batch can be asked for again."""
+    """A frame does not exist, or not any more: request its batch again."""
 
 
 class Unknown(SamplingError):
     """The server knows no such producer or channel of this job: it was restarted, or the lease is over.
 
-    Registering again mends it.
+    Register again.
     """
 
 
 class Busy(SamplingError):
-    """Beyond a limit of the server: asking again later may do."""
+    """The request is beyond a limit of the server: retry later."""
 
 
 class Damaged(SamplingError):
-    """The request or its reply came damaged: asking again may do."""
+    """The request or its reply was damaged on the way: retry."""
 
 
 class Refusal(Exception):
@@ -93,7 +93,7 @@ class Refusal(Exception):
 
     @classmethod
     def from_record(cls, record: bytes) -> Refusal | None:
-        """Read a record. ``None`` for what is none: whoever answered is no service of ours, or an old one."""
+        """Return the refusal in a record. ``None`` for other bytes: another program, or an old version."""
         try:
             document = read_json(record, what="refusal", max_bytes=_MAX_RECORD)
             return cls(RefusalKind(document["kind"]), _printable(str(document["message"])))
@@ -106,7 +106,7 @@ class Refusal(Exception):
 
 
 def _printable(text: str) -> str:
-    """Return ASCII that no terminal or log acts on: both sides may quote what a stranger sent."""
+    """Return ``text`` as ASCII without control characters: messages may quote bytes of an unknown sender."""
     kept = (each if " " <= each <= "~" else ascii(each)[1:-1] for each in text[:_MAX_MESSAGE])
     return "".join(kept)[:_MAX_MESSAGE]
 

@@ -1,4 +1,4 @@
-"""The nodes of one partition, asked of the host that holds them."""
+"""Neighbor store over the network: one partition, on the host that holds it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["RemoteStore", "fetch_split", "open_remote_stores"]
 
 _ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
-"""Of one request: 32 MiB of positions, half of what a service reads."""
+"""Positions of one request: 32 MiB, half of what a service reads."""
 
 _MAX_BYTES = 128 << 20
-"""Of the rows of one request: each attempt has 30 s, and so 4 MB/s will do."""
+"""Bytes of the rows of one request: each attempt has 30 s, so that 4 MB/s is enough."""
 
 
 class RemoteStore:
-    """A ``NeighborStore`` over the network. Any number of threads may ask at once."""
+    """A ``NeighborStore`` over the network. Thread-safe."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class RemoteStore:
         timeout_s: float,
         attempt_s: float = _ATTEMPT_S,
     ) -> None:
-        """Connects when first asked. ``digest`` is that of the graph, which the peer must have, too.
+        """Connects at the first request. ``digest`` is that of the graph; the peer must have the same graph.
 
-        An ask is tried for ``timeout_s`` in all, then raises ``StorageUnavailable``; each attempt has
-        ``attempt_s``. What no other attempt can mend is raised at once: ``SamplingError`` for a wrong
-        token or another graph, ``ValueError`` for an ask that breaks a rule, ``FormatError`` for a
-        reply that does.
+        A request is retried for ``timeout_s`` in total, then raises ``StorageUnavailable``; each attempt
+        has ``attempt_s``. Errors that a retry cannot resolve are raised at once: ``SamplingError`` for a
+        wrong token or another graph, ``ValueError`` for a request that breaks a rule, ``FormatError`` for
+        a reply that breaks one.
         """
         if partition not in endpoint.partitions:
             raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
@@ -63,62 +63,65 @@ class RemoteStore:
         self._envelope = Envelope(graph=digest, partition=partition)
         self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
 
-    def sample(self, ask: NeighborRequest) -> Neighbors:
-        """Draw neighbours. The service draws: draws are addressed, so it does not matter where."""
-        pieces = [ask.targets[at : at + _MAX_ROWS] for at in range(0, len(ask.targets), _MAX_ROWS)]
-        answers: list[Neighbors] = []
-        for piece in pieces or [ask.targets]:
-            answers += self._sample_in_parts(replace(ask, targets=piece))
-        return answers[0] if len(answers) == 1 else _one_after_the_other(answers)
+    def sample(self, request: NeighborRequest) -> Neighbors:
+        """Draw neighbours at the service. Draws are addressed, so a local draw gives the same result."""
+        pieces = [request.targets[at : at + _MAX_ROWS] for at in range(0, len(request.targets), _MAX_ROWS)]
+        results: list[Neighbors] = []
+        for piece in pieces or [request.targets]:
+            results += self._sample_in_parts(replace(request, targets=piece))
+        return results[0] if len(results) == 1 else _one_after_the_other(results)
 
-    def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
-        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``, straight from what arrives."""
+    def gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
+        """Write row ``request.rows[i]`` of column c to ``out[c][places[i]]``, straight from received chunks.
+
+        ``places``: int64 [N]. ``out``: for each column uint8 [any, row bytes].
+        """
         width = sum(matrix.shape[1] for matrix in out)
         step = min(_MAX_ROWS, max(_MAX_BYTES // max(width, 1), 1))
-        for at in range(0, len(ask.rows), step):
+        for at in range(0, len(request.rows), step):
             piece = slice(at, at + step)
-            self._gather(replace(ask, rows=ask.rows[piece]), places[piece], out)
+            self._gather(replace(request, rows=request.rows[piece]), places[piece], out)
 
     def wire(self) -> WireCounts:
         """Return bytes, calls and retries since the store was made."""
         return self._connection.counts()
 
     def renew(self, caller: Caller) -> None:
-        """Show another token and another certificate from the next call on."""
+        """Use the token and certificate of ``caller`` from the next call on."""
         self._connection.renew(caller)
 
     def close(self) -> None:
-        """Cancel replies under way, make no further attempt, disconnect. Closing twice is fine.
+        """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
 
-        An attempt that the peer has not begun to answer ends with its own deadline.
+        An attempt whose reply has not begun ends at its own deadline.
         """
         self._connection.close()
 
-    def split(self, ask: SplitRequest) -> Int64Array:
-        """Return the positions of a split in this partition."""
-        bounds = self._schema.nodes[ask.node_type].bounds
+    def split(self, request: SplitRequest) -> Int64Array:
+        """Return the positions of a split in this partition, int64 [N], ascending."""
+        bounds = self._schema.nodes[request.node_type].bounds
         partition = self._envelope.partition
-        layout, buffer = self._connection.ask(self._encoded(ask), assembled)
+        layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
-    def _sample_in_parts(self, ask: NeighborRequest) -> list[Neighbors]:
-        """Ask, and for halves where the service finds it too large: it knows how many edges there are."""
+    def _sample_in_parts(self, request: NeighborRequest) -> list[Neighbors]:
+        """Send a request, or its halves where the service, which knows the degrees, refuses its size."""
         try:
-            return [self._sample(ask)]
+            return [self._sample(request)]
         except TooLarge as error:
-            if len(ask.targets) <= 1:
+            if len(request.targets) <= 1:
                 raise SamplingError(f"{error}; no reply holds those of one node: set a fanout") from None
-        half = len(ask.targets) // 2
-        parts = (ask.targets[:half], ask.targets[half:])
-        return [answer for part in parts for answer in self._sample_in_parts(replace(ask, targets=part))]
+        half = len(request.targets) // 2
+        parts = (request.targets[:half], request.targets[half:])
+        return [result for part in parts for result in self._sample_in_parts(replace(request, targets=part))]
 
-    def _sample(self, ask: NeighborRequest) -> Neighbors:
-        layout, buffer = self._connection.ask(self._encoded(ask), assembled)
-        return read_neighbors(layout, buffer, ask, self._schema)
+    def _sample(self, request: NeighborRequest) -> Neighbors:
+        layout, buffer = self._connection.call(self._encoded(request), assembled)
+        return read_neighbors(layout, buffer, request, self._schema)
 
-    def _gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
+    def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         def scatter(chunks: ReplyChunks) -> None:
-            rows = RowScatter(ask, places, out, chunks.checksum)
+            rows = RowScatter(request, places, out, chunks.checksum)
             try:
                 for chunk, _ in chunks:
                     rows.add(chunk)
@@ -126,7 +129,7 @@ class RemoteStore:
             finally:
                 self._connection.count(placing_ns=rows.placing_ns)
 
-        self._connection.ask(self._encoded(ask), scatter)
+        self._connection.call(self._encoded(request), scatter)
 
     def _encoded(self, request: NeighborRequest | FeatureRequest | SplitRequest) -> bytes:
         return encode(self._envelope, request, self._schema)
@@ -141,7 +144,7 @@ def open_remote_stores(
     timeout_s: float,
     attempt_s: float = _ATTEMPT_S,
 ) -> dict[int, RemoteStore]:
-    """Return a store for each partition, which ``owners`` names with its owner. As ``RemoteStore``."""
+    """Return a ``RemoteStore`` for each partition in ``owners``, by partition."""
     return {
         part: RemoteStore(
             owner, part, caller, schema=schema, digest=digest, timeout_s=timeout_s, attempt_s=attempt_s
@@ -161,7 +164,7 @@ def fetch_split(
     split: str,
     timeout_s: float,
 ) -> Int64Array:
-    """Return the positions of a split in a partition of a peer, as ``splits/`` of its directory has them."""
+    """Return the positions of a split in a partition of a peer, int64 [N], ascending, as in ``splits/``."""
     store = RemoteStore(endpoint, partition, caller, schema=schema, digest=digest, timeout_s=timeout_s)
     try:
         return store.split(SplitRequest(node_type=node_type, split=split))
@@ -169,12 +172,12 @@ def fetch_split(
         store.close()
 
 
-def _one_after_the_other(answers: Sequence[Neighbors]) -> Neighbors:
+def _one_after_the_other(results: Sequence[Neighbors]) -> Neighbors:
     return Neighbors(
-        np.concatenate([each.counts for each in answers]),
-        np.concatenate([each.positions for each in answers]),
-        _joined([each.edge_ids for each in answers]),
-        _joined([each.slots for each in answers]),
+        np.concatenate([each.counts for each in results]),
+        np.concatenate([each.positions for each in results]),
+        _joined([each.edge_ids for each in results]),
+        _joined([each.slots for each in results]),
     )
 
 

@@ -1,7 +1,7 @@
-"""Replies of the data port: safetensors documents that travel in chunks, checked before they are believed.
+"""Replies of the data port: safetensors documents that travel in chunks, checked before use.
 
-Rows are never assembled: every chunk holds whole rows, which go from where they were received straight
-to where they belong. Both sides know the whole layout of such a reply beforehand.
+Rows are never assembled: every chunk holds whole rows, which are copied from the receive buffer straight to
+their place. Both sides know the layout of such a reply beforehand.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 2 << 20
-"""Of a reply at a time. Measured with warm memory (``processes``), CPU seconds per GB of rows of 512 bytes,
-gathering and scattering included: 1.7 at 256 KiB, 1.3 at 512 KiB and 1 MiB, 1.15 at 2 MiB, 1.3 at 4 MiB."""
+"""Size of a chunk of a reply. Measured with warm memory (``processes``), in CPU seconds per GB of rows of
+512 bytes, including gather and scatter: 1.7 at 256 KiB, 1.3 at 512 KiB and 1 MiB, 1.15 at 2 MiB,
+1.3 at 4 MiB."""
 
 MAX_REPLY_BYTES = 4 << 30
-"""A reply beyond this is refused by who asks."""
+"""The caller refuses a larger reply."""
 
 MAX_ROW_BYTES = 256 << 20
-"""Of the rows of one ask: a service refuses more, as it gathers them before it sends."""
+"""Bytes of the rows of one request: a service refuses more, because it gathers them before it sends."""
 
 MAX_DRAWN_EDGES = 16 << 20
-"""Of one ask: a service refuses more before it draws. They take 64 to 400 MB, as each has 4 to 24 bytes."""
+"""Edges of one request: a service refuses more before it draws. At 4 to 24 bytes, they take 64 to 400 MB."""
 
 
 def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
@@ -73,23 +74,23 @@ def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
 
 
 def split_document(positions: npt.NDArray[Any]) -> list[Bytes]:
-    """Return the reply to a ``SplitAsk`` as the pieces of a document."""
+    """Return the reply to a ``SplitRequest`` as the pieces of a document."""
     return document({"positions": positions})
 
 
 def row_layout(columns: Mapping[str, int], count: int) -> Layout:
-    """Return the layout of the reply to a ``FeatureRequest``: ``columns`` has the bytes per row of each."""
+    """Return the layout of the reply to a ``FeatureRequest``. ``columns`` maps names to bytes per row."""
     return Layout.plan({name: ArraySpec("U8", (count, size)) for name, size in columns.items()})
 
 
 def row_chunks(layout: Layout) -> list[range]:
-    """Return the bytes of each chunk of a ``FeatureRequest``'s reply: whole rows, the header first."""
+    """Return the byte range of each chunk of a ``FeatureRequest``'s reply: the header, then whole rows."""
     chunks, begin = [], 0
     for name, spec in layout.specs.items():
         offset, width = layout.offsets[name], spec.shape[1]
         while spec.nbytes and offset + spec.nbytes - begin > CHUNK_BYTES:
             end = offset + (begin + CHUNK_BYTES - offset) // width * width
-            if end <= max(begin, offset):  # No whole row fits: all that is before this column, else one row.
+            if end <= max(begin, offset):  # No whole row fits: end before this column, or take one row.
                 end = offset if begin < offset else begin + width
             chunks.append(range(begin, end))
             begin = end
@@ -104,7 +105,7 @@ def document(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Bytes]:
 
 
 class Assembly:
-    """Puts the chunks of one document together."""
+    """Buffer that the chunks of one document are copied into."""
 
     def __init__(self, checksum: Checksum | None = None) -> None:
         self._checksum = checksum or Unread()
@@ -112,7 +113,7 @@ class Assembly:
         self._filled = 0
 
     def add(self, chunk: Bytes, total: int | None) -> None:
-        """Take the next chunk. ``total`` is the size of the document, which the first chunk comes with."""
+        """Append a chunk, uint8 [N]. ``total`` is the size of the document, sent with the first chunk."""
         if self._buffer is None:
             if total is None or total > MAX_REPLY_BYTES:
                 raise FormatError(f"reply: of {total} bytes; at most {MAX_REPLY_BYTES} are read")
@@ -124,7 +125,7 @@ class Assembly:
         self._filled = end
 
     def finish(self) -> tuple[Layout, Bytes]:
-        """Return the whole document."""
+        """Return the layout and the bytes of the document. ``FormatError`` unless it is complete."""
         if self._buffer is None or self._filled != len(self._buffer):
             raise FormatError(f"reply: it ended after {self._filled} bytes")
         layout = Layout.parse(self._buffer, what="reply", max_header=MAX_HEADER_BYTES)
@@ -134,24 +135,29 @@ class Assembly:
 
 
 def assembled(chunks: ReplyChunks) -> tuple[Layout, Bytes]:
-    """Return the whole document that ``chunks`` are."""
+    """Return the layout and the bytes of a document that arrives as ``chunks``."""
     whole = Assembly(chunks.checksum)
     for chunk, total in chunks:
         whole.add(chunk, total)
     return whole.finish()
 
 
-def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborRequest, schema: GraphSchema) -> Neighbors:
-    """Return what was drawn, if it can be an answer to ``ask``."""
-    wanted = {"counts": True, "positions": True, "edge_ids": ask.with_edge_ids, "slots": ask.with_slots}
-    _check_names(layout, [name for name, flag in wanted.items() if flag])
-    counts = _array(layout, buffer, "counts", len(ask.targets), ("I32",))
-    _check_range("counts", counts, 0, ask.rule.fanout + 1 if ask.rule.fanout >= 0 else 2**31)
+def read_neighbors(layout: Layout, buffer: Bytes, request: NeighborRequest, schema: GraphSchema) -> Neighbors:
+    """Return drawn neighbours. ``FormatError`` unless they can be the response to ``request``."""
+    expected = {
+        "counts": True,
+        "positions": True,
+        "edge_ids": request.with_edge_ids,
+        "slots": request.with_slots,
+    }
+    _check_names(layout, [name for name, flag in expected.items() if flag])
+    counts = _array(layout, buffer, "counts", len(request.targets), ("I32",))
+    _check_range("counts", counts, 0, request.rule.fanout + 1 if request.rule.fanout >= 0 else 2**31)
     total = int(counts.sum(dtype=np.int64))
     positions = _array(layout, buffer, "positions", total)
-    _check_range("positions", positions, 0, schema.nodes[schema.neighbor_type(ask.edge_type)].count)
-    edge_ids = _array(layout, buffer, "edge_ids", total) if ask.with_edge_ids else None
-    if not ask.with_slots:
+    _check_range("positions", positions, 0, schema.nodes[schema.neighbor_type(request.edge_type)].count)
+    edge_ids = _array(layout, buffer, "edge_ids", total) if request.with_edge_ids else None
+    if not request.with_slots:
         return Neighbors(counts, positions, edge_ids, None)
     slots = _array(layout, buffer, "slots", total)
     _check_range("slots", slots, 0, 1 << SLOT_BITS)
@@ -159,14 +165,14 @@ def read_neighbors(layout: Layout, buffer: Bytes, ask: NeighborRequest, schema: 
 
 
 def read_split(layout: Layout, buffer: Bytes, low: int, high: int) -> Int64Array:
-    """Return the positions of a split in a partition that owns ``[low, high)``: they ascend."""
+    """Return a split's positions, int64 [N], in a partition that owns ``[low, high)``."""
     return read_integers(layout, buffer, "positions", (low, high))
 
 
 def read_integers(
     layout: Layout, buffer: Bytes, name: str, span: tuple[int, int], count: int | None = None
 ) -> Int64Array:
-    """Return the one array of a reply: integers in ``[span[0], span[1])``, ``count`` of them if given."""
+    """Return the one array of a reply, int64 [``count``]: values in ``[span[0], span[1])``."""
     _check_names(layout, [name])
     shape = layout.specs[name].shape
     sent = shape[0] if len(shape) == 1 else -1
@@ -176,7 +182,7 @@ def read_integers(
 
 
 def read_bytes(layout: Layout, buffer: Bytes, name: str) -> bytes:
-    """Return the one array of a reply, of bytes."""
+    """Return the one array of a reply, U8 [N], as bytes."""
     _check_names(layout, [name])
     return _array(layout, buffer, name, layout.specs[name].nbytes, ("U8",)).tobytes()
 
@@ -202,23 +208,30 @@ def _check_range(name: str, array: npt.NDArray[Any], low: int, high: int) -> Non
 
 
 class RowScatter:
-    """Sends the rows of a reply to their places, chunk by chunk."""
+    """Copies the rows of a reply to their places, chunk by chunk."""
 
     def __init__(
-        self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes], checksum: Checksum | None = None
+        self,
+        request: FeatureRequest,
+        places: Int64Array,
+        out: Sequence[Bytes],
+        checksum: Checksum | None = None,
     ) -> None:
-        """``out`` has one uint8 matrix [anything, row bytes] per column; rows go to ``places``."""
-        widths = {name: rows.shape[1] for name, rows in zip(ask.columns, out, strict=True)}
-        self._layout = row_layout(widths, len(ask.rows))
+        """Row i of the reply goes to row ``places[i]`` (int64 [N]) of ``out``.
+
+        ``out``: for each column uint8 [any, row bytes].
+        """
+        widths = {name: rows.shape[1] for name, rows in zip(request.columns, out, strict=True)}
+        self._layout = row_layout(widths, len(request.rows))
         self._places = places
-        self._out = dict(zip(ask.columns, out, strict=True))
+        self._out = dict(zip(request.columns, out, strict=True))
         self._checksum = checksum or Unread()
         self._done = 0
         self.placing_ns = 0
-        """CPU time of copying rows, their checksum included."""
+        """CPU time of copying rows, including their checksum."""
 
     def add(self, chunk: Bytes) -> None:
-        """Write the rows of the next chunk."""
+        """Copy the rows of the next chunk, uint8 [N]."""
         if self._done == 0:
             header = self._layout.header
             if chunk[: len(header)].tobytes() != header:
@@ -234,7 +247,7 @@ class RowScatter:
         self._done += len(chunk)
 
     def _parts(self, chunk: Bytes) -> Iterator[tuple[str, int, Bytes]]:
-        """Yield column, number of the first row and rows of each part of a chunk."""
+        """Yield column, index of the first row and rows, uint8 [R, row bytes], of each part of a chunk."""
         begin, end = self._done, self._done + len(chunk)
         for name, spec in self._layout.specs.items():
             offset, width = self._layout.offsets[name], spec.shape[1]
@@ -246,6 +259,6 @@ class RowScatter:
             yield name, (low - offset) // width, chunk[low - begin : high - begin].reshape(-1, width)
 
     def finish(self) -> None:
-        """Check that every row came."""
+        """Raise ``FormatError`` unless every row was received."""
         if self._done != self._layout.nbytes:
             raise FormatError(f"reply: it ended after {self._done} of {self._layout.nbytes} bytes")

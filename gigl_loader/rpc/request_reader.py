@@ -1,4 +1,4 @@
-"""The entries of a request, checked one by one as they are read."""
+"""Reader of the entries of a request, which checks each entry as it is read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "RequestReader", "are_names", "known_name"]
 
 WIRE_VERSION = 2
-"""Of requests and replies: services refuse others, since nobody could tell what they mean."""
+"""Version of requests and replies. Services refuse any other version."""
 
 MAX_HEADER_BYTES = 64 << 10
-"""Of a request, and of a reply that is assembled. Real ones have a few hundred bytes and names of columns."""
+"""Limit of the header of a request or an assembled reply. Usual ones have a few hundred bytes."""
 
 
 class RequestReader:
-    """The entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refusal``."""
+    """Entries of a request, each read once. A broken rule raises ``FormatError`` or ``Refusal``."""
 
     def __init__(self, layout: Layout, buffer: npt.NDArray[np.uint8]) -> None:
         self._layout = layout
@@ -43,7 +43,7 @@ class RequestReader:
         return self._layout.metadata[name]
 
     def has(self, name: str) -> bool:
-        """Return whether there is an entry of this name."""
+        """Return whether the request has an entry of this name."""
         return name in self._layout.metadata
 
     def number(self, name: str, low: int, high: int) -> int:
@@ -59,7 +59,7 @@ class RequestReader:
         return read_json(self.text(name), what=f"request: {name}", max_bytes=MAX_HEADER_BYTES)
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return a list of different strings."""
+        """Return a list of distinct strings."""
         value = self.json(name)
         if not are_names(value) or len(set(value)) != len(value):
             raise FormatError(f"request: {name} is not a list of different names")
@@ -75,10 +75,10 @@ class RequestReader:
             )
 
     def check_graph(self, graph: str) -> None:
-        asked = self.text("graph")
-        if asked != graph:
+        requested = self.text("graph")
+        if requested != graph:
             raise Refusal(
-                RefusalKind.OTHER_GRAPH, f"asked about graph {asked[:12]}, this service has {graph[:12]}"
+                RefusalKind.OTHER_GRAPH, f"asked about graph {requested[:12]}, this service has {graph[:12]}"
             )
 
     def partition(self, held: Mapping[int, object]) -> int:
@@ -88,16 +88,16 @@ class RequestReader:
         return partition
 
     def integers(self, name: str) -> Int64Array:
-        """Return an array of any numbers."""
+        """Return an integer array, int64 [N], of any values."""
         spec = self._layout.specs.get(name)
         if spec is None or spec.dtype not in ("I32", "I64") or len(spec.shape) != 1:
             raise FormatError(f"request: {name!r} must be I32 or I64 of one dimension")
         self._unread.discard(name)
-        # A copy of its own, as kernels want natural alignment and bytes from a network lie anywhere.
+        # A copy, because kernels need natural alignment, and bytes from a network have any.
         return np.array(self._layout.view(self._buffer, name), dtype=np.int64)
 
     def rows(self, first: int, count: int, what: str = "a partition") -> Int64Array:
-        """Return the positions asked for: each lies in ``[first, first + count)``."""
+        """Return the requested positions, int64 [N]: each lies in ``[first, first + count)``."""
         rows = self.integers("rows")
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
             raise ValueError(f"rows {rows.min()} to {rows.max()} lie outside {what} of {count}")

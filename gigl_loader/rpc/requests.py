@@ -1,7 +1,7 @@
-"""Requests to the data port, as bytes: safetensors documents, checked before they are believed.
+"""Requests to the data port, as bytes: safetensors documents, checked before use.
 
-Metadata names the operation and its arguments; one array holds positions, counted from the start of
-the partition and as int32 where they fit. ``docs/wire.md`` is the whole format.
+Metadata names the operation and its arguments. One array holds positions relative to the start of the
+partition, as int32 where they fit. ``docs/wire.md`` specifies the format.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = [
 ]
 
 MAX_REQUEST_BYTES = 64 << 20
-"""A request beyond this is refused. It holds 16 million positions; callers cut larger ones."""
+"""A larger request is refused. This one holds 16 million positions; callers split larger ones."""
 
 _UINT64 = 2**64
-_HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
+_HOPS = 254  # The address of a draw has 8 bits for the hop, and two values with another meaning.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRequest:
-    """Positions of a split in one partition."""
+    """Request for the positions of a split in one partition."""
 
     node_type: NodeType
     split: str
@@ -62,16 +62,16 @@ class SplitRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Nothing but an answer."""
+    """Request for an empty reply."""
 
 
 Request: TypeAlias = NeighborRequest | FeatureRequest | SplitRequest | Ping
-"""About one partition. An ``Inquiry`` is about the whole graph."""
+"""Request about one partition. An ``Inquiry`` is about the whole graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What every request says: which graph, and which partition of it."""
+    """Graph and partition of a request."""
 
     graph: str
     """Digest."""
@@ -81,7 +81,7 @@ class Envelope:
 def encode(
     envelope: Envelope, request: NeighborRequest | FeatureRequest | SplitRequest, schema: GraphSchema
 ) -> bytes:
-    """Return a request as bytes. The service checks what it asks for; ``ValueError`` for an unknown type."""
+    """Return a request as bytes. ``ValueError`` for an unknown type; the service checks the rest."""
     part = envelope.partition
     if isinstance(request, NeighborRequest):
         known_name(request.edge_type, schema.edges, "edge type")
@@ -105,16 +105,16 @@ def encode(
 
 
 def encode_ping(envelope: Envelope) -> bytes:
-    """Return a request for nothing but an answer."""
+    """Return a request for an empty reply, as bytes."""
     return _document(envelope, "ping", {})
 
 
 def _document(
-    envelope: Envelope, ask: str, arguments: Mapping[str, str], rows: npt.NDArray[Any] | None = None
+    envelope: Envelope, kind: str, arguments: Mapping[str, str], rows: npt.NDArray[Any] | None = None
 ) -> bytes:
     who = {"wire": str(WIRE_VERSION), "graph": envelope.graph, "partition": str(envelope.partition)}
     specs = {} if rows is None else {"rows": spec_of(rows)}
-    header = Layout.plan(specs, {**who, "ask": ask, **arguments}).header
+    header = Layout.plan(specs, {**who, "ask": kind, **arguments}).header
     return header if rows is None else header + rows.tobytes()
 
 
@@ -124,9 +124,10 @@ def parse(
     graph: str,
     partitions: Mapping[int, Callable[[EdgeType], int]],
 ) -> tuple[int, Request] | tuple[None, Inquiry]:
-    """Check a request and return its partition, if it is about one, and what is asked. Raises ``Refusal``.
+    """Parse and check a request. Return its partition, ``None`` for an ``Inquiry``, and the request.
 
-    ``partitions`` has those that the service holds; each gives the number of its edges of a type.
+    ``partitions`` maps each partition of the service to a function from edge type to number of edges. Raises
+    ``Refusal`` for a request that breaks a rule.
     """
     if len(ticket) > MAX_REQUEST_BYTES:
         raise Refusal(

@@ -1,8 +1,8 @@
-"""The ring of a channel, asked of a storage server on the same host.
+"""Client of the ring server: receives the ring of a channel from a storage server on the same host.
 
 A ring is a memory file that server and trainer map. Its descriptor passes through an abstract Unix
-socket, which only processes of the host's network namespace reach; of them the server answers those
-of its own user, and the trainer believes those of its own user.
+socket, which only processes in the same network namespace can reach. The server responds only to processes
+of its own user, and the trainer accepts only a server of its own user.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import struct
 
 from gigl_loader.errors import SamplingError
 
-__all__ = ["ANSWER_NONE", "ANSWER_RING", "CHANNEL_BYTES", "RingRefused", "peer_uid", "receive_ring"]
+__all__ = ["CHANNEL_BYTES", "RESPONSE_NONE", "RESPONSE_RING", "RingRefused", "peer_uid", "receive_ring"]
 
 CHANNEL_BYTES = 16
-ANSWER_RING = b"\1"
-"""Comes with a descriptor."""
-ANSWER_NONE = b"\0"
-"""No such channel, or it has no ring."""
+RESPONSE_RING = b"\1"
+"""Response with a descriptor."""
+RESPONSE_NONE = b"\0"
+"""Response without a descriptor: no such channel, or it has no ring."""
 
-_CREDENTIALS = struct.Struct("3i")  # Of Linux: process, user, group.
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of Linux: process, user, group.
 _SENT_AWAY = "the server's door closed without an answer: it is for processes of its own user"
 _MAX_NAME = 107  # An address holds 108 bytes, the first of which makes it abstract.
 
 
 class RingRefused(SamplingError):
-    """The server's memory cannot be had here: frames must come over the network."""
+    """The server's memory is not available here: frames must come over the network."""
 
 
 def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> int:
-    """Return the descriptor of a channel's ring. It is the caller's to close.
+    """Return the descriptor of a channel's ring. The caller closes it.
 
-    ``name`` is that of the server's door, ``nbytes`` what the ring must have at least. The file cannot
-    shrink, so that a map of it is safe to read. ``RingRefused`` where the server is on another host,
-    another user's, knows no such ring, or does not answer within ``timeout_s``.
+    ``name`` is that of the server's socket, ``nbytes`` the minimum size of the ring. The file is sealed
+    against shrinking, so that a map of it is safe to read. ``RingRefused`` where the server is on another
+    host, runs as another user, has no such ring, or does not respond within ``timeout_s``.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         raise RingRefused("memory is handed over on Linux only")
@@ -51,7 +51,7 @@ def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> in
             if uid != os.geteuid():
                 raise RingRefused(f"the server runs as user {uid}, this process as {os.geteuid()}")
             door.sendall(channel)
-            answer, fds, _, _ = socket.recv_fds(door, 1, 1)
+            response, fds, _, _ = socket.recv_fds(door, 1, 1)
     except TimeoutError:
         raise RingRefused(f"the server's door {name!r} did not answer within {timeout_s:g} s") from None
     except (BrokenPipeError, ConnectionResetError):
@@ -61,24 +61,24 @@ def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> in
             f"no door {name!r} here ({error.strerror or error}): is the server on this host, in this "
             "network namespace?"
         ) from None
-    return _checked(answer, fds, nbytes)
+    return _checked(response, fds, nbytes)
 
 
 def peer_uid(door: socket.socket) -> int:
-    """Return the user of the process at the other end, as the kernel knows it."""
+    """Return the user id of the process at the other end, from the kernel."""
     record = door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(record)[1])
 
 
-def _checked(answer: bytes, fds: list[int], nbytes: int) -> int:
-    """Return the one descriptor that came, if its file can be mapped without fear."""
+def _checked(response: bytes, fds: list[int], nbytes: int) -> int:
+    """Return the received descriptor. ``RingRefused`` unless it is one memory file that is safe to map."""
     try:
-        if answer == ANSWER_NONE:
+        if response == RESPONSE_NONE:
             raise RingRefused("the server knows no ring of this channel")
-        if not answer:
+        if not response:
             raise RingRefused(_SENT_AWAY)
-        if answer != ANSWER_RING or len(fds) != 1:
-            raise RingRefused(f"the server's door answered {answer!r} with {len(fds)} descriptors")
+        if response != RESPONSE_RING or len(fds) != 1:
+            raise RingRefused(f"the server's door answered {response!r} with {len(fds)} descriptors")
         _check_memory(fds[0], nbytes)
     except BaseException:
         for fd in fds:

@@ -23,7 +23,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def token_in(path: str | os.PathLike[str] | None) -> str:
-    """Return the one token of a trainer's file, or nothing without a file."""
+    """Return the one token of a trainer's file; empty without a file."""
     tokens = tokens_in(path)
     if len(tokens) > 1:
         raise ValueError(f"{path}: holds {len(tokens)} tokens: a caller shows one, give it a file of its own")
@@ -31,7 +31,7 @@ def token_in(path: str | os.PathLike[str] | None) -> str:
 
 
 def tokens_in(path: str | os.PathLike[str] | None) -> tuple[Token, ...]:
-    """Return the tokens of a server's file, or none without a file. ``ValueError`` naming the file."""
+    """Return the tokens of a server's file; empty without a file. ``ValueError`` names the file."""
     if path is None:
         return ()
     text = secret_in(path).decode()
@@ -40,7 +40,7 @@ def tokens_in(path: str | os.PathLike[str] | None) -> tuple[Token, ...]:
 
 
 def cluster_key_in(path: str | os.PathLike[str] | None) -> str:
-    """Return the cluster key in a file, or nothing without one. White space around it is an editor's."""
+    """Return the cluster key in a file, without white space around it; empty without a file."""
     if path is None:
         return ""
     key = secret_in(path).decode().strip()
@@ -51,7 +51,7 @@ def cluster_key_in(path: str | os.PathLike[str] | None) -> str:
 
 @contextmanager
 def naming(*paths: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the files in front of what is wrong with their contents."""
+    """Prefix a ``ValueError`` about the contents of files with their paths."""
     try:
         yield
     except ValueError as error:
@@ -59,7 +59,7 @@ def naming(*paths: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def secret_in(path: str | os.PathLike[str] | None) -> bytes:
-    """Return what ``pem_in`` does. A file that other users can read or write is warned about."""
+    """Return the text in a file, as ``pem_in``. Logs a warning if other users can read or write the file."""
     content = pem_in(path)
     if path is not None:
         _warn_of_readers(Path(path))
@@ -67,10 +67,10 @@ def secret_in(path: str | os.PathLike[str] | None) -> bytes:
 
 
 def _warn_of_readers(path: Path) -> None:
-    """Log one line for a secret that is none. A pipe is nobody else's.
+    """Log one line if other users can read or write a secret. Pipes are private.
 
-    As in PostgreSQL, the group may read what belongs to root: container platforms and systemd hand secrets
-    over in this way.
+    As in PostgreSQL, the group may read a file of root: container platforms and systemd pass secrets that
+    way.
     """
     with suppress(OSError):
         status = path.stat()
@@ -84,7 +84,7 @@ def _warn_of_readers(path: Path) -> None:
 
 
 def pem_in(path: str | os.PathLike[str] | None) -> bytes:
-    """Return the text in a file, or nothing without one. ``ValueError`` for what cannot be read or be PEM."""
+    """Return the text in a file; empty without a file. ``ValueError`` if it cannot be read or be PEM."""
     if path is None:
         return b""
     try:

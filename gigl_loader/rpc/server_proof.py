@@ -1,7 +1,7 @@
-"""Proof of the cluster key: what storage servers show each other and trainers cannot.
+"""Proof of the cluster key, which storage servers have and trainers do not.
 
-HMAC-SHA256 under the key, over a fresh number of the server that asks and over all that is claimed. The key
-itself never travels, and a proof that was overheard is good for nothing else.
+The proof is an HMAC-SHA256 under the key, over a fresh number of the verifying server and over the whole
+claim. The key itself never travels, and a recorded proof cannot be used again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NONCE = "gigl-server-nonce"
 PROOF = "gigl-server-proof"
 """Header of an announcement, and trailer of a reply to ``Cluster``: 64 hex digits."""
 CHALLENGE = "gigl-server-challenge"
-"""Trailer of a reply to ``Cluster``, and header of the announcement that answers it."""
+"""Trailer of a reply to ``Cluster``, and header of the announcement that responds to it."""
 
 _MIN_KEY = 32
 _NONCE_FORM = re.compile(r"[0-9a-f]{64}")
@@ -52,14 +52,14 @@ def check_cluster_key(key: str) -> None:
 
 
 def new_nonce() -> str:
-    """Return a fresh random number (256 bits), in hex."""
+    """Return a fresh random number (256 bits), as 64 hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 def view_proof(key: str, nonce: str, reply: Any) -> str:
-    """Return the proof that a ``gigl.v1.ClusterView`` is of a server with ``key``, for who chose ``nonce``.
+    """Return the proof that a server with ``key`` sent a ``gigl.v1.ClusterView`` in response to ``nonce``.
 
-    Empty for a nonce that is none.
+    Empty for a malformed nonce.
     """
     if not _NONCE_FORM.fullmatch(nonce):
         return ""
@@ -80,7 +80,7 @@ def view_proof(key: str, nonce: str, reply: Any) -> str:
 
 
 def announcement_proof(key: str, challenge: str, address: str) -> str:
-    """Return the proof that a server with ``key`` is at ``address``, for who gave ``challenge``."""
+    """Return the proof that a server with ``key`` is at ``address``, in response to ``challenge``."""
     return _proof(key, ["announcement", challenge, address])
 
 
@@ -90,12 +90,12 @@ def _proof(key: str, document: list[Any]) -> str:
 
 
 def shows(metadata: Iterable[Any] | None, proof: str) -> bool:
-    """Return whether headers or trailers hold this proof, compared in constant time. Not for an empty one."""
+    """Return whether headers or trailers hold this proof, in constant time. ``False`` for an empty proof."""
     return bool(proof) and hmac.compare_digest(header_value(metadata, PROOF).encode(), proof.encode())
 
 
 def header_value(metadata: Iterable[Any] | None, name: str) -> str:
-    """Return the value of a header that was sent once, and nothing otherwise."""
+    """Return the value of a header that was sent exactly once; empty otherwise."""
     values: Sequence[Any] = [value for key, value in metadata or () if key == name]
     if len(values) != 1:
         return ""
@@ -103,10 +103,10 @@ def header_value(metadata: Iterable[Any] | None, name: str) -> str:
 
 
 class Challenges:
-    """Numbers that other servers have to prove something about, each good for 30 s and once.
+    """Challenges for announcements of other servers, each valid once and for 30 s.
 
-    Those given out are not kept, or a stranger could fill the memory: a number carries its own time and a
-    MAC. Kept are those that were used, which takes the cluster key.
+    Issued challenges are not stored, or any caller could fill the memory: a challenge carries its own time
+    and a MAC. Only used challenges are stored, and using one takes the cluster key.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,12 +115,12 @@ class Challenges:
         self._used: dict[str, float] = {}
 
     def new(self) -> str:
-        """Return a fresh one."""
+        """Return a fresh challenge."""
         body = f"{int(self._clock() * 1e3)}.{secrets.token_hex(16)}"
         return f"{body}.{self._mac(body)}"
 
     def use(self, challenge: str) -> bool:
-        """Return whether this is one of ours, is not over and was not used before. Now it was."""
+        """Mark a challenge as used. Return whether this object issued it, within 30 s, and it was unused."""
         body, _, mac = challenge.rpartition(".")
         if not hmac.compare_digest(mac.encode("utf-8", "replace"), self._mac(body).encode()):
             return False

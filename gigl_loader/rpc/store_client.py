@@ -1,4 +1,4 @@
-"""The trainer's side of a storage server's control port."""
+"""Client of a storage server's control port."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterView", "StoreClient"]
 
-_KNOCK_S = 2.0
+_PROBE_S = 2.0
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
-    # A network that was cut says nothing: a ping every 5 s, and 5 s for its answer.
+    # A network that was cut sends nothing: ping every 5 s, and wait 5 s for the response.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A server that is started again is to be found soon: gRPC would wait for 1 s, then longer and longer.
+    # To reconnect soon to a restarted server: by default gRPC waits 1 s, then longer and longer.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -54,7 +54,7 @@ _OPTIONS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What a server says of itself and its cluster."""
+    """Description of a server and of its cluster, as the server sent it."""
 
     version: str
     wire_version: int
@@ -65,18 +65,18 @@ class ClusterView:
     pid: int
     uptime_s: float
     servers: tuple[Endpoint, ...]
-    """Those known so far, this one included: the place is the rank."""
+    """Servers known so far, by rank, this one included."""
     ready: bool
     reason: str
-    """Why it is not ready, in words."""
+    """Why the server is not ready, as text."""
     proven: bool = False
-    """It proved the cluster key that it was asked with."""
+    """The server proved that it has the cluster key of the request."""
     challenge: str = ""
-    """What an announcement to this server has to answer. Empty: it has no cluster key."""
+    """Challenge for an announcement to this server. Empty: the server has no cluster key."""
 
     @classmethod
     def read(cls, reply: Any, *, certificate: str, proven: bool = False, challenge: str = "") -> ClusterView:
-        """Read a reply; ``certificate`` is what must be trusted to talk to the servers."""
+        """Return the view of a reply. ``certificate`` (PEM) is what callers of the servers must trust."""
         own = reply.self
         servers = tuple(
             Endpoint(
@@ -107,15 +107,15 @@ class ClusterView:
 
 
 class StoreClient:
-    """Calls of one storage server, for one job. Any number of threads may call; none is kept per call.
+    """Calls to one storage server, for one job. Thread-safe; a call holds no thread.
 
-    Besides ``ValueError`` for what the server refuses: ``StorageUnavailable`` where it does not answer,
-    ``Unknown`` where it does not know what is named, ``Busy`` beyond its limits, ``SamplingError`` for no
-    token or a wrong one, and after ``close``.
+    Calls raise ``ValueError`` for an invalid request, ``StorageUnavailable`` where the server does not
+    respond, ``Unknown`` for an unknown producer or channel, ``Busy`` beyond a limit, and ``SamplingError``
+    for a missing or wrong token and after ``close``.
     """
 
     def __init__(self, endpoint: Endpoint, caller: Caller, job: str = "") -> None:
-        """Connects when first used. Without ``job``, only ``cluster`` and ``load`` are answered."""
+        """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``."""
         self.endpoint = endpoint
         self._caller = caller
         self._closed = False
@@ -133,11 +133,11 @@ class StoreClient:
     def cluster(
         self, timeout_s: float, *, announce: str = "", cluster_key: str = "", challenge: str = ""
     ) -> ClusterView:
-        """Return what the server knows of its cluster, ready or not.
+        """Return the server's view of its cluster, ready or not.
 
-        Another server says with ``announce`` (HOST:PORT) where it is. With ``cluster_key`` it asks for a
-        proof, and proves itself by ``challenge``, which the server gave before. Where the server does not
-        answer, the error says why: an unknown name, a port where nobody listens, a certificate that is over.
+        A calling storage server passes its own address as ``announce`` (HOST:PORT). With ``cluster_key``, it
+        requires a proof, and proves itself with ``challenge`` from an earlier view. Where the server does not
+        respond, the error says why: an unknown name, a port without a listener, an expired certificate.
         """
         self._check_open()
         nonce = new_nonce()
@@ -167,10 +167,10 @@ class StoreClient:
             raise FormatError(f"{self.endpoint}: bad view of its cluster: {error}") from None
 
     def create_producer(self, key: str, plan: str, graph: str, timeout_s: float) -> bool:
-        """Make the producer of ``key``, or join it; return whether this call made it.
+        """Create the producer of ``key`` where there is none. Return whether this call created it.
 
-        ``plan`` is ``BatchPlan.to_json()``, ``graph`` the digest. ``ValueError`` for another plan than
-        that of the producer there, and for another graph.
+        ``plan`` is ``BatchPlan.to_json()``, ``graph`` the digest. ``ValueError`` for a plan that differs from
+        that of an existing producer, and for another graph.
         """
         request = messages.CreateProducerRequest(key=key, plan=plan, graph=graph)
         return bool(self._call("CreateProducer", request, timeout_s).created)
@@ -182,18 +182,18 @@ class StoreClient:
         name: str,
         credit: int,
         share: int = 1,
-        without_rows: bool = False,
+        deferred_features: bool = False,
         ring_slots: int = 0,
         ring_slot_bytes: int = 0,
         timeout_s: float,
     ) -> messages.Channel:
-        """Open a channel of a producer: ``id``, ``lease_s``, and ``ring_door`` where it has a ring."""
+        """Open a channel of a producer. The reply has ``id``, ``lease_s``, and ``ring_door`` for a ring."""
         request = messages.OpenChannelRequest(
             key=key,
             name=name,
             credit=credit,
             share=share,
-            without_rows=without_rows,
+            without_rows=deferred_features,
             ring_slots=ring_slots,
             ring_slot_bytes=ring_slot_bytes,
         )
@@ -201,7 +201,7 @@ class StoreClient:
         return channel
 
     def sample(self, request: messages.SampleRequest, timeout_s: float) -> Any:
-        """Ask for a batch and return a ``grpc.Future``. What it raises goes through ``error``."""
+        """Request a batch, and return a ``grpc.Future``. Pass the exception that it raises to ``error``."""
         self._check_open()
         try:
             return self._calls["Sample"].future(
@@ -216,30 +216,30 @@ class StoreClient:
         return control_error(self.endpoint, self._caller, error)
 
     def heartbeat(self, channels: Iterable[bytes], timeout_s: float) -> list[bytes]:
-        """Renew the leases of these channels. Return those of them that the server knows."""
+        """Renew the leases of ``channels``. Return the channels that the server knows."""
         request = messages.HeartbeatRequest(channels=channels)
         return list(self._call("Heartbeat", request, timeout_s).channels)
 
     def close_channel(self, channel: bytes, timeout_s: float) -> None:
-        """Close a channel; fine for one that is not there. Its producer goes with the last one."""
+        """Close a channel, and its producer with the last channel. Fine for an unknown channel."""
         self._call("CloseChannel", messages.CloseChannelRequest(channel=channel), timeout_s)
 
     def destroy_producer(self, key: str, timeout_s: float) -> None:
-        """Take a producer away with its channels; fine for one that is not there."""
+        """Remove a producer and its channels. Fine for an unknown producer."""
         self._call("DestroyProducer", messages.DestroyProducerRequest(key=key), timeout_s)
 
     def load(self, timeout_s: float) -> messages.ServerLoad:
-        """Return how the server does. Keys and names are those of the own job's channels."""
+        """Return the load of the server. Only channels of the caller's job show their keys and names."""
         load: messages.ServerLoad = self._call("Load", messages.LoadRequest(), timeout_s)
         return load
 
     def close(self) -> None:
-        """Disconnect; calls under way are cancelled. Closing twice is fine."""
+        """Disconnect, and cancel calls under way. Closing twice is fine."""
         self._closed = True
         self._channel.close()
 
     def _call(self, name: str, request: Any, timeout_s: float) -> Any:
-        """Make a call, again where the request came damaged: ``FormatError`` when it did three times."""
+        """Make a call. Repeats a damaged request; ``FormatError`` when it was damaged three times."""
         for _ in range(MAX_DAMAGED - 1):
             with suppress(Damaged):
                 return self._call_once(name, request, timeout_s)
@@ -258,7 +258,7 @@ class StoreClient:
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:
-            self._check_open()  # gRPC's word for a channel that was closed meanwhile.
+            self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
             raise
         if reply is None:
             raise Damaged(f"{self.endpoint}: a reply to {name} without a message")
@@ -269,16 +269,16 @@ class StoreClient:
             raise SamplingError(f"the connection to {self.endpoint} was closed")
 
     def _explained(self, error: grpc.RpcError) -> Exception:
-        """Find out why a server does not answer, in words. Takes up to two knocks."""
+        """Return an error that says why a server does not respond. Takes up to two connections."""
         found = control_error(self.endpoint, self._caller, error)
         if not isinstance(found, (StorageUnavailable, ValueError)):
             return found
         port = self.endpoint.control_port
         try:
-            tcp_probe(self.endpoint, port, time.monotonic() + _KNOCK_S)
+            tcp_probe(self.endpoint, port, time.monotonic() + _PROBE_S)
         except StorageUnavailable as silence:
             return silence
-        fault = tls_fault(self.endpoint, self._caller, port, _KNOCK_S)
+        fault = tls_fault(self.endpoint, self._caller, port, _PROBE_S)
         if fault is not None:
             return ValueError(f"{self.endpoint}: {fault}")
         return ValueError(str(found)) if speaks_otherwise(error) else found

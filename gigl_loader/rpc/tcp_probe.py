@@ -1,4 +1,4 @@
-"""A bare connection to a port: the operating system says why it cannot be, gRPC does not."""
+"""Plain TCP connection to a port: its error says why a connection fails, which gRPC's does not."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NOBODY = "nothing listens there: did its service end?"
 
 
 def tcp_probe(endpoint: Endpoint, port: int, deadline: float) -> None:
-    """Connect and hang up, until ``deadline`` (monotonic).
+    """Connect and disconnect, until ``deadline`` (monotonic).
 
-    ``StorageUnavailable`` says in words why that cannot be.
+    ``StorageUnavailable`` says why the connection failed.
     """
     place = f"{endpoint}" if port == endpoint.control_port else f"{endpoint} (port {port})"
     began = time.monotonic()
@@ -39,7 +39,7 @@ def tcp_probe(endpoint: Endpoint, port: int, deadline: float) -> None:
 
 
 def _connect(host: str, port: int, deadline: float) -> None:
-    """Connect to one of the addresses of ``host``; each has an even share of the time that is left."""
+    """Connect to one of the addresses of ``host``. Each has an equal share of the remaining time."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for others, (family, kind, protocol, _, place) in zip(reversed(range(len(found))), found, strict=True):
         with socket.socket(family, kind, protocol) as knocker:

@@ -1,4 +1,4 @@
-"""Diagnosis of TLS failures, in words: gRPC and Flight say little more than that a connection failed."""
+"""Diagnosis of TLS failures, as text: gRPC and Flight say little more than that a connection failed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["tls_fault"]
 
 _SETTINGS_S = 1.0
-"""A server of HTTP/2 speaks first; in TLS 1.3 it may refuse our certificate instead."""
+"""Time for the first bytes of an HTTP/2 server. In TLS 1.3 it may refuse the caller's certificate instead."""
 
 _NOT_FOR_NAME = {62, 63, 64}
 """OpenSSL's codes for a certificate of another name, mail address or network address."""
 
 
 def tls_fault(endpoint: Endpoint, caller: Caller, port: int, timeout_s: float) -> str | None:
-    """Return what someone has to mend before ``caller`` can use this port of the service, in one line.
+    """Return, in one line, why TLS keeps ``caller`` from using this port of the service.
 
-    Costs up to two handshakes. ``None`` where nothing is wrong with TLS, as far as that tells.
+    Takes up to two handshakes. ``None`` where they find no fault.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -40,7 +40,7 @@ def tls_fault(endpoint: Endpoint, caller: Caller, port: int, timeout_s: float) -
     except ValueError as error:
         return str(error)
     except OSError:
-        return None  # Not reached: that is another's to tell.
+        return None  # Not reached: no fault of TLS.
 
 
 def _plain_fault(endpoint: Endpoint, port: int, deadline: float) -> str | None:
@@ -72,7 +72,7 @@ def _handshake_fault(endpoint: Endpoint, parts: SslParts, port: int, deadline: f
 
 
 def _refusal(secure: ssl.SSLSocket, parts: SslParts) -> str | None:
-    """Return how the service refuses our certificate, or that we have none."""
+    """Return how the service refuses the caller's certificate, or its lack."""
     secure.settimeout(_SETTINGS_S)
     try:
         secure.recv(1)
@@ -114,7 +114,7 @@ def _context(parts: SslParts) -> ssl.SSLContext:
 
 @contextmanager
 def _file_of(secret: bytes) -> Iterator[str]:
-    """Lend a path to ``secret``, since OpenSSL's Python face reads keys from files only. No disk sees it."""
+    """Lend a path to ``secret`` in memory, since Python's ``ssl`` reads keys from files only."""
     fd = os.memfd_create("gigl-key", os.MFD_CLOEXEC)
     try:
         os.write(fd, secret)
@@ -124,7 +124,7 @@ def _file_of(secret: bytes) -> Iterator[str]:
 
 
 def _certificate(endpoint: Endpoint, port: int, deadline: float) -> str:
-    """Return the certificate that the service shows, whatever it is worth."""
+    """Return the certificate of the service, without checking it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

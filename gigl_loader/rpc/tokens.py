@@ -1,4 +1,4 @@
-"""Tokens: shared secrets that callers show, each with a name for logs and quotas."""
+"""Tokens: shared secrets that callers send, each with a name for logs and quotas."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 
 _MIN_LENGTH = 16
 _PLACEHOLDER = "replace-this"
-"""How the placeholders in the examples of ``deploy/`` begin."""
+"""Prefix of the placeholders in the examples of ``deploy/``."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_TOKENS = 256
-"""All are compared for every call, also for one that shows none: 256 comparisons take 0.2 ms."""
+"""Every call is compared with all tokens: 256 comparisons take 0.2 ms."""
 
 
 def new_token() -> str:
@@ -39,26 +39,26 @@ def new_token() -> str:
 
 
 def authorization(token: str) -> str:
-    """Return the value of the header ``authorization`` that shows a token."""
+    """Return the value of the header ``authorization`` for a token."""
     return f"Bearer {token}"
 
 
 def check_token(token: str) -> None:
-    """Raise ``ValueError`` for a token that no header carries or that anyone guesses."""
+    """Raise ``ValueError`` for a token that a header cannot carry or that is easy to guess."""
     if len(token) < _MIN_LENGTH or not all("!" <= each <= "~" for each in token):
         raise ValueError(f"a token has at least {_MIN_LENGTH} visible ASCII characters and no space")
     check_no_placeholder(token)
 
 
 def check_no_placeholder(secret: str) -> None:
-    """Raise ``ValueError`` for what stands in an example in the place of a secret: everyone knows it."""
+    """Raise ``ValueError`` for the placeholder of an example, which is public."""
     if secret.lower().startswith(_PLACEHOLDER):
         raise ValueError("this is the placeholder of an example, which everyone knows: openssl rand -hex 32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """One token and the name by which logs and quotas call its holder."""
+    """One token, and the name of its holder in logs and quotas."""
 
     name: str
     """1 to 64 ASCII letters, digits, dots, dashes and underscores."""
@@ -113,16 +113,16 @@ def check_distinct(tokens: Iterable[Token]) -> None:
 
 
 def shown_form(token: Token) -> tuple[str, bytes]:
-    """Return the name of a token, and the SHA-256 of the header by which a caller shows it."""
+    """Return the name of a token, and the SHA-256 of its ``authorization`` header."""
     return token.name, sha256(authorization(token.secret).encode()).digest()
 
 
 def matching_token(shown: Sequence[tuple[str, bytes]], values: Sequence[str | bytes]) -> str | None:
-    """Return the name of the token that ``values`` of the header ``authorization`` show, or ``None``.
+    """Return the name of the token in ``values`` of the header ``authorization``, or ``None``.
 
-    ``shown`` has the form of each token that is accepted (``shown_form``). Exactly one value is accepted.
-    It is compared with all of them, as digests and in constant time: the time tells neither how much of a
-    token is right nor which one is.
+    ``shown`` has the ``shown_form`` of each accepted token. Exactly one value is accepted. Its digest is
+    compared with all digests in constant time: the time reveals neither how much of a token is right nor
+    which token matches.
     """
     if len(values) != 1:
         return None

@@ -19,34 +19,35 @@ __all__ = ["Handover", "WorkerConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a sampling process has to know."""
+    """Everything that a sampling process needs to start."""
 
     worker: int
-    """Its number, from 0."""
-    life: int
-    """How many processes had this number before."""
+    """Number of the worker, from 0."""
+    incarnation: int
+    """Number of processes that this worker had before: 0 for its first."""
     trainer_pid: int
     sampler: str
-    """``module:function`` that takes this setting and returns a sequence of ``BatchSampler``: as many
-    batches are sampled at once, a thread for each."""
+    """``module:function`` that takes this configuration and returns a sequence of ``BatchSampler``. Each
+    sampler has a thread, so that as many batches are sampled at once."""
     plan: str
     """``BatchPlan.to_json()``."""
     inputs: tuple[InputColumn, ...]
-    """The columns of its requests."""
+    """Columns of the requests."""
     reference: dict[str, Any] = field(repr=False)
-    """Names the graph; not shown, for the token of its peers is in it. File descriptors in it are those of
-    the process that reads them."""
+    """Names the graph. Left out of ``repr``, because it holds the token of the peers. File descriptors in
+    it are valid in the process that reads them."""
     ring: RingLayout
     concurrency: int = 1
-    """Batches in flight: as many samplers can be kept busy."""
+    """Batches in flight, hence the number of samplers that can be busy."""
     timeout_s: float = 300.0
-    """How long the trainer waits for a batch."""
+    """Seconds that the trainer waits for a batch."""
     draw: dict[str, int] | None = None
-    """Where seeds are drawn by weights: descriptors of the weights and of the seeds, by these names."""
+    """File descriptors by ``"weights"`` and ``"seeds"``, where seeds are drawn by weight."""
 
     def to_json(self) -> str:
-        plain = ("worker", "life", "trainer_pid", "sampler", "plan", "concurrency", "timeout_s", "draw")
-        document = {name: getattr(self, name) for name in plain}
+        plain = ("trainer_pid", "sampler", "plan", "concurrency", "timeout_s", "draw")
+        document: dict[str, Any] = {"worker": self.worker, "life": self.incarnation}
+        document |= {name: getattr(self, name) for name in plain}
         document |= {
             "inputs": [asdict(each) for each in self.inputs],
             "ring": asdict(self.ring),
@@ -57,6 +58,7 @@ class WorkerConfig:
     @classmethod
     def from_json(cls, text: bytes) -> WorkerConfig:
         document = json.loads(text)
+        document["incarnation"] = document.pop("life")
         inputs = tuple(InputColumn(**each) for each in document.pop("inputs"))
         ring = RingLayout(**document.pop("ring"))
         return cls(**document, inputs=inputs, ring=ring)
@@ -64,17 +66,17 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """A setting and the open files that go with it. Whoever made or received it closes the files."""
+    """A configuration and its open files, which the caller of ``send`` or ``receive`` closes."""
 
     config: WorkerConfig
     ring_fd: int
     trace_fd: int
-    """Takes the text of a crash. The trainer reads it."""
+    """Memory file for the text of a crash, which the trainer reads."""
     stderr_fd: int
-    """Standard error of the trainer, for what the worker prints while all is well."""
+    """Standard error of the trainer, for what the worker prints while it runs."""
 
     def send(self, link: socket.socket) -> None:
-        """Queue everything in the socket. Nobody needs to read yet."""
+        """Queue everything in the socket's buffer. Does not wait for a reader."""
         text = self.config.to_json().encode()
         setting_fd = create_memory("gigl-setting", len(text))
         try:
@@ -87,7 +89,7 @@ class Handover:
 
     @classmethod
     def receive(cls, link: socket.socket) -> Handover:
-        """Wait for what ``send`` sent. ``EOFError`` when the trainer is gone."""
+        """Wait for what ``send`` sent. Raises ``EOFError`` when the trainer is gone."""
         setting_fd, ring_fd, trace_fd, stderr_fd, *others = receive_fds(link)
         text = map_memory(setting_fd, os.fstat(setting_fd).st_size).tobytes()
         os.close(setting_fd)

@@ -28,7 +28,7 @@ __all__ = ["Executor"]
 
 
 class Executor:
-    """Takes requests from one thread, and has each answered by whichever sampler is free."""
+    """Queue of requests, filled by one thread and served by one thread for each sampler."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Executor:
         worker: int,
         trace_fd: int,
     ) -> None:
-        """Responses go to ``link``, frames into ``ring``, and the text of a crash to ``trace_fd``.
+        """Start the threads. Responses go to ``link``, frames into ``ring``, a crash's text to ``trace_fd``.
 
         ``inputs`` are the columns of a request.
         """
@@ -50,9 +50,9 @@ class Executor:
         self._worker = worker
         self._trace_fd = trace_fd
         self._counters = list({id(sampler.costs): sampler.costs for sampler in samplers}.values())
-        self._asks: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._slots_lock = threading.Lock()
-        self._cpu_ns: dict[int, int] = {}  # Of each of our threads, when it last told what was spent.
+        self._cpu_ns: dict[int, int] = {}  # By thread: its CPU time at its last response.
         self._underway = _Underway(ring)
         self._threads = [
             threading.Thread(target=self._work, args=(sampler,), name=f"sampler {number}", daemon=True)
@@ -65,14 +65,14 @@ class Executor:
         """Tell the trainer that this process has started."""
         self._link.send(Response(Result.STARTED, 0, 0, 0, 0, 0, self._spent()).pack())
 
-    def put(self, ask: Request) -> None:
-        """Have a request answered. Does not wait."""
-        self._asks.put(ask)
+    def put(self, request: Request) -> None:
+        """Queue a request. Does not wait."""
+        self._requests.put(request)
 
     def leave(self, timeout: float) -> bool:
-        """Take no more requests; return whether all threads came to their end within ``timeout`` s."""
+        """Take no more requests. Return whether all threads ended within ``timeout`` s."""
         for _ in self._threads:
-            self._asks.put(None)
+            self._requests.put(None)
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
@@ -80,54 +80,57 @@ class Executor:
 
     def _work(self, sampler: BatchSampler) -> None:
         try:
-            while (ask := self._asks.get()) is not None:
-                self._answer(ask, sampler)
+            while (request := self._requests.get()) is not None:
+                self._respond(request, sampler)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # The trainer left while we were sampling. The thread that reads requests sees it, too.
+            pass  # The trainer is gone. The thread that reads requests sees its end of file, too.
         except BaseException:
             os.write(self._trace_fd, traceback.format_exc().encode())
-            os._exit(1)  # A process with a thread less would leave its requests open for ever.
+            os._exit(1)  # Else the request of this thread would stay open, and the trainer would wait for it.
 
-    def _answer(self, ask: Request, sampler: BatchSampler) -> None:
-        """Make the frame of a request, or of its failure, and tell the trainer where it lies."""
+    def _respond(self, request: Request, sampler: BatchSampler) -> None:
+        """Write the frame of a request, or the record of its failure, and send the trainer its place."""
         began = time.perf_counter_ns()
-        if ask.generation != self._ring.generation:
-            self._link.send(Response(Result.SKIPPED, ask.request_slot, 0, 0, 0, 0, self._spent()).pack())
+        if request.generation != self._ring.generation:
+            self._link.send(Response(Result.SKIPPED, request.request_slot, 0, 0, 0, 0, self._spent()).pack())
             return
         unavailable = False
-        with self._underway.entered(ask):
+        with self._underway.entered(request):
             try:
-                placed = self._place(sampler.sample(self._request(ask)))
+                placed = self._place(sampler.sample(self._batch_request(request)))
             except Exception as error:
                 unavailable = isinstance(error, StorageUnavailable)
-                failure = Failure.of(error, epoch=ask.epoch, batch=ask.batch, worker=self._worker)
+                failure = Failure.of(error, epoch=request.epoch, batch=request.batch, worker=self._worker)
                 placed = self._place(failure)
-        outcome = Result.FRAME if placed.fd is None else Result.OVERSIZE
+        result = Result.FRAME if placed.fd is None else Result.OVERSIZE
         wall_ns = time.perf_counter_ns() - began
-        answer = Response(
-            outcome, ask.request_slot, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent()
+        response = Response(
+            result, request.request_slot, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent()
         )
         if placed.fd is None:
-            self._link.send(answer.pack())
+            self._link.send(response.pack())
             return
         try:
-            socket.send_fds(self._link, [answer.pack()], [placed.fd])
+            socket.send_fds(self._link, [response.pack()], [placed.fd])
         finally:
             os.close(placed.fd)
 
-    def _request(self, ask: Request) -> BatchRequest:
-        index_bytes, nbytes = ask.num_entries * INDEX_BYTES, ask.num_entries * entry_bytes(self._inputs)
-        entries = self._ring.request_slot(ask.request_slot)[:nbytes].copy()
+    def _batch_request(self, request: Request) -> BatchRequest:
+        index_bytes, nbytes = (
+            request.num_entries * INDEX_BYTES,
+            request.num_entries * entry_bytes(self._inputs),
+        )
+        entries = self._ring.request_slot(request.request_slot)[:nbytes].copy()
         return BatchRequest.read(
-            ask.epoch,
-            ask.batch,
+            request.epoch,
+            request.batch,
             index=entries[:index_bytes],
             inputs=entries[index_bytes:],
             columns=self._inputs,
         )
 
     def _place(self, sampled: SampledBatch) -> _Placed:
-        """Write a frame into a slot, or into a memory file where no slot is large enough."""
+        """Write a frame into a slot, or into a memory file when no slot is free or large enough."""
         nbytes = sampled.layout.nbytes
         slots = self._ring.slots
         with self._slots_lock:
@@ -145,7 +148,7 @@ class Executor:
         costs = [counter.read() for counter in self._counters]
         self._cpu_ns[threading.get_ident()] = time.thread_time_ns()
         own_ns = sum(self._cpu_ns.copy().values())
-        process_ns = time.process_time_ns()  # Last, so that the difference is not negative.
+        process_ns = time.process_time_ns()  # Read last, so that the difference is not negative.
         return Spent(
             cpu_ns=process_ns,
             cpu_sampling_ns=sum(cost.cpu_sampling_ns for cost in costs),
@@ -158,7 +161,7 @@ class Executor:
 
 
 class _Placed(NamedTuple):
-    """Where a frame lies: in a slot, or in a memory file."""
+    """Place of a frame: a slot, or a memory file."""
 
     slot: int
     nbytes: int
@@ -166,23 +169,23 @@ class _Placed(NamedTuple):
 
 
 class _Underway:
-    """Keeps the ring's note about what the worker does true: its oldest batch, and how many others."""
+    """Batches under way. Keeps the ring's note up to date: the oldest batch, and how many more there are."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._lock = threading.Lock()
-        self._since: dict[Request, int] = {}  # In the order in which they were begun.
+        self._since: dict[Request, int] = {}  # In the order in which sampling began.
 
     @contextmanager
-    def entered(self, ask: Request) -> Iterator[None]:
+    def entered(self, request: Request) -> Iterator[None]:
         with self._lock:
-            self._since[ask] = time.monotonic_ns()
+            self._since[request] = time.monotonic_ns()
             self._note()
         try:
             yield
         finally:
             with self._lock:
-                del self._since[ask]
+                del self._since[request]
                 self._note()
 
     def _note(self) -> None:

@@ -1,4 +1,4 @@
-"""One worker as its trainer sees it: its ring and its open requests, which survive its processes."""
+"""Trainer's side of one worker: its ring and its open requests, which outlive each of its processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOBODY = -1
 
 
 class Delivery(NamedTuple):
-    """A finished frame that was not handed out yet: in a slot, or in memory of its own."""
+    """A finished frame that the source has not delivered yet: in a slot, or in memory of its own."""
 
     handle: WorkerHandle
     batch: int
@@ -41,25 +41,25 @@ class Delivery(NamedTuple):
     apart: Bytes | None
     nbytes: int
     unavailable: bool
-    """It is the record of a ``StorageUnavailable``: the batch may be asked for again."""
+    """The frame records a ``StorageUnavailable``: the batch may be requested again."""
 
 
 class Death(NamedTuple):
-    """How a process ended."""
+    """Record of a process that ended."""
 
     account: str
     trace: str
     hopeless: bool
-    """It ended by itself before it was up: another would end alike."""
+    """The process exited by itself before it was up: a new one would exit for the same reason."""
     pending: list[int]
-    """Batches that were asked of it, and neither answered nor given up."""
+    """Batches of the current epoch that were requested from the process and have no response."""
 
 
 class WorkerHandle:
-    """Sends requests to one process at a time and takes its answers. Waits only to reap and to close."""
+    """Sends requests to one process at a time and takes its responses. Blocks only to reap and to close."""
 
     def __init__(self, config: WorkerConfig, *, method: str, spare_slots: int) -> None:
-        """Start the first process. Arrays keep at most ``spare_slots`` slots at any time."""
+        """Start the first process. Arrays of the consumer keep at most ``spare_slots`` slots at any time."""
         self.worker = config.worker
         self.tally = WorkerStats()
         self._config = config
@@ -86,33 +86,34 @@ class WorkerHandle:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Requests that the next one waits for, then finished frames. Less is better."""
+        """Open requests, then finished frames not delivered. The next request goes to the lowest load."""
         return len(self._open), self._undelivered
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the process owes an answer."""
+        """Whether the process owes a response."""
         return bool(self._open) or not self.incarnation.started
 
     def leave_epoch(self, generation: int) -> None:
-        """Only requests of ``generation`` are wanted from now on."""
+        """Drop requests of older generations: the process skips them, and their frames are not delivered."""
         self._generation = self._ring.generation = generation
 
-    def ask(self, request: BatchRequest) -> None:
-        """Send a request. If the process is gone, its end of file will tell."""
+    def send(self, request: BatchRequest) -> None:
+        """Send a request. Does not block, and does not fail when the process is gone: ``deliveries`` will."""
         request_slot = self._free_request_slots.pop()
         entries = np.frombuffer(request.index.tobytes() + request.input_bytes(), np.uint8)
+        # The entries first: the worker reads the slot as soon as it has the message.
         self._ring.request_slot(request_slot)[: len(entries)] = entries
-        ask = self._open[request_slot] = Request(
+        message = self._open[request_slot] = Request(
             request_slot, len(request), self._generation, request.epoch, request.batch
         )
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.incarnation.link.send(ask.pack())
+            self.incarnation.link.send(message.pack())
 
-    def answers(self) -> Iterator[Delivery]:
-        """Yield the frames that have come. Those of an epoch that was left are dropped here.
+    def deliveries(self) -> Iterator[Delivery]:
+        """Yield the frames that have arrived. Frames of older generations are dropped here.
 
-        ``EOFError`` when the process is gone, ``FormatError`` when it breaks the protocol.
+        Raises ``EOFError`` when the process is gone, ``FormatError`` when it breaks the protocol.
         """
         while True:
             try:
@@ -130,7 +131,10 @@ class WorkerHandle:
                 yield delivery
 
     def hand_out(self, delivery: Delivery) -> Bytes:
-        """Return the memory of a frame, for good: its slot, or a copy when arrays keep many slots."""
+        """Deliver a frame and return its memory, uint8 [nbytes].
+
+        The memory is the slot itself, or a copy when arrays of the consumer keep ``spare_slots`` slots.
+        """
         slots = self._ring.slots
         self._undelivered -= 1
         self.tally.batches += 1
@@ -147,7 +151,7 @@ class WorkerHandle:
             slots.give(delivery.slot)
 
     def take_back(self, delivery: Delivery) -> Bytes:
-        """Return a copy of a frame that does not count as delivered, and give it up."""
+        """Return a copy of a frame, uint8 [nbytes], and drop the frame: it does not count as delivered."""
         try:
             memory = delivery.apart
             if memory is None:
@@ -157,54 +161,57 @@ class WorkerHandle:
             self.drop(delivery)
 
     def drop(self, delivery: Delivery) -> None:
-        """Give up a frame that was not handed out."""
+        """Free the slot of a frame that was not delivered."""
         self._undelivered -= 1
         if delivery.apart is None:
             self._finished_slots.remove(delivery.slot)
             self._ring.slots.give(delivery.slot)
 
     def describe(self) -> str:
-        """Say who the worker is and what it does."""
+        """Return the worker, its process and its activity as text, for messages."""
         return f"worker {self.worker} (pid {self.incarnation.pid}): {self._activity()}"
 
     def put_down(self, stopped_s: float) -> None:
-        """Kill a process that a signal stopped: it is then gone like any other."""
+        """Kill a process that a signal stopped. Its end of file is then handled like that of any other."""
         self.incarnation.put_down(f"was stopped by a signal for {stopped_s:.1f} s, and killed for it")
 
     def reap(self) -> Death:
-        """Settle the affairs of a process that is gone. Its finished frames are still good."""
+        """Reap a process that is gone and free what it held. Its finished frames stay valid."""
         account, status = self.incarnation.reap()
         death = Death(
             account=f"{account} {self._last_seen()}",
             trace=self.incarnation.take_trace(),
             hopeless=not self.incarnation.started and status is not None and status >= 0,
-            pending=[ask.batch for ask in self._open.values() if ask.generation == self._generation],
+            pending=[
+                request.batch for request in self._open.values() if request.generation == self._generation
+            ],
         )
         self.incarnation.hang_up()
         self.incarnation.end(time.monotonic())
         self._free_request_slots += self._open
         self._open.clear()
+        # After the end of the process, which could otherwise still write to a slot that is free again.
         self._ring.slots.give_all(but=self._finished_slots)
         return death
 
     def restart(self) -> None:
-        """Start another process in the place of one that was buried."""
+        """Start another process after ``reap``, with the same ring and the next incarnation number."""
         self.tally.reap()
-        self._config = replace(self._config, life=self._config.life + 1)
+        self._config = replace(self._config, incarnation=self._config.incarnation + 1)
         self._start()
 
     def hang_up(self) -> None:
-        """Tell the process to leave, and not to begin another batch. Does not wait."""
+        """Tell the process to exit without starting another batch. Does not wait."""
         self._ring.generation = _NOBODY
         self.incarnation.hang_up()
 
     def end(self, deadline: float) -> None:
-        """Wait until ``deadline`` (monotonic) for the process to leave, then make it. Close everything."""
+        """Wait until ``deadline`` (monotonic) for the process to exit, then kill it. Close all files."""
         self.incarnation.end(deadline)
         os.close(self._ring_fd)
 
     def abandon(self) -> None:
-        """Close files only: in a forked child, the process is the parent's."""
+        """Close files only: in a forked child, the process belongs to the parent."""
         self.incarnation.abandon()
         os.close(self._ring_fd)
 
@@ -213,41 +220,41 @@ class WorkerHandle:
         self.incarnation = Incarnation(self._config, method=self._method, ring_fd=self._ring_fd)
         self.tally.pid = self.incarnation.pid
 
-    def _take(self, answer: Response, fds: list[int]) -> Delivery | None:
-        self.tally.spent = answer.spent
-        if answer.outcome == Result.STARTED:
+    def _take(self, response: Response, fds: list[int]) -> Delivery | None:
+        self.tally.spent = response.spent
+        if response.result == Result.STARTED:
             self.incarnation.started = True
             return None
-        ask = self._open.pop(answer.request_slot, None)
-        if ask is None:
+        request = self._open.pop(response.request_slot, None)
+        if request is None:
             raise FormatError(f"worker {self.worker} answered what it was not asked")
-        self._free_request_slots.append(ask.request_slot)
-        self.tally.sampling_ns += answer.sampling_ns
-        delivery = self._delivery(ask, answer, fds)
-        if ask.generation == self._generation:
+        self._free_request_slots.append(request.request_slot)
+        self.tally.sampling_ns += response.sampling_ns
+        delivery = self._delivery(request, response, fds)
+        if request.generation == self._generation:
             return delivery
         if delivery is not None:
             self.drop(delivery)
         return None
 
-    def _delivery(self, ask: Request, answer: Response, fds: list[int]) -> Delivery | None:
-        if answer.outcome == Result.SKIPPED and ask.generation != self._generation:
+    def _delivery(self, request: Request, response: Response, fds: list[int]) -> Delivery | None:
+        if response.result == Result.SKIPPED and request.generation != self._generation:
             return None
-        if answer.outcome == Result.OVERSIZE and len(fds) == 1:
-            self._count_oversize(answer.nbytes)
+        if response.result == Result.OVERSIZE and len(fds) == 1:
+            self._count_oversize(response.nbytes)
             self._undelivered += 1
-            memory = map_memory(fds[0], answer.nbytes)
-            return Delivery(self, ask.batch, 0, memory, answer.nbytes, bool(answer.unavailable))
-        slots, slot = self._ring.slots, answer.slot
+            memory = map_memory(fds[0], response.nbytes)
+            return Delivery(self, request.batch, 0, memory, response.nbytes, bool(response.unavailable))
+        slots, slot = self._ring.slots, response.slot
         free = slot < len(slots) and not slots.is_lent(slot) and slot not in self._finished_slots
-        if answer.outcome != Result.FRAME or not free or answer.nbytes > slots.slot_bytes:
-            raise FormatError(f"worker {self.worker} sent {answer}")
+        if response.result != Result.FRAME or not free or response.nbytes > slots.slot_bytes:
+            raise FormatError(f"worker {self.worker} sent {response}")
         self._undelivered += 1
         self._finished_slots.add(slot)
-        return Delivery(self, ask.batch, slot, None, answer.nbytes, bool(answer.unavailable))
+        return Delivery(self, request.batch, slot, None, response.nbytes, bool(response.unavailable))
 
     def _lend_apart(self, memory: Bytes) -> Bytes:
-        # A mapping holds a file descriptor, of which a process may have only a thousand.
+        # Each mapping holds a file descriptor, and a process may have only about a thousand of them.
         if len(self._maps) == _MAX_MAPS:
             self.tally.copied_out += 1
             return memory.copy()

@@ -1,7 +1,7 @@
-"""The sampling process: takes requests, writes frames, exits when its trainer is gone.
+"""Main function of a sampling process: takes requests, writes frames, exits when its trainer is gone.
 
-It imports NumPy and this package's own light parts, never torch: that would cost seconds at the start
-and hundreds of megabytes for each process. It is started with one socket, over which all else comes.
+The process imports NumPy and light modules of this package, never torch: torch would cost seconds at the
+start and hundreds of megabytes in each process. It starts with one socket, and receives the rest over it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LEAVE_SECONDS = 0.5
 
 
 def worker_main(link: socket.socket) -> None:
-    """Serve the trainer at the other end of ``link`` until it is gone. Ends the process on failure."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; this process sees its EOF.
+    """Serve the trainer at the other end of ``link`` until it is gone. Exits the process on failure."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer; this process sees its EOF.
     with suppress(EOFError), link:
         handover = Handover.receive(link)
         _leave_traces_in(handover)
@@ -49,9 +49,9 @@ def worker_main(link: socket.socket) -> None:
 
 
 def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
-    """Return the sampler over the graph that ``config`` names, which lies wholly on this host.
+    """Return one sampler over the graph that ``config`` names, all of which is on this host.
 
-    One: it never waits, so a second one would only compete with it.
+    One is enough: it never waits for a network, so a second one would only compete for the CPU.
     """
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.plans import read_plan
@@ -61,9 +61,9 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
 
 
 def _leave_traces_in(handover: Handover) -> None:
-    """Send crash texts to the trainer, and what Python prints to where the trainer prints it.
+    """Send crash texts to the trainer, and what Python prints to the trainer's standard error.
 
-    Natively written last words (glibc, the C++ runtime) go to descriptor 2, hence with the crashes.
+    glibc and the C++ runtime write their last messages to descriptor 2, which therefore takes crash texts.
     """
     os.dup2(handover.trace_fd, 2)
     sys.stderr = open(handover.stderr_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
@@ -85,12 +85,12 @@ def _serve(link: socket.socket, handover: Handover) -> None:
         ring, samplers, link, inputs=config.inputs, worker=config.worker, trace_fd=handover.trace_fd
     )
     ring.note(State.IDLE)
-    with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left while we were starting.
+    with suppress(BrokenPipeError, ConnectionResetError):  # The trainer left during the start.
         executor.say_up()
-        for ask in _requests(link):
-            executor.put(ask)
+        for request in _requests(link):
+            executor.put(request)
     if not executor.leave(_LEAVE_SECONDS):
-        os._exit(0)  # The end of the interpreter would take the memory away under its threads.
+        os._exit(0)  # A thread still runs: interpreter shutdown would free memory under it.
 
 
 def _requests(link: socket.socket) -> Iterator[Request]:

@@ -1,4 +1,4 @@
-"""Sampling processes: started with a socket, watched, asked for their last words, and ended."""
+"""Sampling processes: start with a socket, exit status, crash text, stacks on request, and end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WorkerProcess(Protocol):
 
 
 def check_start_method(method: str) -> None:
-    """Raise ``ValueError`` where this start method cannot work, with what to do instead."""
+    """Raise ``ValueError`` where this start method cannot work. The message says what to do instead."""
     if not hasattr(os, "memfd_create"):
         raise ValueError("sampling processes need memfd_create (Linux): use num_workers=0")
     torch: Any = sys.modules.get("torch")
@@ -62,9 +62,10 @@ def check_start_method(method: str) -> None:
 def start_process(
     method: str, link: socket.socket, *, name: str, trace_fd: int, close: list[int]
 ) -> WorkerProcess:
-    """Start a process that serves ``link``. What it says while it starts goes to ``trace_fd``.
+    """Start a process that serves ``link``. Its standard error goes to ``trace_fd`` while it starts.
 
-    ``close`` lists descriptors of the trainer that a forked child must not keep.
+    ``close`` lists descriptors of the trainer that a forked child must close: a copy of the trainer's end
+    of the socket would keep the child from ever seeing end of file.
     """
     if method == "spawn":
         return FreshProcess("gigl_loader.workers.main:worker_main", link, stderr=trace_fd)
@@ -75,7 +76,7 @@ class _Multiprocessed:
     """A child of a fork or of the fork server."""
 
     def __init__(self, method: str, link: socket.socket, name: str, close: list[int]) -> None:
-        lasting = method == "fork" and in_main_thread()  # A fork server stays while it has children.
+        lasting = method == "fork" and in_main_thread()  # A fork server lives as long as its children.
         context: Any = multiprocessing.get_context(method)
         self._process = context.Process(target=_enter, args=(link, close, lasting), name=name, daemon=True)
         self._process.start()
@@ -101,13 +102,13 @@ def _enter(link: socket.socket, close: list[int], lasting: bool) -> None:
 
 
 class Incarnation:
-    """A process that was started, until it has ended."""
+    """One process of a worker, from its start to its end."""
 
     def __init__(self, config: WorkerConfig, *, method: str, ring_fd: int) -> None:
-        """Start it. Returns at once: requests may be queued in ``link`` before it is up."""
+        """Start the process. Returns at once: requests may be queued in ``link`` before the process is up."""
         self.worker = config.worker
         self.started = False
-        """It said that it is up."""
+        """The process has sent ``STARTED``."""
         self._trace_read = 0
         self._verdict = ""
         self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,7 +137,7 @@ class Incarnation:
         return run_state(self.pid)
 
     def take_trace(self) -> str:
-        """Return what the process wrote since this was asked last: its last words, or stacks."""
+        """Return what the process wrote since the last call: the text of a crash, or stacks."""
         size = os.fstat(self._trace_fd).st_size
         begin = max(size - _MAX_TRACE, self._trace_read)
         self._trace_read = size
@@ -147,23 +148,23 @@ class Incarnation:
         return os.fstat(self._trace_fd).st_size - self._trace_read
 
     def reap(self) -> tuple[str, int | None]:
-        """Reap a process that closed its end of the socket. Return how it ended, in words and as status."""
+        """Reap a process that closed its end of the socket. Return its end as text and exit status."""
         status = self._process.wait(_KILL_SECONDS)
         how = self._verdict or describe_status(status)
         return f"worker {self.worker} (pid {self.pid}) {how}", status
 
     def put_down(self, verdict: str) -> None:
-        """Kill the process: its end of the socket closes. ``verdict`` is how it ended, in words."""
+        """Kill the process: its end of the socket closes. ``verdict`` is what ``reap`` then reports."""
         self._verdict = verdict
         self._process.send_signal(signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Tell the process to leave. Does not wait."""
-        with suppress(OSError):  # Not merely close: a forked child of ours may hold the socket, too.
+        """Tell the process to exit. Does not wait."""
+        with suppress(OSError):  # shutdown, not close: a forked child may hold the socket, too.
             self.link.shutdown(socket.SHUT_RDWR)
 
     def end(self, deadline: float) -> None:
-        """Wait until ``deadline`` (monotonic) for the process to leave, then make it. Close its files."""
+        """Wait until ``deadline`` (monotonic) for the process to exit, then kill it. Close its files."""
         if self._process.wait(max(deadline - time.monotonic(), 0)) is None:
             self._process.send_signal(signal.SIGTERM)
             if self._process.wait(_TERMINATE_SECONDS) is None:
@@ -172,33 +173,33 @@ class Incarnation:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close our files, and nothing else: in a forked child, the process is the parent's."""
+        """Close the trainer's files only: in a forked child, the process belongs to the parent."""
         self.link.close()
         if self._trace_fd >= 0:
             os.close(self._trace_fd)
             self._trace_fd = -1
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         self._process.send_signal(signal.SIGUSR1)
 
 
 def collect_stacks(incarnations: Sequence[Incarnation]) -> dict[int, str]:
-    """Return the stacks of the workers that can tell them, by worker. Takes half a second at most.
+    """Return the Python stacks of workers, by worker number. Takes half a second at most.
 
-    One that did not say that it is up may not handle the signal yet, which would kill it; one that is
-    stopped cannot answer. Both are left out.
+    Left out are workers that are not up yet, which the signal would kill because they may not handle it,
+    and stopped workers, which cannot respond.
     """
-    asked = [each for each in incarnations if each.started and each.run_state in ("running", "waiting")]
-    for each in asked:
-        each.ask_for_stacks()
+    signalled = [each for each in incarnations if each.started and each.run_state in ("running", "waiting")]
+    for each in signalled:
+        each.request_stacks()
     deadline = time.monotonic() + _STACKS_SECONDS
     sizes: list[int] = []
     while time.monotonic() < deadline:
-        time.sleep(0.02)  # On the way to an exception: nobody waits for a batch any more.
-        before, sizes = sizes, [each.new_trace_bytes for each in asked]
+        time.sleep(0.02)  # The caller is about to raise: this delays no batch.
+        before, sizes = sizes, [each.new_trace_bytes for each in signalled]
         if all(sizes) and sizes == before:
             break
-    return {each.worker: each.take_trace() for each in asked}
+    return {each.worker: each.take_trace() for each in signalled}
 
 
 def _stderr(fallback: int) -> int:

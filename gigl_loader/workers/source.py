@@ -1,6 +1,6 @@
-"""Batches from sampling processes on this host.
+"""Source of batches from sampling processes on this host.
 
-The trainer has no thread for it: requests go out and answers come in while it waits in ``receive``.
+The trainer needs no extra thread: it sends requests and takes responses while it waits in ``receive``.
 Every worker has enough requests queued to be busy between two calls.
 """
 
@@ -45,16 +45,16 @@ _CANNOT_START = {
     "forkserver": "it cannot start: forkserver imports the main module again, "
     "which needs `if __name__ == '__main__':` around what it runs",
 }
-_MIN_SPARE_SLOTS = 2  # Per worker, for the batch in use and the one before it.
-_SPARE_SLOTS = 8  # Over all workers: frames that the consumer may keep before they are copied.
-_MAX_IN_FLIGHT = 128  # Per worker. A socket's buffer holds some 270 messages.
+_MIN_SPARE_SLOTS = 2  # Per worker: the batch in use, and the one before it.
+_SPARE_SLOTS = 8  # Over all workers: frames that the consumer may keep before frames are copied.
+_MAX_IN_FLIGHT = 128  # Per worker: sends never block, as a socket's buffer holds some 270 messages.
 
 
 class WorkerSource:
-    """Batches from ``options.num_workers`` processes, which live until ``close`` or a last reference.
+    """Batches from ``options.num_workers`` processes, which live until ``close`` or the last reference.
 
-    Who hands a batch to which worker does not matter: a batch is a function of its request, so the
-    requests of a worker that died are simply sent again.
+    Any worker may sample any batch: a batch is a function of its request. So the requests of a worker that
+    died are sent again, to any worker.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class WorkerSource:
         sampler: str = "gigl_loader.workers.main:open_samplers",
         timeout_s: float = 300.0,
     ) -> None:
-        """Start the workers. Returns before they are up; how that went shows in ``receive``.
+        """Start the workers. Returns before they are up; ``receive`` raises if one cannot start.
 
-        ``sampler`` names, as ``module:function``, what makes a worker's samplers from its
-        ``WorkerConfig``: one for each batch that it samples at the same time. ``timeout_s`` is how
-        long ``receive`` will be told to wait, for those who ask others to know when to give up.
+        ``sampler`` names, as ``module:function``, the function that makes a worker's samplers from its
+        ``WorkerConfig``: one for each batch that it samples at the same time. ``timeout_s`` is how long
+        the trainer will wait in ``receive``: workers give up requests to peers within that time.
         """
         check_start_method(options.start_method)
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
@@ -84,7 +84,7 @@ class WorkerSource:
         self._generation = 0
         self._epoch = -1
         self._remaining = 0
-        self._position = self._unasked = schedule.num_batches  # Nothing to ask for before an epoch.
+        self._position = self._next_batch = schedule.num_batches  # Nothing to request before an epoch.
         self._returned: list[int] = []
         self._ready: dict[int, Delivery] = {}
         self._restarts = 0
@@ -107,7 +107,7 @@ class WorkerSource:
         return self._schedule.num_batches
 
     def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Go to ``first_batch`` of ``epoch`` and have the workers begin. Does not wait for them."""
+        """Go to ``first_batch`` of ``epoch`` and send the first requests. Does not wait for the workers."""
         self._check_usable()
         check_epoch(epoch, first_batch, num_batches=self.num_batches)
         self._generation += 1
@@ -117,7 +117,7 @@ class WorkerSource:
         self._returned.clear()
         for handle in self._handles:
             handle.leave_epoch(self._generation)
-        self._epoch, self._position, self._unasked = epoch, first_batch, first_batch
+        self._epoch, self._position, self._next_batch = epoch, first_batch, first_batch
         self._remaining = self.num_batches - first_batch
         self._hand_out()
 
@@ -133,7 +133,7 @@ class WorkerSource:
             raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
         began = time.monotonic()
         try:
-            if self._returned:  # A batch that was not available: nobody may be at work, so ask for it again.
+            if self._returned:  # A batch that was not available: no worker may be busy, so send it now.
                 self._hand_out()
             while (batch := self._next_ready()) is None:
                 self._wait(began + timeout, timeout)
@@ -164,7 +164,7 @@ class WorkerSource:
         for worker in range(options.num_workers):
             config = WorkerConfig(
                 worker=worker,
-                life=0,
+                incarnation=0,
                 trainer_pid=self._pid,
                 sampler=sampler,
                 plan=plan.to_json(),
@@ -199,7 +199,7 @@ class WorkerSource:
         return next(iter(self._ready), None)
 
     def _wait(self, deadline: float, timeout: float) -> None:
-        """Wait until something comes from a worker, take it, and keep the workers busy."""
+        """Wait until a response arrives, take all that have, and send further requests."""
         while not (events := self._poll.poll(1000 * _until(deadline, at_most=LOOK_S))):
             if time.monotonic() >= deadline:
                 raise self._timeout_error(timeout)
@@ -211,9 +211,9 @@ class WorkerSource:
         self._hand_out()
 
     def _collect(self, handle: WorkerHandle) -> bool:
-        """Take what has come from a worker. Return whether it is still there."""
+        """Take the responses that have arrived from a worker. Return whether its process is alive."""
         try:
-            for delivery in handle.answers():
+            for delivery in handle.deliveries():
                 self._ready[delivery.batch] = delivery
         except EOFError:
             return False
@@ -221,15 +221,15 @@ class WorkerSource:
 
     def _hand_out(self) -> None:
         """Send requests, each to the worker with the shortest queue, until no worker has room."""
-        while self._returned or self._unasked < self.num_batches:
+        while self._returned or self._next_batch < self.num_batches:
             handle = min((handle for handle in self._handles if handle.has_room), key=_load, default=None)
             if handle is None:
                 return
             if self._returned:
                 batch = heapq.heappop(self._returned)
             else:
-                batch, self._unasked = self._unasked, self._unasked + 1
-            handle.ask(self._schedule.request(self._epoch, batch))
+                batch, self._next_batch = self._next_batch, self._next_batch + 1
+            handle.send(self._schedule.request(self._epoch, batch))
 
     def _deliver(self, batch: int) -> Frame:
         self._graph.verifier.check()
@@ -247,9 +247,9 @@ class WorkerSource:
         return frame
 
     def _raise_unavailable(self, delivery: Delivery) -> None:
-        """Raise what kept the owner of some nodes from answering. Nothing counts as received.
+        """Raise the ``StorageUnavailable`` that a frame records. No batch counts as received.
 
-        All batches that failed like it will be asked for again: by then, the owner may be back.
+        All ready batches that failed the same way are requested again later: the owner may be back by then.
         """
         heapq.heappush(self._returned, delivery.batch)
         record = delivery.handle.take_back(delivery)
@@ -259,7 +259,7 @@ class WorkerSource:
         raise Failure.parse(record).error()
 
     def _replace(self, handle: WorkerHandle, fd: int) -> None:
-        """Start a worker in the place of one that is gone, as long as that makes sense."""
+        """Restart a worker whose process is gone, or raise ``WorkerDied`` where a restart cannot help."""
         self._poll.unregister(fd)
         del self._by_fd[fd]
         death = handle.reap()
@@ -285,8 +285,8 @@ class WorkerSource:
 
     def _timeout_error(self, timeout: float) -> TimeoutError:
         workers = "; ".join(handle.describe() for handle in self._handles)
-        wanted = f"batch {self._position}" if self._options.in_order else "any batch"
-        missing = f"no batch within {timeout:g} s ({wanted} of epoch {self._epoch})"
+        awaited = f"batch {self._position}" if self._options.in_order else "any batch"
+        missing = f"no batch within {timeout:g} s ({awaited} of epoch {self._epoch})"
         if self._epoch < 0:
             missing = f"the sampling processes were not up within {timeout:g} s"
         error = TimeoutError(f"{missing}; {workers}")
@@ -296,7 +296,7 @@ class WorkerSource:
 
 
 def _until(deadline: float, *, at_most: float) -> float:
-    """Return the seconds left until a time, within bounds."""
+    """Return the seconds left until ``deadline`` (monotonic), in [0, ``at_most``]."""
     return min(max(deadline - time.monotonic(), 0), at_most)
 
 
@@ -312,7 +312,7 @@ def _worker_died(message: str, trace: str) -> WorkerDied:
 
 
 def _end_all(handles: list[WorkerHandle], pid: int) -> None:
-    """End all workers together. In a forked child they are the parent's: only let go of their files."""
+    """End all workers together. In a forked child they belong to the parent: only close their files."""
     if os.getpid() != pid:
         for handle in handles:
             handle.abandon()

@@ -1,7 +1,7 @@
-"""Detector of workers that a signal stopped (SIGSTOP): they hold requests, and will not answer them.
+"""Detector of workers that a signal stopped (SIGSTOP): they hold requests and will not respond.
 
-A worker that runs is never taken for one, however slow it is: only the kernel's word counts. Nor is one that
-a debugger is attached to.
+A slow worker is never reported: only the process state that the kernel shows counts. A worker that a
+debugger is attached to is not reported either.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_S", "StallDetector"]
 
 LOOK_S = 0.5
-"""Between two looks, of a trainer that waits."""
+"""Interval between two looks of a waiting trainer."""
 
-_MAX_GRACE_S = 5.0  # Long enough to look at a process by hand, short beside any usual timeout.
+_MAX_GRACE_S = 5.0  # Long enough to inspect a process by hand, short compared to a usual timeout.
 _SHARE_OF_TIMEOUT = 0.1
-_MAX_GAP_S = 4 * LOOK_S  # Beyond, the trainer itself may have been stopped: nothing is known of the time.
+_MAX_GAP_S = 4 * LOOK_S  # After a longer gap the trainer itself may have been stopped.
 
 
 class StallDetector:
-    """Remembers since when each worker is seen stopped. Used by the one thread that waits for batches."""
+    """Time since when each worker is stopped. Used by the one thread that waits for batches."""
 
     def __init__(self, *, timeout_s: float) -> None:
-        """A worker may be stopped for 5 s, or a tenth of ``timeout_s`` where that is less."""
+        """A worker may be stopped for 5 s, or for a tenth of ``timeout_s`` where that is less."""
         self._grace_s = min(_MAX_GRACE_S, _SHARE_OF_TIMEOUT * timeout_s)
         self._since: dict[int, float] = {}
-        """By process: when it was first seen stopped."""
+        """When each process was first seen stopped (monotonic), by process id."""
         self._last_look = 0.0
 
     def stalled(self, handles: Sequence[WorkerHandle]) -> dict[WorkerHandle, float]:
-        """Return the workers whose process has been stopped for too long, and for how many seconds each."""
+        """Return the workers whose process has been stopped for too long, each with the seconds it was."""
         now = time.monotonic()
         if now - self._last_look > _MAX_GAP_S:
             self._since.clear()

@@ -32,8 +32,8 @@ def start_source(
 ) -> BatchSource:
     """Open a source when it is this rank's turn.
 
-    With ``gap_s``, as many seconds pass for each local rank before this one. Without, the sampling
-    processes of one rank are up before those of another start.
+    With ``gap_s``, the rank waits ``gap_s`` seconds for each lower local rank. Without it, the sampling
+    processes of one rank are up before the next rank starts its own.
     """
     if gap_s is not None:
         time.sleep(topology.local_rank * gap_s)
@@ -51,11 +51,11 @@ def start_source(
 
 @contextmanager
 def startup_turn(group: RankGroup | None, topology: Topology, timeout: float) -> Iterator[bool]:
-    """Hold the one right of this host to start sampling processes. Yields whether others may want it.
+    """Hold this host's start-up lock. Yields whether other ranks may be waiting for it.
 
-    Ranks come in the order in which they ask: none waits for one that is not starting, so ranks may
-    build loaders in any order. The right of a process that died passes on. ``TimeoutError`` names the
-    rank that kept it for more than ``timeout`` seconds.
+    Ranks take the lock in the order in which they request it. A rank never waits for one that is not
+    starting, so ranks may build loaders in any order. The lock of a process that died is free again.
+    ``TimeoutError`` names the rank that has held it for more than ``timeout`` seconds.
     """
     if group is None or topology.local_world_size == 1:
         yield False

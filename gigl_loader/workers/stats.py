@@ -25,18 +25,18 @@ class WorkerStats:
     restarts: int = 0
     sampling_ns: int = 0
     spent: Spent = NOTHING
-    """By the process that lives."""
+    """By the current process."""
     past: Spent = NOTHING
-    """By those before it."""
+    """By the processes before it."""
 
     def reap(self) -> None:
-        """Count what was spent as that of a process that is gone, and one restart."""
+        """Move what the current process spent to ``past``, and count one restart."""
         self.restarts += 1
         self.past = self.past.plus(self.spent)
         self.spent = NOTHING
 
     def counts(self) -> dict[str, Any]:
-        """Return everything that can be added up over workers, in seconds and bytes."""
+        """Return the counters that can be added up over workers, in seconds, bytes and calls."""
         spent = self.spent.plus(self.past)
         return {
             "batches": self.batches,
@@ -56,7 +56,7 @@ class WorkerStats:
 
 
 def statistics(tallies: Sequence[WorkerStats]) -> dict[str, Any]:
-    """Return the counts of all workers together, and, under ``workers``, those of each."""
+    """Return the counters summed over all workers, and those of each worker under ``workers``."""
     each = [tally.counts() for tally in tallies]
     workers = [{"worker": i, "pid": tallies[i].pid, **counts} for i, counts in enumerate(each)]
     return {**{name: sum(counts[name] for counts in each) for name in each[0]}, "workers": workers}

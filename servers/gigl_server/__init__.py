@@ -1,1 +1,1 @@
-"""The service that answers other hosts for the partitions of a graph that lie on this one."""
+"""Servers: the storage server for trainers, and the peer service for other hosts."""

@@ -1,4 +1,4 @@
-"""Audit log of refusals: one line per refusal, limited per caller, with the bytes of strangers escaped."""
+"""Audit log of refusals: one line per refusal, limited per caller, with bytes of callers escaped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AuditLog:
         self._all = _Window(clock())
 
     def refused(self, caller: Identity, what: str) -> None:
-        """Log that ``caller`` was refused ``what``. Never pass a secret: headers and messages of a caller."""
+        """Log that ``caller`` was refused ``what``, which must not hold secrets: no headers, no messages."""
         hidden = self._take(caller)
         if hidden is None:
             return
@@ -74,7 +74,7 @@ class AuditLog:
         _LOGGER.warning("refused %s: %s%s", printable(str(caller)), printable(what), more)
 
     def _take(self, caller: Identity) -> int | None:
-        """Return how many lines of the caller were left out since its last line. ``None``: leave this out."""
+        """Return the number of lines dropped since the caller's last line. ``None``: drop this line, too."""
         now = self._clock()
         with self._lock:
             window = self._callers.pop(caller, None) or _Window(now)
@@ -89,9 +89,9 @@ class AuditLog:
 
 
 class GrpcLogFilter(logging.Filter):
-    """Keeps bytes of callers out of what gRPC logs, and lets 10 of its lines a minute pass. For handlers.
+    """Filter for log handlers: removes bytes of callers from gRPC's lines, and passes 10 of them a minute.
 
-    gRPC logs header values as they came, a token with one damaged byte too, and a traceback with each.
+    gRPC logs header values as received, also a token with one damaged byte, each with a traceback.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +101,7 @@ class GrpcLogFilter(logging.Filter):
         self._window = _Window(clock())
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record. One of gRPC keeps its first words and the name of its exception."""
+        """Return whether to log a record. Cuts gRPC's to their first words and the exception's name."""
         if record.name.partition(".")[0] != "grpc":
             return True
         with self._lock:

@@ -13,9 +13,9 @@ __all__ = ["check_free"]
 
 
 def check_free(address: Address) -> None:
-    """Raise ``OSError`` naming ``address`` if nobody could listen there, and say why.
+    """Raise ``OSError`` with ``address`` and the reason if the address cannot be bound.
 
-    gRPC says no more than that it failed.
+    gRPC's own error gives no reason.
     """
     try:
         [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(

@@ -1,4 +1,4 @@
-"""Certificates of a server that runs: replaced without ending it, for connections from then on."""
+"""Renewal of a running server's certificate, for connections from then on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ServedCertificate", "check_renewal"]
 
 
 class ServedCertificate:
-    """The certificate that a gRPC port shows. Any thread may replace it."""
+    """Certificate of a gRPC port. Any thread may replace it."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -20,18 +20,18 @@ class ServedCertificate:
         self._news: Any = None
 
     def grpc_server_credentials(self) -> Any:
-        """Return what a gRPC server needs to listen. ``None``: plain text."""
+        """Return the credentials of a gRPC server. ``None``: plain text."""
         import grpc
 
         if not self._credentials.certificate:
             return None
-        asks = bool(self._credentials.client_authority)
+        require_client = bool(self._credentials.client_authority)
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(self._credentials), self._fetch, require_client_authentication=asks
+            _configuration(self._credentials), self._fetch, require_client_authentication=require_client
         )
 
     def replace(self, credentials: Credentials) -> None:
-        """Show another certificate from the next handshake on. ``ValueError`` where a restart is needed."""
+        """Use another certificate from the next handshake on. ``ValueError`` where a restart is needed."""
         check_renewal(self._credentials, credentials)
         if self._credentials.certificate:
             with self._lock:
@@ -39,14 +39,14 @@ class ServedCertificate:
         self._credentials = credentials
 
     def _fetch(self) -> Any:
-        """Return what changed since the last handshake, for gRPC: it keeps what it got before."""
+        """Return the configuration if it changed since the last handshake. gRPC keeps the one before."""
         with self._lock:
             news, self._news = self._news, None
         return news
 
 
 def check_renewal(before: Credentials, after: Credentials) -> None:
-    """Raise ``ValueError`` for what only another process can do."""
+    """Raise ``ValueError`` for changes that need another process."""
     for name, had, has in (
         ("TLS", before.certificate, after.certificate),
         ("certificates of callers", before.client_authority, after.client_authority),

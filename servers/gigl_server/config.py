@@ -1,7 +1,7 @@
-"""Options of a storage server: the table that command line, environment and YAML file follow.
+"""Options of a storage server: the table from which command line, environment and YAML file are read.
 
-The command line is built from it, so that ``--help`` imports this module: functions import what only a
-server needs.
+The command line is built from it, so that ``--help`` imports this module: what only a server needs is
+imported inside functions.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 __all__ = ["SERVE_OPTIONS", "ServeOptions"]
 
-_MAX_WORKERS = 1024  # Of the largest machines; each is up to four threads, and a process has some 10,000.
-_LEAST_FRAME_MEMORY = 64 << 20  # Below, a frame of an ordinary batch or two would fill it.
+_MAX_WORKERS = 1024  # For the largest machines: each worker has up to 4 threads, a process some 10,000.
+_LEAST_FRAME_MEMORY = 64 << 20  # Below this, one or two ordinary frames would fill it.
 _LEAST_MEMORY = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Options of one storage server. Each field declares one, with all that its users see of it.
+    """Options of one storage server. Each field declares one option with its argument, key and help.
 
-    ``ValueError`` or ``TypeError`` for what cannot be right.
+    Raises ``ValueError`` or ``TypeError`` for invalid values.
     """
 
     graph_dir: str | os.PathLike[str] = field(
@@ -163,21 +163,21 @@ class ServeOptions:
 
     @property
     def address(self) -> Address:
-        """Where to listen for control calls."""
+        """Listening address of the control port."""
         from gigl_loader.rpc.address import Address
 
         return Address.parse(self.listen)
 
     @property
     def data_address(self) -> Address:
-        """Where to listen for data."""
+        """Listening address of the data port."""
         control = self.address
         following = control.port and control.port + 1
         return replace(control, port=following if self.data_port is None else self.data_port)
 
     @property
     def reachable_host(self) -> str:
-        """Where others shall come."""
+        """Name or address under which other hosts reach this server."""
         return self.address.host if self.advertise is None else self.advertise
 
     @property
@@ -187,7 +187,7 @@ class ServeOptions:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def load_credentials(self) -> Credentials:
-        """Read the files of token, certificates and key and check them. ``ValueError`` in one line."""
+        """Read and check the files of token, certificates and key. ``ValueError`` with a one-line message."""
         from gigl_loader.rpc.certificates import check_authority, check_name
         from gigl_loader.rpc.credentials import Credentials
         from gigl_loader.rpc.secret_files import naming

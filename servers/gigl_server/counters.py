@@ -16,7 +16,7 @@ __all__ = ["Counters", "Totals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums. Seconds are of CPU."""
+    """Sums of the counters. Seconds are CPU time."""
 
     sampling_s: float = 0.0
     gathering_s: float = 0.0
@@ -27,7 +27,7 @@ class Totals:
 
 
 class Counters:
-    """Adds up, from any number of threads."""
+    """Counters of a service. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,14 +38,14 @@ class Counters:
             return self._totals
 
     def add(self, **amounts: float) -> None:
-        """Add to the totals of these names."""
+        """Add ``amounts`` to the totals, by name."""
         with self._lock:
             now = self._totals
             self._totals = replace(now, **{name: getattr(now, name) + more for name, more in amounts.items()})
 
     @contextmanager
     def timed(self, name: Literal["sampling_s", "gathering_s"]) -> Iterator[None]:
-        """Add the CPU seconds that this thread spends inside."""
+        """Add the CPU seconds of this thread inside the context to the total ``name``."""
         began = time.thread_time()
         try:
             yield

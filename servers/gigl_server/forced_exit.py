@@ -1,4 +1,4 @@
-"""End of a process that something keeps from ending: a line in the log, then exit."""
+"""Forced exit of a process that does not end by itself: a line in the log, then exit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def leave_within(seconds: float, code: int) -> None:
-    """End the process with ``code`` when it has not ended by itself after ``seconds``.
+    """Exit the process with ``code`` if it has not ended by itself after ``seconds``.
 
-    Libraries wait without end where they hold something that nobody takes: a reply, a lock, a thread.
+    Libraries may wait forever at exit: for a reply that is not read, a lock or a thread.
     """
     threading.Thread(target=_leave, args=(seconds, code), name="last resort", daemon=True).start()
 

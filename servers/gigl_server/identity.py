@@ -1,4 +1,4 @@
-"""Identity of a caller: certificate, token and address, none of which a caller can make up.
+"""Identity of a caller: certificate, token and address, none of which a caller can forge.
 
 Quotas are kept by identity. Job keys and names of channels come from the caller, who can invent any number.
 """
@@ -16,32 +16,32 @@ _IPV6_PREFIX = 64  # A host usually has a whole /64 to choose addresses from.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who calls. Equal for all calls of one host with one token, or with one client certificate."""
+    """Identity of a caller. Equal for calls of one host with one token, or with one client certificate."""
 
     token: str = ""
-    """Name of the token that was shown; empty where the service asks for none."""
+    """Name of the token that the caller sent; empty where the service has none."""
     certificate: str = ""
-    """SHA-256 of the client certificate, in hex; empty where none was shown."""
+    """SHA-256 of the client certificate, in hex; empty without a certificate."""
     address: str = ""
-    """Network of the caller: an IPv4 address, or an IPv6 /64. Empty if a certificate was shown."""
+    """Network of the caller: an IPv4 address, or an IPv6 /64. Empty with a certificate."""
 
     @classmethod
     def of(cls, *, peer: str, token: str = "", certificate: str = "") -> Identity:
-        """Return the identity of a caller. ``peer`` is written as gRPC does: ``ipv4:10.0.0.7:4711``."""
+        """Return the identity of a caller. ``peer`` has gRPC's form: ``ipv4:10.0.0.7:4711``."""
         return cls(token=token, certificate=certificate, address="" if certificate else _network(peer))
 
     def __str__(self) -> str:
-        """Short and printable, for logs and metrics."""
+        """Return a short printable form, for logs and metrics."""
         who = f"certificate {self.certificate[:12]}" if self.certificate else self.address or "this process"
         return f"{who}, token {self.token}" if self.token else who
 
 
 LOCAL = Identity()
-"""The service itself, and calls that came by no port."""
+"""Identity of the service itself, and of calls that did not come through a port."""
 
 
 def _network(peer: str) -> str:
-    """Return the network of an address, or a printable form of what is no address."""
+    """Return the network of an address, or a printable form of other text."""
     kind, _, rest = peer.partition(":")
     host = unquote(rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else rest).strip("[]")
     try:

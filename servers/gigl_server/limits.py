@@ -11,40 +11,40 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Beyond each of them a call is refused. The server stays as it was and goes on with others."""
+    """Limits beyond which a call is refused. A refusal changes nothing for other callers."""
 
     lease_s: float = 60.0
-    """Seconds without a call that names a channel after which it is reclaimed.
+    """Seconds without a call that names a channel, after which the channel is reclaimed.
 
-    So is a producer without channels."""
+    The same applies to a producer without channels."""
     jobs: int = 1024
     producers: int = 4096
     producers_per_job: int = 256
     channels: int = 4096
-    """Of all jobs. An idle one costs about 3 kB, and its ring a file descriptor."""
+    """Channels of all jobs. An idle one costs about 3 kB, and its ring a file descriptor."""
     channels_per_job: int = 1024
     credit: int = 64
-    """Asks that one channel may have open, and frames that it has not fetched."""
+    """Open requests of one channel plus frames that it has not fetched."""
     share: int = 64
-    """Turns that one channel may have in a round."""
+    """Batches of one channel in a round."""
     batch_seeds: int = 1 << 20
     batch_edges: int = 1 << 26
-    """Over all hops and types. Less where ``memory`` is small: see ``scratch.py``."""
+    """Edges of a batch over all hops and types. Less where ``memory`` is small: see ``scratch.py``."""
     batch_bytes: int = 2 << 30
-    """Of the frame of one batch."""
-    ask_bytes: int = 1 << 30
-    """Memory for the seeds of all asks that wait or are worked on."""
+    """Size of the frame of one batch."""
+    request_bytes: int = 1 << 30
+    """Memory for the seeds of all open requests."""
     ring_bytes: int = 16 << 40
-    """Address space of all rings, of 128 TiB that a process has; a loader takes 4 GB. Memory is committed
-    when a slot is written for the first time, and counts then (``memory``)."""
+    """Address space of all rings, of the 128 TiB of a process; a loader takes 4 GB. Memory is committed, and
+    counts in ``memory``, when a slot is written for the first time."""
     memory: int = field(default_factory=lambda: memory_bytes() * 3 // 4)
     """Bytes of everything that sampling takes: a quarter for the scratch of samplers, at most half for
     ``frame_bytes``, the rest for slots of rings. By default three quarters of the machine's memory."""
     frame_bytes: int = 4 << 30
     """Memory for frames that go over the network: written, ready and being sent. At most half of ``memory``.
-    A batch that was begun is finished, so that each sampling thread may exceed it by one frame."""
+    A begun batch is always finished, so that each sampling thread may exceed the limit by one frame."""
     frame_s: float = 30.0
-    """Seconds after which a frame that nobody fetched is dropped."""
+    """Seconds after which an unfetched frame is dropped."""
     calls: int = 8192
     """Control calls under way at once."""
     message_bytes: int = 32 << 20
@@ -58,15 +58,15 @@ class Limits:
 
     @property
     def scratch_memory(self) -> int:
-        """Of samplers: half of it at work, half idle."""
+        """Memory of samplers: half for those in use, half for idle ones."""
         return self.memory // 4
 
     @property
     def frame_memory(self) -> int:
-        """Of frames that go over the network."""
+        """Memory of frames that go over the network."""
         return min(self.frame_bytes, self.memory // 2)
 
     @property
     def ring_memory(self) -> int:
-        """Of slots of rings that were written to."""
+        """Memory of written slots of rings."""
         return self.memory - self.scratch_memory - self.frame_memory

@@ -1,4 +1,4 @@
-"""Storage servers as child processes of this one: for laptops, tests and demonstrations."""
+"""Local cluster: storage servers as child processes, for laptops, tests and demonstrations."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class LocalCluster:
         options: Mapping[str, Any] | None = None,
         log_level: str = "WARNING",
     ) -> None:
-        """Start ``servers`` processes on free ports of loopback and wait until all are ready.
+        """Start ``servers`` processes on free loopback ports, and wait until all are ready.
 
-        Partitions are dealt out in order, as evenly as it goes. ``workers`` batches are sampled at once by
-        each. ``options`` are further ones of ``gigl-loader serve``, such as ``{"lease": 5}``. ``ValueError``
-        for more servers than partitions; ``TimeoutError``, or what a server failed of, if one stays down.
-        They log to this process's stderr what is at least of ``log_level``. With a token they also
-        get a cluster key that nobody else has, unless ``options`` name one.
+        Partitions are assigned in order, as evenly as possible. Each server samples ``workers`` batches at
+        once. ``options`` are further options of ``gigl-loader serve``, such as ``{"lease": 5}``. Raises
+        ``ValueError`` for more servers than partitions, ``TimeoutError`` or a server's own error if a server
+        does not become ready. Servers log messages from ``log_level`` on to this process's stderr. With a
+        token, they also get a new cluster key, unless ``options`` name one.
         """
         given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
         base = read_settings(given, {}, {})
@@ -64,7 +64,7 @@ class LocalCluster:
             credentials = replace(credentials, cluster_key=new_token())
         self.token = credentials.token
         self._timeout_s = timeout_s
-        self._orders: list[dict[str, Any]] = [
+        self._configs: list[dict[str, Any]] = [
             {
                 "options": asdict(replace(base, partitions=parts)),
                 "credentials": credentials.to_json(),
@@ -74,68 +74,68 @@ class LocalCluster:
             }
             for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers))
         ]
-        self._lives: list[_Life] = []
-        self._finish = weakref.finalize(self, _end_all, self._lives, os.getpid())
+        self._incarnations: list[_Incarnation] = []
+        self._finish = weakref.finalize(self, _end_all, self._incarnations, os.getpid())
         with ExitStack() as undo:
             undo.callback(self.close)
             deadline = time.monotonic() + timeout_s
-            for order in self._orders:
-                self._lives.append(_Life(order))
-            for index, life in enumerate(self._lives):
-                self._keep_ports(index, life.bound(deadline))
-            for index, life in enumerate(self._lives):
-                life.meet(self._others(index))
+            for config in self._configs:
+                self._incarnations.append(_Incarnation(config))
+            for index, incarnation in enumerate(self._incarnations):
+                self._keep_ports(index, incarnation.bound(deadline))
+            for index, incarnation in enumerate(self._incarnations):
+                incarnation.meet(self._others(index))
             self.wait_ready(deadline - time.monotonic())
             undo.pop_all()
 
     @property
     def addresses(self) -> list[str]:
         """Control addresses of all servers by rank. Any of them is enough to connect."""
-        return [order["options"]["listen"] for order in self._orders]
+        return [config["options"]["listen"] for config in self._configs]
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers, by rank."""
-        return [life.pid for life in self._lives]
+        """Process ids of the servers, by rank."""
+        return [incarnation.pid for incarnation in self._incarnations]
 
     def running(self, index: int) -> bool:
         """Return whether the process of a server has not ended."""
-        return self._lives[index].status(0) is None
+        return self._incarnations[index].status(0) is None
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return once all servers that run are ready. ``TimeoutError``, or what a server failed of."""
+        """Wait until all running servers are ready. Raises ``TimeoutError``, or a server's own error."""
         deadline = time.monotonic() + timeout_s
-        for life in self._lives:
-            life.ready(deadline)
+        for incarnation in self._incarnations:
+            incarnation.ready(deadline)
 
     def kill(self, index: int) -> None:
-        """End a server by SIGKILL, in the midst of whatever it does."""
-        self._lives[index].signal(signal.SIGKILL)
-        self._lives[index].end()
+        """End a server by SIGKILL."""
+        self._incarnations[index].signal(signal.SIGKILL)
+        self._incarnations[index].end()
 
     def terminate(self, index: int, timeout_s: float = 30.0) -> int:
-        """Have a server drain and end, and return its exit code. ``TimeoutError`` if it does not."""
-        life = self._lives[index]
-        life.signal(signal.SIGTERM)
-        status = life.status(timeout_s)
+        """Drain and end a server by SIGTERM. Return its exit code. ``TimeoutError`` if it does not end."""
+        incarnation = self._incarnations[index]
+        incarnation.signal(signal.SIGTERM)
+        status = incarnation.status(timeout_s)
         if status is None:
             raise TimeoutError(f"storage server {index} did not end within {timeout_s:g} s")
-        life.end()
+        incarnation.end()
         return status
 
     def restart(self, index: int, *, wait: bool = True) -> None:
-        """Start a server again on the same ports; one that runs is killed first."""
+        """Start a server again on the same ports. A running one is killed first."""
         self.kill(index)
-        life = self._lives[index] = _Life(self._orders[index])
+        incarnation = self._incarnations[index] = _Incarnation(self._configs[index])
         deadline = time.monotonic() + self._timeout_s
-        life.bound(deadline)
-        life.meet(self._others(index))
+        incarnation.bound(deadline)
+        incarnation.meet(self._others(index))
         if wait:
-            life.ready(deadline)
+            incarnation.ready(deadline)
 
     def describe(self, index: int) -> str:
-        """Say how a server does: it runs, or how it ended."""
-        status = self._lives[index].status(0)
+        """Return whether a server runs, or how it ended, as text."""
+        status = self._incarnations[index].status(0)
         return "runs" if status is None else describe_status(status)
 
     def close(self) -> None:
@@ -149,20 +149,20 @@ class LocalCluster:
         self.close()
 
     def _keep_ports(self, index: int, endpoint: Endpoint) -> None:
-        """Let a server that is started again come back to where others look for it."""
-        told = self._orders[index]["options"]
+        """Fix the ports of a server, so that a restart keeps its address."""
+        told = self._configs[index]["options"]
         told |= {"listen": endpoint.control_address, "data_port": endpoint.data_port}
 
     def _others(self, index: int) -> list[str]:
         return [address for place, address in enumerate(self.addresses) if place != index]
 
 
-class _Life:
-    """A process, and the socket to it."""
+class _Incarnation:
+    """One server process, and the socket to it."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        """Start it and say what to serve. Returns at once."""
-        self._name = order["name"]
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Start the process, and send its configuration. Returns at once."""
+        self._name = config["name"]
         self._unread = b""
         self._is_ready = False
         self._link, far_end = socket.socketpair()
@@ -173,40 +173,40 @@ class _Life:
             raise
         finally:
             far_end.close()
-        self._send(order)
+        self._send(config)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def bound(self, deadline: float) -> Endpoint:
-        """Return where it is reached, as soon as it listens."""
+        """Wait until the server listens. Return its endpoint."""
         return Endpoint.from_json(self._hear(deadline, "listen")["endpoint"])
 
     def meet(self, peers: Sequence[str]) -> None:
-        """Tell it of the other servers."""
+        """Send the addresses of the other servers."""
         self._send({"peers": list(peers)})
 
     def ready(self, deadline: float) -> None:
-        """Return once it serves."""
+        """Wait until the server is ready."""
         if not self._is_ready:
             self._is_ready = bool(self._hear(deadline, "become ready")["ready"])
 
     def status(self, timeout_s: float) -> int | None:
-        """Return its exit status, or ``None`` if it still runs after ``timeout_s``."""
+        """Return the exit status, or ``None`` if the process still runs after ``timeout_s``."""
         return self._process.wait(timeout_s)
 
     def signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         self._process.send_signal(number)
 
     def let_go(self) -> None:
-        """Have it end by itself."""
+        """Tell the process to end, by closing the socket. Does not wait."""
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Let it leave, then make it. Ending twice is fine."""
+        """Wait for the process to end, then terminate and kill it. Ending twice is fine."""
         self.let_go()
         for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
             if self._process.wait(seconds) is not None:
@@ -216,8 +216,8 @@ class _Life:
         self._link.close()
 
     def _send(self, document: object) -> None:
-        self._link.settimeout(_SEND_S)  # It may have been left with nothing by a wait.
-        with suppress(BrokenPipeError, ConnectionResetError):  # It ended: hearing from it says so.
+        self._link.settimeout(_SEND_S)  # A wait may have left a shorter timeout.
+        with suppress(BrokenPipeError, ConnectionResetError):  # The process ended: ``_hear`` raises that.
             self._link.sendall(json.dumps(document).encode() + b"\n")
 
     def _hear(self, deadline: float, aim: str) -> Any:
@@ -258,12 +258,12 @@ def _dealt(partitions: int, servers: int) -> list[tuple[int, ...]]:
     return [tuple(range(low, high)) for low, high in pairwise(ends)]
 
 
-def _end_all(lives: list[_Life], owner: int) -> None:
-    """End every server: all are told before the first is waited for."""
+def _end_all(incarnations: list[_Incarnation], owner: int) -> None:
+    """End every server. All are told to end before the first is waited for."""
     if os.getpid() != owner:
         return
-    for life in lives:
-        life.let_go()
-    for life in lives:
+    for incarnation in incarnations:
+        incarnation.let_go()
+    for incarnation in incarnations:
         with suppress(OSError):
-            life.end()
+            incarnation.end()

@@ -1,4 +1,4 @@
-"""A storage server as a child on this machine: told what to serve over a socket, ends with its parent."""
+"""Storage server as a child process: configured over a socket, and ended with its parent."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = ["main"]
 def main(link: socket.socket) -> None:
     """Serve until the parent closes its end of ``link``, ends, or sends SIGTERM.
 
-    Lines from the parent: what to serve, then the addresses of the other servers. Lines to it: where this
-    server is reached, then that it is ready; or an error at any time.
+    The parent sends a line with the configuration, then one with the addresses of the other servers. This
+    process sends a line with its endpoint, then one when it is ready; or an error at any time.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end this process sees.
     quiet_grpc()
     with link, link.makefile("rb") as lines:
-        order = json.loads(lines.readline() or b"null")
-        if order is None:
+        config = json.loads(lines.readline() or b"null")
+        if config is None:
             return
-        leave_with(order["parent_pid"])
-        options = _options(order["options"])
+        leave_with(config["parent_pid"])
+        options = _options(config["options"])
         try:
             check_serve_limits(options)
         except ValueError as error:
@@ -49,12 +49,12 @@ def main(link: socket.socket) -> None:
         from gigl_server.main import prepare_process, serve_until_told
         from gigl_server.server import build_storage_server
 
-        configure_logging(options.log_file, name=order["name"], level=order["log_level"])
+        configure_logging(options.log_file, name=config["name"], level=config["log_level"])
         prepare_process()
         told: SimpleQueue[str] = SimpleQueue()
         signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
         try:
-            server = build_storage_server(options, credentials=Credentials.from_json(order["credentials"]))
+            server = build_storage_server(options, credentials=Credentials.from_json(config["credentials"]))
         except Exception as error:
             _say(link, {"error": _told(error)})
             raise SystemExit(1) from None
@@ -65,12 +65,12 @@ def main(link: socket.socket) -> None:
             if server.failure is not None:
                 _say(link, {"error": _told(server.failure)})
         with suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)  # Else the thread that reads keeps ``lines`` from being closed.
+            link.shutdown(socket.SHUT_RDWR)  # Else the reading thread would keep ``lines`` open.
     raise SystemExit(code)
 
 
 def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: SimpleQueue[str]) -> None:
-    """Hear of the other servers, tell when all is ready, and notice that the parent lets go."""
+    """Read the addresses of the other servers, report readiness, and notice the end of the parent."""
     with suppress(OSError, ValueError):  # The link was closed.
         peers = json.loads(lines.readline() or b"null")
         if peers is not None:
@@ -85,7 +85,7 @@ def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: Sim
 
 
 def _options(document: Mapping[str, Any]) -> ServeOptions:
-    """JSON has no tuples."""
+    """Return the options, with lists of JSON as tuples."""
     lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
     return ServeOptions(**{**document, **lists})
 
@@ -98,5 +98,5 @@ def _told(error: Exception) -> list[str]:
 
 def _say(link: socket.socket, document: object) -> None:
     logging.getLogger(__name__).debug("telling the parent: %s", document)
-    with suppress(OSError):  # The parent gave up.
+    with suppress(OSError):  # The parent is gone.
         link.sendall(json.dumps(document).encode() + b"\n")

@@ -1,7 +1,6 @@
-"""The server's log: one line per change of state. A full disk loses lines, never the service.
+"""Log of a server: one line per change of state. A full disk loses lines, never the service.
 
-A pipe that nobody reads is another matter: writing to it waits. Whoever starts the server reads its stderr,
-or gives it a file.
+Writing to a full pipe blocks: the process that starts the server must read its stderr, or pass a log file.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _FORMAT = "%%(asctime)s %%(levelname)s %s%%(message)s"
 class LineHandler(logging.Handler):
     """Writes each record with one system call, and drops it where that fails.
 
-    Streams of the standard library keep what could not be written and try again with the next line: a
-    disk that stays full for hours would fill the memory, too.
+    Streams of the standard library keep what could not be written, and retry with the next line: a disk that
+    stays full for hours would also fill the memory.
     """
 
     def __init__(self, fd: int, *, path: str | None = None) -> None:
-        """``fd`` stays the caller's; ``path`` is what it was opened from, if it may be opened again."""
+        """The caller still owns ``fd``. ``path`` is its file, if the file may be reopened."""
         super().__init__()
         self._fd = fd
         self._path = path
@@ -34,12 +33,12 @@ class LineHandler(logging.Handler):
         self._torn = False
 
     def reopen(self) -> None:
-        """Go on in a new file of the same name: the one so far was moved away. ``OSError`` keeps that one."""
+        """Continue in a new file at ``path``, after log rotation. ``OSError``: the old file stays in use."""
         if self._path is None:
             return
         fresh = _opened(self._path)
         try:
-            os.dup2(fresh, self._fd, inheritable=False)  # At once, for writers in other threads.
+            os.dup2(fresh, self._fd, inheritable=False)  # Atomic for writers in other threads.
         finally:
             os.close(fresh)
 
@@ -64,13 +63,13 @@ class LineHandler(logging.Handler):
 def configure_logging(log_file: str | None, *, name: str = "", level: str = "INFO") -> LineHandler:
     """Log to a file, appending, or to stderr. ``OSError`` if the file cannot be opened.
 
-    ``name`` stands in front of every message: where several servers share a log. Messages below ``level``
-    are left out.
+    ``name`` prefixes every message, for a log that several servers share. Messages below ``level`` are
+    dropped.
     """
     handler = LineHandler(_STDERR if log_file is None else _opened(log_file), path=log_file)
     handler.addFilter(GrpcLogFilter())
     handler.setFormatter(logging.Formatter(_FORMAT % (f"{name}: " if name else "")))
-    logging.raiseExceptions = False  # Else a failing handler prints, to a stderr that may be as full.
+    logging.raiseExceptions = False  # Else a failing handler prints to stderr, whose disk may be full, too.
     logging.basicConfig(level=level, handlers=[handler], force=True)
     threading.excepthook = _log_exception
     for noisy in ("grpc", "asyncio"):
@@ -83,10 +82,10 @@ def _opened(path: str) -> int:
 
 
 def quiet_grpc() -> None:
-    """Have gRPC's core say nothing, unless the user asked for more. To be called before it is imported.
+    """Silence gRPC's core, unless the user has set its log level. Call this before importing gRPC.
 
-    It writes to stderr, past every log file, as errors too: names of servers in TLS handshakes as they came
-    from callers, a line for each connection beyond the limit. Whoever reaches a port could fill a disk.
+    The core writes to stderr, past the log file: unescaped server names of TLS handshakes, a line for each
+    connection beyond the limit. Any caller could fill a disk.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

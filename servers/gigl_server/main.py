@@ -1,9 +1,9 @@
-"""The process around a storage server: its signals, its log and its exit code.
+"""Main function of a storage server's process: signals, log and exit code.
 
 ====  ==================================================================
 code  meaning
 ====  ==================================================================
-0     told to end, and ended in order: drained, or the time for it was over
+0     ended on request: drained, or the drain timed out
 1     a failure: a port is taken, the other servers do not come or do not fit, a second signal
 2     the user's mistake: options, files, certificates; nothing was bound
 3     a part of the server died, a port or a thread; the log names it. To be started again
@@ -43,16 +43,16 @@ _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
 _PART_DIED = 3
 _END_S = 8.0
-"""For closing everything, after the drain: each part waits for some seconds at most."""
+"""Timeout of closing everything after the drain. Each part waits some seconds at most."""
 _CANNOT = "cannot become ready"
 _DIED = "a part of the server died"
 LET_GO = "the parent let go"
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until a signal comes, and return the exit code.
+    """Serve until a signal arrives. Return the exit code.
 
-    Raises what ``build_storage_server`` raises; a mistake in the options before anything else is done.
+    Raises what ``build_storage_server`` raises. Invalid options are raised before anything else is done.
     """
     with Signals(end_at_once=_LOGGER.warning) as signals:
         credentials = options.load_credentials()
@@ -83,7 +83,8 @@ def serve_until_told(
     """Wait for a word in ``told``, drain, and return the exit code: 1 if the server cannot become ready,
     3 if a part of it died.
 
-    After ``LET_GO`` nobody is there to fetch anything, and it does not drain. ``RELOAD`` calls ``reload``.
+    After ``LET_GO`` no trainer is left to fetch frames, so the server does not drain. ``RELOAD`` calls
+    ``reload``.
     """
     for event, word, name in ((server.failed, _CANNOT, "readiness"), (server.died, _DIED, "death")):
         threading.Thread(target=_tell, args=(event, word, told), name=name, daemon=True).start()
@@ -92,7 +93,7 @@ def serve_until_told(
     if word == _CANNOT:
         return _FAILED
     _LOGGER.info("%s: ending", word)
-    if word == _DIED:  # Its trainers ask again, at the server that comes after it.
+    if word == _DIED:  # No drain: trainers retry at the restarted server.
         return _PART_DIED
     if word == LET_GO:
         return 0
@@ -101,9 +102,9 @@ def serve_until_told(
 
 
 def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> None:
-    """Open the log again, and go on with the certificates and tokens that the files hold now.
+    """Reopen the log, and use the certificates and tokens that the files hold now.
 
-    What cannot be read, or does not fit, leaves everything of its kind as it was.
+    Where a file cannot be read or does not fit, the log, or the credentials, stay as they are.
     """
     try:
         log.reopen()
@@ -120,12 +121,12 @@ def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> N
 
 
 def _tell(event: threading.Event, word: str, told: SimpleQueue[str]) -> None:
-    """Put a word in the queue once the event is set. Without the server, which would outlive its end here."""
+    """Put a word in the queue once the event is set. Holds no server, so that it can be freed."""
     event.wait()
     told.put(word)
 
 
 def prepare_process() -> None:
-    """Make this process fit to serve: many channels, large replies."""
+    """Set up this process for many channels and large replies."""
     keep_freed_memory()
     raise_file_limit()

@@ -1,4 +1,4 @@
-"""The peer service as the child of a rank: told what to serve over a socket, ends with its parent."""
+"""Peer service as the child process of a rank: configured over a socket, and ended with its parent."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _PART_DIED = 3
 
 
 def main(link: socket.socket) -> None:
-    """Serve until the parent closes its end of ``link``, or ends. The first line says what to serve."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process sees its end.
+    """Serve until the parent closes its end of ``link``, or ends. The first line is the configuration."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end this process sees.
     quiet_grpc()
     with link, link.makefile("rb") as lines:
-        order = json.loads(lines.readline() or b"null")
-        if order is None:
+        config = json.loads(lines.readline() or b"null")
+        if config is None:
             return
-        leave_with(order["parent_pid"])
-        _introduce(order["host_index"])
+        leave_with(config["parent_pid"])
+        _introduce(config["host_index"])
         try:
-            server = _server(order)
+            server = _server(config)
         except (GiglError, OSError, ValueError) as error:
             _say(link, {"error": [_kind(error), str(error)]})
             return
@@ -56,7 +56,7 @@ def main(link: socket.socket) -> None:
             try:
                 with suppress(OSError):
                     link.recv(1)
-                code = _PART_DIED if server.died.is_set() else 0  # The parent starts the service again.
+                code = _PART_DIED if server.died.is_set() else 0  # The parent restarts the service.
             finally:
                 leave_within(_END_S, code)
         raise SystemExit(code)
@@ -69,24 +69,24 @@ def _end_with(died: threading.Event, link: socket.socket) -> None:
         link.shutdown(socket.SHUT_RD)
 
 
-def _server(order: Mapping[str, Any]) -> PeerServer:
-    parts = order["partitions"]
-    check_peer_limits(order["reference"].get("path"), parts)
+def _server(config: Mapping[str, Any]) -> PeerServer:
+    parts = config["partitions"]
+    check_peer_limits(config["reference"].get("path"), parts)
     from gigl_server.peer_server import build_server
 
     return build_server(
-        Graph.open(folder_from(order["reference"]), parts=parts, verify="none"),  # Its parent verifies.
+        Graph.open(folder_from(config["reference"]), parts=parts, verify="none"),  # The parent verifies it.
         parts,
-        order["listen"],
-        Credentials.from_json(order["credentials"]),
-        advertise=order["advertise"],
-        data_port=order["data_port"],
-        host_index=order["host_index"],
+        config["listen"],
+        Credentials.from_json(config["credentials"]),
+        advertise=config["advertise"],
+        data_port=config["data_port"],
+        host_index=config["host_index"],
     )
 
 
 def _introduce(host_index: int) -> None:
-    """Make the process known: in ``top``, in its log, and in its last words."""
+    """Name the process: for ``top``, in its log, and in the text of a crash."""
     faulthandler.enable()
     logging.basicConfig(format=f"gigl peer service of host {host_index}: %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
@@ -101,5 +101,5 @@ def _kind(error: Exception) -> str:
 
 
 def _say(link: socket.socket, document: object) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # The parent gave up.
+    with suppress(BrokenPipeError, ConnectionResetError):  # The parent is gone.
         link.sendall(json.dumps(document).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""A peer service: both ports, the graph behind them, and the way to end them."""
+"""Peer service: both ports, the graph behind them, and their end."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ __all__ = ["PeerServer", "build_server"]
 
 
 class PeerServer:
-    """A service that answers until it is closed."""
+    """A service that runs until ``close``."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         control: ControlService,
         data: DataService,
-        answers: Queries,
+        queries: Queries,
         *,
         probes: tuple[ControlProbe, DataProbe],
     ) -> None:
         self.endpoint = endpoint
         self.died = threading.Event()
-        """Set once a part of the service is dead: it should end, and be started again."""
+        """Set once a part of the service is dead: the process should end and be restarted."""
         self._control = control
         self._data = data
-        self._answers = answers
+        self._queries = queries
         parts = [
             Part(name="the control port", threads=lambda: control.threads, check=probes[0].check),
             Part(name="the data port", threads=lambda: (data.connections.thread,), check=probes[1].check),
@@ -58,7 +58,7 @@ class PeerServer:
         self._supervisor.close()
         self._control.close()
         shut_down(self._data)
-        self._answers.close()
+        self._queries.close()
 
     def __enter__(self) -> PeerServer:
         return self
@@ -77,12 +77,12 @@ def build_server(
     data_port: int | None = None,
     host_index: int = 0,
 ) -> PeerServer:
-    """Serve ``partitions`` of ``graph``. Returns when both ports answer.
+    """Serve ``partitions`` of ``graph``. Returns when both ports are open.
 
-    ``listen`` is ``HOST:PORT`` of the control port; data goes over the port after it, or ``data_port``.
-    Port 0 takes free ones. Others are told to come to ``advertise`` (a name or an address without a
-    port), which is needed where ``listen`` stands for all addresses of the host. ``OSError`` where the
-    ports cannot be had, ``ValueError`` for arguments that cannot be right.
+    ``listen`` is ``HOST:PORT`` of the control port; data goes over the next port, or ``data_port``. Port 0
+    selects free ports. Other hosts connect to ``advertise`` (a name or an address without a port), which is
+    required where ``listen`` stands for all addresses of the host. Raises ``OSError`` where a port cannot be
+    bound, ``ValueError`` for invalid arguments.
     """
     address = Address.parse(listen)
     host = _reachable(address, advertise)
@@ -93,8 +93,8 @@ def build_server(
     check_free(address)
     check_free(data_address)
     counters, audit = Counters(), AuditLog()
-    answers = Queries(graph, partitions, counters)
-    data = open_data_service(data_address, answers, counters, credentials, audit=audit)
+    queries = Queries(graph, partitions, counters)
+    data = open_data_service(data_address, queries, counters, credentials, audit=audit)
     try:
         control = ControlService(
             address,
@@ -121,7 +121,7 @@ def build_server(
         ControlProbe(address, control.port, lambda: credentials, host=host),
         DataProbe(data_address, data.port, lambda: credentials, host=host, ping=ping),
     )
-    return PeerServer(endpoint, control, data, answers, probes=probes)
+    return PeerServer(endpoint, control, data, queries, probes=probes)
 
 
 def _reachable(address: Address, advertise: str | None) -> str:

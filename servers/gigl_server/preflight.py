@@ -1,6 +1,6 @@
-"""Checks before a server imports its libraries and binds its ports: does it fit the limits of its process?
+"""Checks of process limits, before a server imports its libraries and binds its ports.
 
-Below them, libraries crash or hang where nothing can be told any more. Nothing heavy is imported here.
+Without enough resources, libraries crash or hang without a message. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_peer_limits", "check_serve_limits", "warn_of_limits"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_OWN_FILES = 32  # 26 of a server that is ready, and some while it starts.
+_OWN_FILES = 32  # 26 of a ready server, and some during its start.
 _CALLER_FILES = 32  # Two connections per trainer, a ring each, and one or two to each other server.
 _OWN_THREADS = 64  # 22 at rest; the rest for calls.
 _THREADS_PER_WORKER = 4
@@ -49,7 +49,7 @@ def check_peer_limits(graph_dir: str | os.PathLike[str] | None, partitions: Iter
 
 
 def warn_of_limits(options: ServeOptions) -> None:
-    """Log limits that a server can live with, and that users should know of."""
+    """Log a warning for limits that are sufficient, but low."""
     memory = group_memory_bytes()
     if memory < options.frame_memory:
         _LOGGER.warning(
@@ -67,7 +67,7 @@ def warn_of_limits(options: ServeOptions) -> None:
 
 
 def _stored_bytes(graph_dir: str | os.PathLike[str], partitions: Iterable[int] | None) -> int:
-    """Return the size of the partitions; 0 where they cannot be looked at: opening them tells why."""
+    """Return the size of the partitions; 0 where it cannot be read: opening them raises the reason."""
     folder = Path(graph_dir)
     names = ["part-*"] if partitions is None else [f"part-{part:05d}" for part in partitions]
     try:

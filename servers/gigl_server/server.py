@@ -1,4 +1,4 @@
-"""A storage server: what it is made of, and its life. It joins, serves, drains and ends."""
+"""Storage server: its parts, and its states. It joins a cluster, serves, drains and ends."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ _JOIN_END_S = 10.0
 def build_storage_server(
     options: ServeOptions, *, graph: Graph | None = None, credentials: Credentials | None = None
 ) -> StorageServer:
-    """Bind both ports and begin to join. Returns when calls are answered; sampling begins when it is ready.
+    """Bind both ports and begin to join. Returns when the ports are open; sampling begins once it is ready.
 
-    ``graph`` and ``credentials`` replace what the options name. Before anything is bound: ``ValueError`` for
-    what cannot be right, ``FormatError`` for a damaged graph. ``OSError`` where a port cannot be had.
+    ``graph`` and ``credentials`` replace those that the options name. Raises ``ValueError`` for invalid
+    options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError`` where a port
+    cannot be bound.
     """
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
@@ -68,18 +69,18 @@ def build_storage_server(
 
 
 class StorageServer:
-    """Serves from the moment that it is ready until it is drained or closed."""
+    """Serves from when it is ready until it is drained or closed."""
 
     def __init__(self, options: ServeOptions, graph: Graph, credentials: Credentials) -> None:
-        """Use ``build_storage_server``. Begins to join."""
+        """Use ``build_storage_server``. Starts to join."""
         self.failure: Exception | None = None
         """Why this server will not become ready."""
         self.settled = threading.Event()
         """Set once the server is ready, or cannot become so."""
         self.died = threading.Event()
-        """Set once a part of the server is dead: it should end, and be started again."""
+        """Set once a part of the server is dead: the process should end and be restarted."""
         self.failed = threading.Event()
-        """Set with ``failure``: before the server was ready, or when damage of the graph was found later."""
+        """Set with ``failure``: before the server is ready, or when damage of the graph is found later."""
         self._options, self._graph, self._credentials = options, graph, credentials
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
@@ -103,13 +104,13 @@ class StorageServer:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it is reached. Its number is its rank once the server is ready."""
-        members = [each for each in self._joining.members if each.partitions == self._own.partitions]
+        """Endpoint of the server. Its ``host_index`` is the rank once the server is ready."""
+        members = [each for each in self._discovery.members if each.partitions == self._own.partitions]
         return members[0] if self.ready and members else self._own
 
     @property
     def ready(self) -> bool:
-        return self._standing.ready
+        return self._readiness.ready
 
     @property
     def metrics_address(self) -> str:
@@ -117,48 +118,48 @@ class StorageServer:
         return self._metrics.address if self._metrics else ""
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Tell of further servers while this one waits for them."""
+        """Add addresses of further servers, while this one waits for servers."""
         for address in addresses:
-            self._standing.heard_of(address)
+            self._readiness.heard_of(address)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when the server serves.
+        """Wait until the server is ready.
 
-        Raises what it failed of, ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
+        Raises its failure, such as ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
         """
         if not self.settled.wait(timeout_s):
-            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._standing.view().reason}")
+            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._readiness.view().reason}")
         if self.failure is not None:
             raise self.failure
 
     def renew(self, credentials: Credentials) -> None:
-        """Show other certificates and tokens, and ask callers for other tokens, from now on.
+        """Use other certificates and tokens, and accept other tokens, from now on.
 
-        ``ValueError`` for what only another process can do, ``OSError`` where the data port could not be
-        opened again: then nothing has changed.
+        Raises ``ValueError`` for changes that need a restart, ``OSError`` where the data port could not be
+        reopened. After an error, nothing has changed.
         """
         check_renewal(self._credentials, credentials)
         self._data.renew(credentials)
         self._control.renew(credentials)
         self._credentials = credentials
-        self._asker.renew(credentials.caller())
+        self._peer_client.renew(credentials.caller())
         if self._stores is not None:
             self._stores.renew(credentials.caller())
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no new asks; finish those under way and let them be fetched. ``False``: time was over."""
+        """Take no new requests; finish those under way, and let frames be fetched. ``False``: timeout."""
         self._ending.set()
-        if self._standing.ends("draining"):
+        if self._readiness.ends("draining"):
             _LOGGER.info("draining: %g s at most", timeout_s)
         self._tell_health()
-        self._joining.close()
+        self._discovery.close()
         done = self._service.drain(timeout_s)
         if not done:
             _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
         return done
 
     def close(self) -> None:
-        """End calls under way, let go of ports, memory and threads. Closing twice is fine."""
+        """End calls under way, and release ports, memory and threads. Closing twice is fine."""
         with self._lock:
             if self._closed:
                 return
@@ -166,11 +167,11 @@ class StorageServer:
         self._ending.set()
         if self._supervisor is not None:
             self._supervisor.close()
-        self._standing.ends("it is closed")
-        self._joining.close()
+        self._readiness.ends("it is closed")
+        self._discovery.close()
         self._thread.join(_JOIN_END_S)
         self._parts.close()
-        if self.failure is None:  # Else the reason is the last line: people and supervisors show that one.
+        if self.failure is None:  # Else the reason stays the last line, which supervisors show.
             _LOGGER.info("stopped")
 
     def __enter__(self) -> StorageServer:
@@ -180,11 +181,11 @@ class StorageServer:
         self.close()
 
     def _compose(self, stack: ExitStack) -> None:
-        """Make all parts. What is pushed last is closed first: calls end before what answers them."""
+        """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
         options, graph, credentials = self._options, self._graph, self._credentials
-        counters, audit, self._standing = Counters(), AuditLog(), Readiness()
-        answers = Queries(graph, graph.parts, counters)
-        stack.callback(answers.close)
+        counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
+        queries = Queries(graph, graph.parts, counters)
+        stack.callback(queries.close)
         self._service = SamplingService(
             graph,
             graph.parts,
@@ -195,11 +196,11 @@ class StorageServer:
             allowed_samplers=_importable(options.allow_samplers),
         )
         stack.callback(self._service.close)
-        self._door = RingServer(self._service.ring_of)
-        stack.callback(self._door.close)
-        self._service.ring_door = self._door.name
+        self._ring_server = RingServer(self._service.ring_of)
+        stack.callback(self._ring_server.close)
+        self._service.ring_door = self._ring_server.name
         self._data = DataPort(
-            options.data_address, answers, counters, credentials, audit=audit, frames=self._service.frames
+            options.data_address, queries, counters, credentials, audit=audit, frames=self._service.frames
         )
         stack.callback(self._data.close)
         self._metrics: MetricsPort | None = None
@@ -216,8 +217,8 @@ class StorageServer:
             partitions=graph.parts,
             data_port=self._data.port,
             service=self._service,
-            view=self._standing.view,
-            announced=Announcements(credentials.cluster_key, self._standing.heard_of, audit).exchange,
+            view=self._readiness.view,
+            announced=Announcements(credentials.cluster_key, self._readiness.heard_of, audit).exchange,
             audit=audit,
         )
         stack.callback(self._control.close)
@@ -234,18 +235,18 @@ class StorageServer:
             what="storage server",
         )
         digest = self._graph.manifest.digest
-        self._asker = PeerClient(
+        self._peer_client = PeerClient(
             self._own, self._credentials.caller(), graph=digest, cluster_key=self._credentials.cluster_key
         )
-        self._joining = Discovery(
+        self._discovery = Discovery(
             self._own,
             graph=digest,
             num_partitions=self._graph.schema.num_partitions,
             peers=self._options.peers,
-            ask=self._asker.ask,
-            check=self._asker.check,
+            query=self._peer_client.query,
+            check=self._peer_client.check,
         )
-        self._standing.joins(self._joining)
+        self._readiness.joins(self._discovery)
 
     def _supervise(self) -> None:
         own, options = self._own, self._options
@@ -253,7 +254,7 @@ class StorageServer:
         parts = [
             Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
             Part(name="the data port", threads=lambda: self._data.threads, check=self._check_data),
-            Part(name="the ring door", threads=lambda: (self._door.thread,)),
+            Part(name="the ring door", threads=lambda: (self._ring_server.thread,)),
             Part(name="the sampling service", threads=lambda: self._service.threads),
             Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
             Part(name="the watch over other servers", threads=self._watching),
@@ -274,23 +275,23 @@ class StorageServer:
             probe.check()
         except PartDead:
             if self._data.reopening or self._data.service is not service:
-                return  # With another certificate: nobody listened for a moment.
+                return  # The port was closed for a moment, for another certificate.
             raise
 
     def _watching(self) -> tuple[threading.Thread, ...]:
         return (self._thread,) if self.ready and not self._ending.is_set() else ()
 
     def _die(self, fault: str) -> None:
-        self._standing.ends(fault)
+        self._readiness.ends(fault)
         self.died.set()
 
     def _health_view(self) -> View:
-        """Return the standing as probes are told it: not ready while a part does not answer."""
-        view, fault = self._standing.view(), self._supervisor.fault if self._supervisor else ""
+        """Return the view for probes: not ready while a part does not respond."""
+        view, fault = self._readiness.view(), self._supervisor.fault if self._supervisor else ""
         return replace(view, ready=False, reason=fault) if view.ready and fault else view
 
     def _live(self) -> None:
-        """Join, then look after the others."""
+        """Join, then watch over the other servers."""
         try:
             watch = self._become_ready()
         except Exception as error:
@@ -308,9 +309,9 @@ class StorageServer:
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
-        self._standing.ends(str(error))
+        self._readiness.ends(str(error))
         if not self._ending.is_set():
-            _LOGGER.error("not ready: %s", str(error))  # Records must not hold its frames.
+            _LOGGER.error("not ready: %s", str(error))  # As text: a log record must not keep its frames.
         self.failed.set()
 
     def _verify(self) -> None:
@@ -321,11 +322,11 @@ class StorageServer:
             verifier.scrub(self._options.scrub_rate)
 
     def _become_ready(self) -> PeerWatch:
-        fault = self._asker.own_fault() if self._credentials.certificate else None
+        fault = self._peer_client.own_fault() if self._credentials.certificate else None
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
         self._verify()
-        members = self._joining.run(self._options.join_timeout_s)
+        members = self._discovery.run(self._options.join_timeout_s)
         self._stores = stores = ClusterStores(
             self._graph,
             members,
@@ -333,7 +334,7 @@ class StorageServer:
             concurrency=self._options.num_workers * THREADS_PER_WORKER,
         )
         self._service.make_ready(None if self._graph.is_whole else stores.open)
-        self._standing.is_ready(stores.traffic)
+        self._readiness.is_ready(stores.traffic)
         self._tell_health()
         if self.ready:
             _LOGGER.info(
@@ -343,16 +344,16 @@ class StorageServer:
                 self._options.num_workers,
             )
         others = [each for each in members if each.control_address != self._own.control_address]
-        return PeerWatch(others, self._graph.manifest.digest, self._asker.ask)
+        return PeerWatch(others, self._graph.manifest.digest, self._peer_client.query)
 
     def _tell_health(self) -> None:
-        """Make the port's health that of the standing, also where it begins and ends at the same time."""
+        """Set the port's health to the current readiness. The lock keeps concurrent changes in order."""
         with self._health_lock:
             self._control.set_serving(self._health_view().ready)
 
 
 def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:
-    """Raise ``ValueError`` where whoever may train could pass for a server of the partitions not held here.
+    """Raise ``ValueError`` where a trainer could pass for a server of partitions that are not held here.
 
     On loopback it is a warning: all callers are on this machine.
     """
@@ -393,7 +394,7 @@ def _importable(samplers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _journal(options: ServeOptions) -> Journal:
-    """Open the journal. One that was asked for by name must be had."""
+    """Open the journal. ``ValueError`` where a journal named in the options cannot be opened."""
     path = options.journal or default_path(options.address.host, options.address.port)
     try:
         return Journal.open(path) if path else Journal.none()

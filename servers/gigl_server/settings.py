@@ -18,8 +18,8 @@ def read_settings(
 ) -> ServeOptions:
     """Return the options. ``flags`` that are ``None`` or ``()`` were not given.
 
-    ``document`` is that of a YAML file, which ``origin`` names. ``ValueError`` or ``TypeError`` in one
-    line that says where the wrong value comes from.
+    ``document`` is the content of a YAML file, which ``origin`` names. Raises ``ValueError`` or ``TypeError``
+    with a one-line message that names the source of the invalid value.
     """
     for name in document:
         if name not in SERVE_OPTIONS:
@@ -40,7 +40,7 @@ def read_settings(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a mapping. ``ValueError`` in one line for anything else, ``OSError`` if it cannot be read."""
+    """Read a mapping. ``ValueError`` for other content, ``OSError`` if the file cannot be read."""
     import yaml
 
     try:

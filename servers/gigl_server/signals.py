@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["RELOAD", "Signals", "leave_on_signals", "wait_for_word"]
 
 RELOAD = "SIGHUP"
-"""The word for a signal that asks to reload. All others ask to end."""
+"""Word for the signal to reload. All other signals end the process."""
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)  # In this order: who sees SIGTERM handled knows that both are.
+_ENDING = (signal.SIGINT, signal.SIGTERM)  # In this order: once SIGTERM is handled, both are.
 _STDERR = 2
 _SAME_S = 0.5
 _WAKE_S = 1.0
@@ -37,21 +37,21 @@ _STUCK_S = 10.0
 
 
 def leave_on_signals() -> None:
-    """End this process in order, with 0, at SIGTERM or SIGINT: while it has nothing to clean up."""
+    """Exit with 0 at SIGTERM or SIGINT, while there is nothing to clean up."""
     for number in _ENDING:
         signal.signal(number, _leave)
     signal.signal(signal.SIGHUP, _pass_over)
 
 
 class Signals:
-    """Puts signals into a queue as words, inside a ``with`` of the main thread.
+    """Context manager of the main thread that puts signals into a queue as words.
 
-    Ends the process at once on SIGTERM until ``hold`` is called, and also where the main thread does not
-    handle it: Python runs handlers there only, and a library may not return.
+    SIGTERM ends the process at once until ``hold`` is called, and also where the main thread does not handle
+    it: Python runs handlers on the main thread only, which may be blocked in a library.
     """
 
     def __init__(self, *, end_at_once: Callable[[str], None]) -> None:
-        """``end_at_once`` logs why the process ends; it is called where nothing else can be done."""
+        """``end_at_once`` logs why the process ends, and is called just before its forced end."""
         self.told: SimpleQueue[str] = SimpleQueue()
         self._end_at_once = end_at_once
         self._first_s: float | None = None
@@ -61,7 +61,7 @@ class Signals:
         self._read_fd = self._write_fd = -1
 
     def hold(self) -> None:
-        """Leave it to the reader of ``told`` to end the process from now on."""
+        """From now on, the reader of ``told`` ends the process."""
         self._held = True
 
     def __enter__(self) -> Signals:
@@ -80,7 +80,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _watch(self) -> None:
-        """Wait for the first signal that ends, and for the main thread to handle it."""
+        """Wait for the first ending signal, and for the main thread to handle it."""
         try:
             while (number := os.read(self._read_fd, 1)) and number[0] not in _ENDING:
                 pass
@@ -91,9 +91,9 @@ class Signals:
             os._exit(1)
 
     def _end(self, number: int, _: object) -> None:
-        """Take the first signal; the second ends the process at once.
+        """Queue the first signal; the second ends the process at once.
 
-        One that follows within half a second is the same: ``timeout`` and some supervisors send it to a
+        A signal within half a second counts as the first: ``timeout`` and some supervisors send it to a
         process and to its group.
         """
         self._handled.set()
@@ -113,8 +113,11 @@ class Signals:
 
 
 def wait_for_word(told: SimpleQueue[str]) -> str:
-    """Wait for a word. A signal that comes in the moment before a wait begins does not interrupt it, nor does
-    one that another thread is given: the handler runs when the main thread wakes."""
+    """Wait for a word, in short waits.
+
+    A signal just before a wait, or one delivered to another thread, does not interrupt the wait: its handler
+    runs when the main thread wakes.
+    """
     while True:
         with suppress(Empty):
             return told.get(timeout=_WAKE_S)
@@ -127,4 +130,4 @@ def _leave(number: int, _: object) -> None:
 
 
 def _pass_over(*_: object) -> None:
-    """Not SIG_IGN, which a child process would inherit."""
+    """Ignore a signal. Not SIG_IGN, which a child process would inherit."""

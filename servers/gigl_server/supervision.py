@@ -1,4 +1,4 @@
-"""Supervision of the parts of a server: which of them can die, and what is said when one has."""
+"""Supervision of the parts of a server: detects dead threads and ports that do not respond."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _LOGGER = logging.getLogger(__name__)
 _EVERY_S = 5.0
 _SILENT_LOOKS = 4
 _SILENT_S = 60.0
-"""A part is dead after so many looks without an answer and so long: a busy machine is slow for a while."""
+"""A part is dead after this long, and so many checks, without a response: a busy machine may be slow."""
 _FAULT_LOOKS = 2
 _STALE_S = 90.0
 _JOIN_S = 5.0
 
 
 class PartDead(Exception):
-    """A part will never answer again."""
+    """A part will never respond again."""
 
 
 class PartSilent(Exception):
-    """A part did not answer in time."""
+    """A part did not respond in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class Part:
     """A part of a server that can die by itself."""
 
     name: str
-    """One part has it."""
+    """Unique name, for messages."""
     threads: Callable[[], Iterable[threading.Thread]] = tuple
-    """Returns the threads that must be alive now."""
+    """Function that returns the threads that must be alive now."""
     check: Callable[[], None] = lambda: None
-    """Raises ``PartDead`` or ``PartSilent``. Returns within seconds."""
+    """Function that raises ``PartDead`` or ``PartSilent``. It returns within seconds."""
 
 
 class Supervisor:
-    """Looks at each part every few seconds, from a thread of its own, until it is closed."""
+    """Checks each part every few seconds, on a thread of its own, until ``close``."""
 
     def __init__(
         self,
@@ -55,8 +55,7 @@ class Supervisor:
         every_s: float = _EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``died`` is called once, with one line, when the first part is dead; ``changed`` with each new
-        ``fault``."""
+        """``died(line)`` is called once, when the first part is dead; ``changed()`` at each new ``fault``."""
         self._parts = parts
         self._died = died
         self._changed = changed
@@ -70,7 +69,7 @@ class Supervisor:
 
     @property
     def fault(self) -> str:
-        """Why the server is not well, in one line. Empty: every part answers."""
+        """Why a part does not respond, in one line. Empty: every part responds."""
         if not self._ended.is_set() and self._clock() - self._looked > _STALE_S:
             return "the parts of the server are not looked after"
         return self._fault
@@ -80,13 +79,13 @@ class Supervisor:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more. Closing twice is fine, and so is one that was not started."""
+        """Stop the checks. Closing twice, or without ``start``, is fine."""
         self._ended.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
     def look(self) -> bool:
-        """Look at each part once. Return whether all live."""
+        """Check each part once. Return ``False`` if one is dead."""
         try:
             faults = [fault for part in self._parts if (fault := self._fault_of(part))]
         except PartDead as dead:
@@ -97,7 +96,7 @@ class Supervisor:
         return True
 
     def _fault_of(self, part: Part) -> str:
-        """Return why a part is not well. Raises ``PartDead`` naming it."""
+        """Return why a part does not respond; empty if it does. Raises ``PartDead`` naming a dead part."""
         try:
             _check_threads(part.threads())
             part.check()
@@ -105,7 +104,7 @@ class Supervisor:
             raise PartDead(f"{part.name} is dead: {dead}") from None
         except PartSilent as silent:
             return self._fault_of_silent(part.name, silent)
-        except Exception:  # A check of ours that fails says nothing of the part.
+        except Exception:  # A bug of the check says nothing about the part.
             _LOGGER.exception("%s could not be checked", part.name)
         else:
             self._silent.pop(part.name, None)
@@ -125,7 +124,7 @@ class Supervisor:
                 return
 
     def _report(self, fault: str) -> None:
-        if self._ended.is_set():  # What is being closed does not answer.
+        if self._ended.is_set():  # Parts that are being closed do not respond.
             return
         _LOGGER.error("%s", fault)
         self._ended.set()

@@ -54,7 +54,7 @@ class ProxiedCluster(LocalCluster):
         """Commit a fault on a server, and undo it. Returns when that is done."""
         match fault.kind:
             case "SIGKILL of a server":
-                self._lives[server].signal(signal.SIGKILL)
+                self._incarnations[server].signal(signal.SIGKILL)
                 time.sleep(fault.seconds / 2)
                 self.restart(server)
             case "SIGTERM of a server":
@@ -73,7 +73,7 @@ class ProxiedCluster(LocalCluster):
                 disturb(self.lines[server], fault)
 
     def _log_to(self, server: int, path: str | None) -> None:
-        self._orders[server]["options"]["log_file"] = path
+        self._configs[server]["options"]["log_file"] = path
         self.restart(server)
 
     def _end_in_order(self, server: int) -> None:
@@ -83,7 +83,7 @@ class ProxiedCluster(LocalCluster):
 
     def _keep_ports(self, index: int, endpoint: Endpoint) -> None:
         """Put proxies before the ports, which are known now, before anybody asks there."""
-        told: dict[str, Any] = self._orders[index]["options"]
+        told: dict[str, Any] = self._configs[index]["options"]
         ports = endpoint.control_port, endpoint.data_port
         told |= {"listen": f"127.0.0.1:{ports[0]}", "data_port": ports[1]}
         with suppress(IndexError):

@@ -52,7 +52,7 @@ class FaultPlan:
     """In so many processes of a worker, one after the other."""
 
     def happens(self, config: WorkerConfig, batch: int | None) -> bool:
-        here = self.worker in (None, config.worker) and config.life < self.lives
+        here = self.worker in (None, config.worker) and config.incarnation < self.lives
         return here and batch == self.at_batch
 
     def commit(self) -> None:

@@ -42,7 +42,7 @@ def _fail_at(faults: FaultPlan) -> None:
     from gigl_server.ports.queries import Queries
 
     asks = 0
-    answer = Queries.answer  # Which every ask goes through, for rows as for lists.
+    answer = Queries.respond  # Which every ask goes through, for rows as for lists.
 
     def counted(self: Queries, ticket: bytes, caller: Identity, checksum: Checksum) -> Any:
         nonlocal asks
@@ -51,4 +51,4 @@ def _fail_at(faults: FaultPlan) -> None:
             faults.commit()
         return answer(self, ticket, caller, checksum)
 
-    Queries.answer = counted  # type: ignore[method-assign]
+    Queries.respond = counted  # type: ignore[method-assign]

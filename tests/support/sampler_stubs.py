@@ -71,7 +71,7 @@ def dying_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     barrier = threading.Barrier(config.concurrency, timeout=_SECONDS)
 
     def die(_: BatchRequest) -> None:
-        if config.life == 0:
+        if config.incarnation == 0:
             barrier.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -38,7 +38,7 @@ def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
 
 def test_credit_covers_an_epoch_that_was_left_and_has_an_end() -> None:
     assert (_config(prefetch=4).credit, _config(prefetch=100).credit) == (16, 64)
-    assert [_config(prefetch=each).most_asked for each in (0, 1, 4, 100)] == [1, 1, 4, 64]
+    assert [_config(prefetch=each).max_in_flight for each in (0, 1, 4, 100)] == [1, 1, 4, 64]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_credit_covers_an_epoch_that_was_left_and_has_an_end() -> None:
 def test_rows_come_from_owners_where_they_would_travel_twice(
     rows: str, ring: bool, servers: int, columns: bool, expected: bool
 ) -> None:
-    found = _config(rows=rows).without_rows(ring=ring, num_servers=servers, has_columns=columns)
+    found = _config(rows=rows).defers_features(ring=ring, num_servers=servers, has_columns=columns)
     assert found is expected
 
 

@@ -28,7 +28,7 @@ def _ask(in_flight: InFlight, channel: Any, opened: object = None, now: float = 
         slot=None,
         since=now,
     )
-    in_flight.ask(ask)
+    in_flight.add(ask)
     return ask
 
 

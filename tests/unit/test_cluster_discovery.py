@@ -12,7 +12,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_server.cluster.discovery import Discovery
-from gigl_server.cluster.peers import JoinRefused, PeerAnswer
+from gigl_server.cluster.peers import JoinRefused, PeerResponse
 from tests.support.leftovers import wait_until
 
 GRAPH = "a" * 64
@@ -29,8 +29,8 @@ def server(port: int, *partitions: int) -> Endpoint:
     )
 
 
-def answer(itself: Endpoint, *others: str, **changes: Any) -> PeerAnswer:
-    told = PeerAnswer(version="1", wire_version=WIRE_VERSION, graph=GRAPH, itself=itself, others=others)
+def answer(itself: Endpoint, *others: str, **changes: Any) -> PeerResponse:
+    told = PeerResponse(version="1", wire_version=WIRE_VERSION, graph=GRAPH, itself=itself, others=others)
     return replace(told, **changes)
 
 
@@ -38,11 +38,11 @@ def answer(itself: Endpoint, *others: str, **changes: Any) -> PeerAnswer:
 class Others:
     """What other servers say, by address; a list is said one after the other, its last for ever."""
 
-    said: dict[str, list[PeerAnswer | Exception]]
+    said: dict[str, list[PeerResponse | Exception]]
     unfit: dict[int, Exception] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def ask(self, address: str, timeout_s: float) -> PeerAnswer:
+    def ask(self, address: str, timeout_s: float) -> PeerResponse:
         assert timeout_s > 0
         self.asked.append(address)
         script = self.said.get(address, [StorageUnavailable("nothing listens there")])
@@ -57,7 +57,7 @@ class Others:
 
     def joining(self, own: Endpoint, *peers: str, partitions: int = 3) -> Discovery:
         return Discovery(
-            own, graph=GRAPH, num_partitions=partitions, peers=peers, ask=self.ask, check=self.check
+            own, graph=GRAPH, num_partitions=partitions, peers=peers, query=self.ask, check=self.check
         )
 
 
@@ -81,7 +81,7 @@ def test_one_tells_of_the_next() -> None:
 
 
 def test_one_that_is_not_up_yet_is_asked_again() -> None:
-    soon: list[PeerAnswer | Exception] = [
+    soon: list[PeerResponse | Exception] = [
         StorageUnavailable("not yet"),
         StorageUnavailable("not yet"),
         answer(server(20, 1)),
@@ -121,7 +121,7 @@ def test_one_that_hears_of_itself_does_not_join_itself() -> None:
         (ValueError("its certificate expired"), "its certificate expired"),
     ],
 )
-def test_one_that_does_not_fit_is_refused_by_name(told: PeerAnswer | Exception, said: str) -> None:
+def test_one_that_does_not_fit_is_refused_by_name(told: PeerResponse | Exception, said: str) -> None:
     with pytest.raises(JoinRefused, match=said):
         Others({"host:20": [told]}).joining(server(10, 0), "host:20").run(5)
 
@@ -133,7 +133,10 @@ def test_two_others_with_the_same_partition_are_refused() -> None:
 
 
 def test_one_that_came_back_elsewhere_takes_the_place_of_what_is_gone() -> None:
-    gone: list[PeerAnswer | Exception] = [answer(server(20, 1)), StorageUnavailable("nothing listens there")]
+    gone: list[PeerResponse | Exception] = [
+        answer(server(20, 1)),
+        StorageUnavailable("nothing listens there"),
+    ]
     others = Others({"host:20": gone, "host:30": [answer(server(30, 1))], "host:40": [answer(server(40, 2))]})
     joining = others.joining(server(10, 0), "host:20")
     joined: list[Any] = []
@@ -178,7 +181,7 @@ def test_two_with_the_same_partition_that_answer_at_once_are_not_both_taken() ->
 
 
 def test_silent_ones_that_we_were_told_of_do_not_delay_those_that_are_needed() -> None:
-    soon: list[PeerAnswer | Exception] = [*[StorageUnavailable("not yet")] * 3, answer(server(20, 1))]
+    soon: list[PeerResponse | Exception] = [*[StorageUnavailable("not yet")] * 3, answer(server(20, 1))]
     others = Others({"host:20": soon})
     joining = others.joining(server(10, 0), "host:20", partitions=2)
     for port in range(1000, 6000):

@@ -12,7 +12,7 @@ import pytest
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import WIRE_VERSION
-from gigl_server.cluster.peers import PeerAnswer, PeerWatch
+from gigl_server.cluster.peers import PeerResponse, PeerWatch
 
 OTHER = Endpoint(
     host_index=1, host="host", control_port=20, data_port=21, partitions=(1,), what="storage server"
@@ -22,10 +22,10 @@ OTHER = Endpoint(
 def test_a_change_is_one_line_and_one_slow_answer_is_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     silence = StorageUnavailable("nothing listens there")
-    here = PeerAnswer(version="1", wire_version=WIRE_VERSION, graph="a", itself=OTHER, others=())
-    script: list[PeerAnswer | Exception] = [here, silence, here, silence, silence, silence, here, here]
+    here = PeerResponse(version="1", wire_version=WIRE_VERSION, graph="a", itself=OTHER, others=())
+    script: list[PeerResponse | Exception] = [here, silence, here, silence, silence, silence, here, here]
 
-    def ask(address: str, timeout_s: float) -> PeerAnswer:
+    def ask(address: str, timeout_s: float) -> PeerResponse:
         assert address == "host:20"
         said = script.pop(0)
         if isinstance(said, Exception):
@@ -52,7 +52,7 @@ def test_a_change_is_one_line_and_one_slow_answer_is_none(caplog: pytest.LogCapt
 def test_one_that_comes_back_as_another_is_not_back(
     caplog: pytest.LogCaptureFixture, changes: dict[str, Any], said: str
 ) -> None:
-    here = PeerAnswer(version="1", wire_version=WIRE_VERSION, graph="a", itself=OTHER, others=())
+    here = PeerResponse(version="1", wire_version=WIRE_VERSION, graph="a", itself=OTHER, others=())
     watch = PeerWatch([OTHER], "a", lambda *_: replace(here, **changes))
     watch.look(threading.Event())
     watch.look(threading.Event())

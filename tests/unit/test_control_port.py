@@ -108,7 +108,7 @@ def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
         channel = opened(client)
         silent = stalled(served, 2000 // connections, connections=connections)
         try:
-            assert wait_until(lambda: not served.control._reception.idle, seconds=20)
+            assert wait_until(lambda: not served.control._authenticated.idle, seconds=20)
             began = time.monotonic()
             for batch in range(8):
                 client.heartbeat([channel], 20)
@@ -117,7 +117,7 @@ def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
         finally:
             for connection in silent:
                 connection.close()
-        assert wait_until(lambda: served.control._reception.idle, seconds=20)
+        assert wait_until(lambda: served.control._authenticated.idle, seconds=20)
 
 
 def test_one_caller_has_a_share_of_all_calls() -> None:
@@ -125,7 +125,7 @@ def test_one_caller_has_a_share_of_all_calls() -> None:
         (silent,) = stalled(served, 300)
         with silent:
             assert wait_until(lambda: b"too many calls" in silent.received(0.1), seconds=20)
-        assert wait_until(lambda: not served.control._reception._calls._all, seconds=20)
+        assert wait_until(lambda: not served.control._authenticated._calls._all, seconds=20)
         opened(client)
 
 

@@ -75,7 +75,7 @@ def data_of(server: PeerServer) -> DataService:
 
 
 def sent(server: PeerServer) -> int:
-    return data_of(server)._answers.sending.lent
+    return data_of(server)._queries.sending.lent
 
 
 def gathers(server: PeerServer) -> bool:
@@ -126,7 +126,7 @@ def test_a_hoarder_makes_room_for_who_has_nothing(
     monkeypatch.setattr(connections_module, "_UNREAD_S", 0.5)
     with serving() as server, StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert [hostile.ask(ticket(ROWS)) for _ in range(3)] == [True, True, False]
-        with data_of(server)._answers.sending.lend(70 << 20):  # Of a third caller.
+        with data_of(server)._queries.sending.lend(70 << 20):  # Of a third caller.
             assert gathers(server)
     told = "a reply was not read for 0.5 s, and other callers wait"
     assert wait_until(lambda: told in caplog.text, seconds=20)

@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 def task(plan: str = "plan", batch: int = 0) -> Any:
     producer = SimpleNamespace(plan_text=plan, digest=b"")
-    channel = SimpleNamespace(producer=producer, without_rows=False)
+    channel = SimpleNamespace(producer=producer, deferred_features=False)
     request = seed_request(0, batch, np.arange(3))
     return SimpleNamespace(channel=channel, request=request)
 

@@ -40,7 +40,7 @@ def test_a_wait_that_had_no_time_left_leaves_time_to_tell(monkeypatch: pytest.Mo
         return SimpleNamespace(pid=1, wait=lambda _: 0, send_signal=print)
 
     monkeypatch.setattr(local_cluster, "FreshProcess", process)
-    life = local_cluster._Life({"name": "server"})
+    life = local_cluster._Incarnation({"name": "server"})
     [child] = ends
     with child, child.makefile("rb") as lines:
         assert json.loads(lines.readline()) == {"name": "server"}

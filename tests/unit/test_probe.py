@@ -34,10 +34,10 @@ def test_ports_that_answer_are_alive(credentials: Credentials, listen: str) -> N
         data = DataProbe(where, end.data_port, lambda: given, host="localhost", ping=PING)
         assert control.status() is grpc.StatusCode.OK
         control.check()
-        before = server._answers._counters.read().calls
+        before = server._queries._counters.read().calls
         data.check()
-        assert server._answers._counters.read().calls == before + 1
-        assert server._answers._counters.read().refused == 0
+        assert server._queries._counters.read().calls == before + 1
+        assert server._queries._counters.read().refused == 0
 
 
 def test_a_port_where_nobody_listens_is_dead() -> None:

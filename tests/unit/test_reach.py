@@ -80,7 +80,7 @@ def test_no_byte_leaves_before_it_is_refused(listener: socket.socket) -> None:
         closing(Connection(at(listener), caller, timeout_s=2)) as data,
         pytest.raises(ValueError, match=REFUSED),
     ):
-        data.ask(b"request", list)
+        data.call(b"request", list)
     with pytest.raises(TimeoutError):
         listener.accept()
 

@@ -67,7 +67,7 @@ def test_a_channel_that_cannot_be_opened_again_costs_no_batch(
         take(epoch, seen, 2)
         with monkeypatch.context() as patches:
             patches.setattr(service, "ring_door", "")
-            for channel in list(service._jobs.channels.values()):
+            for channel in list(service._sessions.channels.values()):
                 service.close_channel(channel.job, channel.id)
             for _ in range(2):
                 with pytest.raises(StorageUnavailable, match="hands out no rings"):
@@ -124,7 +124,7 @@ def test_a_frame_that_breaks_a_rule_is_asked_for_again(
     times: int,
 ) -> None:
     """After the third time in a row the trainer is told; the next call asks again."""
-    asks, damaged = service._asks, list[int]()
+    asks, damaged = service._scheduler, list[int]()
     finish = asks.finish
 
     def damage(task: Any, outcome: Any) -> None:

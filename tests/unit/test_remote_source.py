@@ -67,7 +67,7 @@ def expected() -> list[bytes]:
 
 def _asked(source: Any) -> list[int]:
     with source._changed:
-        return sorted(source._in_flight.asked)
+        return sorted(source._in_flight.sent)
 
 
 KINDS = [("ring", "auto"), ("flight", "through"), ("flight", "direct")]
@@ -190,7 +190,7 @@ def test_a_channel_that_is_not_known_any_more_is_opened_again_at_once(
         frames = drain(source, 3)
         for server in (0, 1):
             service = two.service(server)
-            for channel in list(service._jobs.channels.values()):
+            for channel in list(service._sessions.channels.values()):
                 service.close_channel(channel.job, channel.id)
         assert frames + drain(source, NUM_BATCHES - 3) == expected
         assert source.stats()["reconnects"] == 2
@@ -340,7 +340,7 @@ def test_a_busy_server_is_asked_again(
 def test_bytes_that_are_no_frame_fail_their_batch_only(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks = one.service(0)._asks
+    asks = one.service(0)._scheduler
     finish = asks.finish
 
     def damaged(task: Any, outcome: Any) -> None:
@@ -425,7 +425,7 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
         source.start_epoch(0)
         try:
             assert all(fetching.acquire(timeout=20) for _ in range(FETCHERS))
-            for channel in list(service._jobs.channels.values()):
+            for channel in list(service._sessions.channels.values()):
                 service.close_channel(channel.job, channel.id)
             sample.set()
             assert wait_until(lambda: source.stats()["reconnects"] == 1, seconds=20)
@@ -492,7 +492,7 @@ def test_what_nobody_hands_out_is_not_needed(
             source.start_epoch(0)
             assert drain(source) == expected
             assert source.stats()["transport"] == "flight"
-        assert not service._jobs.channels
+        assert not service._sessions.channels
         (record,) = [each for each in caplog.records if each.name == "gigl_client.channel"]
         assert "batches come over the network, not by a ring" in record.message
         assert why in record.message
@@ -569,7 +569,7 @@ def test_nothing_runs_on_when_a_source_is_closed_or_forgotten(two: SmallCluster)
         assert wait_until(lambda: _threads() <= before, seconds=10), _threads()
         for server in (0, 1):
             service = two.service(server)
-            assert wait_until(lambda found=service: not found._jobs.channels, seconds=10)
+            assert wait_until(lambda found=service: not found._sessions.channels, seconds=10)
 
 
 def _threads() -> set[threading.Thread]:

@@ -24,10 +24,10 @@ def test_the_last_attempt_comes_near_the_end_of_the_time(monkeypatch: pytest.Mon
 
     def fail(*_: object) -> None:
         asked.append(time.monotonic() - began)
-        raise connection._AskAgain("gone")
+        raise connection._AttemptFailed("gone")
 
     monkeypatch.setattr(Connection, "_attempt", fail)
     with pytest.raises(StorageUnavailable, match="gone"):
-        Connection(NOBODY, Caller(), timeout_s=0.3).ask(b"", nothing)
+        Connection(NOBODY, Caller(), timeout_s=0.3).call(b"", nothing)
     assert 0.21 < asked[-1] < 0.3  # Pauses of 0.05, 0.1 and 0.2 s would leave at 0.15.
     assert len(asked) <= 6

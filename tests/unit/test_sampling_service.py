@@ -82,7 +82,7 @@ def test_a_repeated_ask_gives_the_same_bytes(wanted: list[bytes]) -> None:
 
 def test_frames_without_rows_lack_columns() -> None:
     with service_of() as service:
-        trainer = Trainer(service, without_rows=True)
+        trainer = Trainer(service, deferred_features=True)
         trainer.ask(0)
         outcome = trainer.answers.next()[1]
         assert trainer.fetch(outcome) is not None
@@ -274,7 +274,7 @@ def test_leaving_an_epoch_ends_what_was_asked_for_it(wanted: list[bytes]) -> Non
 
 def test_a_refused_ask_of_a_new_epoch_ends_the_older_ones_all_the_same() -> None:
     gate = Gate()
-    with service_of(gate=gate, ask_bytes=2000) as service:  # An ask has 800.
+    with service_of(gate=gate, request_bytes=2000) as service:  # An ask has 800.
         trainer = Trainer(service)
         trainer.ask(0)
         assert gate.entered.acquire(timeout=20)
@@ -590,7 +590,7 @@ def test_limits_bind_until_something_is_closed(given: dict[str, Any], message: s
 
 def test_jobs_and_waiting_seeds_are_limited_too() -> None:
     gate = Gate()
-    with service_of(gate=gate, jobs=1, ask_bytes=2000) as service:
+    with service_of(gate=gate, jobs=1, request_bytes=2000) as service:
         trainer = Trainer(service)
         refused(RefusalKind.BUSY, "1 jobs on this server", Trainer, service, job=OTHER_JOB)
         trainer.ask(0)
@@ -651,7 +651,7 @@ def test_leases_are_of_channels_each_renewed_by_what_names_it() -> None:
             service.heartbeat(JOB, [beating.channel.id])
             service.create_producer(JOB, key="train", plan=PLAN.to_json(), graph=DIGEST)
             service.sweep()
-        assert {each.id for each in service._jobs.channels.values()} == {
+        assert {each.id for each in service._sessions.channels.values()} == {
             asking.channel.id,
             beating.channel.id,
         }

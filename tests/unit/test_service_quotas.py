@@ -93,7 +93,7 @@ def test_a_job_stays_its_owners_whoever_joins_it() -> None:
 
 def test_channels_and_waiting_seeds_go_by_owner() -> None:
     gate = Gate()
-    with service_of(gate=gate, channels=30, ask_bytes=30_000) as service:
+    with service_of(gate=gate, channels=30, request_bytes=30_000) as service:
         greedy = [Trainer(service, caller=HOSTILE) for _ in range(26)]
         refused("has 26 channels", Trainer, service, caller=HOSTILE)
         honest = Trainer(service, job=OTHER_JOB, caller=HONEST)

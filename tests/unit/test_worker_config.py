@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 SETTING = WorkerConfig(
     worker=1,
-    life=2,
+    incarnation=2,
     trainer_pid=3,
     sampler="somewhere:something",
     plan=PLAN.to_json(),

@@ -141,7 +141,7 @@ def test_as_many_batches_as_samplers_are_under_way_and_answered_as_they_finish(t
     for batch in (2, 0, 1, 3):
         trainer.gates.open[batch].set()
         answer = trainer.answer()
-        assert (answer.outcome, answer.request_slot) == (Result.FRAME, batch)
+        assert (answer.result, answer.request_slot) == (Result.FRAME, batch)
         frame = trainer.frame(answer)
         assert (frame.batch, set(frame.array("seeds").tolist())) == (batch, {batch})
 
@@ -174,9 +174,7 @@ def test_requests_of_an_epoch_that_was_left_are_skipped_and_those_under_way_fini
     trainer.gates.open[7].set()
     for batch in (0, 1, 2):
         trainer.gates.open[batch].set()
-    outcomes = sorted(
-        (answer.outcome, answer.request_slot) for answer in (trainer.answer() for _ in range(5))
-    )
+    outcomes = sorted((answer.result, answer.request_slot) for answer in (trainer.answer() for _ in range(5)))
     frames = [(Result.FRAME, 0), (Result.FRAME, 1), (Result.FRAME, 2), (Result.FRAME, 3)]
     assert outcomes == [*frames, (Result.SKIPPED, 3)]
     assert not trainer.gates.begun[3].is_set()
@@ -199,7 +197,7 @@ def test_frames_that_fit_no_slot_come_apart(trainer: Trainer) -> None:
     trainer.release()
     for batch in range(3):
         trainer.ask(batch)
-    assert {trainer.answer().outcome for _ in range(3)} == {Result.OVERSIZE}
+    assert {trainer.answer().result for _ in range(3)} == {Result.OVERSIZE}
 
 
 def test_two_frames_never_share_a_slot(trainer: Trainer) -> None:

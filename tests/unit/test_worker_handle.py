@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 LAYOUT = RingLayout(request_slots=2, request_bytes=128, slots=4, slot_bytes=4096)
 SETTING = WorkerConfig(
     worker=5,
-    life=0,
+    incarnation=0,
     trainer_pid=os.getpid(),
     sampler="",
     plan="{}",
@@ -47,7 +47,7 @@ class PlayedWorker:
     status: int | None = -signal.SIGKILL
 
     def __init__(self, config: WorkerConfig, *, method: str, ring_fd: int) -> None:
-        self.life = config.life
+        self.incarnation = config.incarnation
         self.link, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)
         self.ring = Ring(ring_fd, config.ring)
@@ -107,20 +107,20 @@ def request(batch: int, epoch: int = 0) -> BatchRequest:
 
 
 def test_requests_and_frames_pass_through_the_ring(handle: WorkerHandle) -> None:
-    handle.ask(request(7))
+    handle.send(request(7))
     assert played(handle).work()[2:] == (1, 0, 7)
-    (delivery,) = handle.answers()
+    (delivery,) = handle.deliveries()
     assert (delivery.batch, delivery.nbytes) == (7, 2)
     assert handle.hand_out(delivery).tolist() == [7, 7]
 
 
 def test_room_is_for_requests_and_finished_frames_together(handle: WorkerHandle) -> None:
-    handle.ask(request(0))
+    handle.send(request(0))
     assert room(handle)
-    handle.ask(request(1))
+    handle.send(request(1))
     assert not room(handle)
     played(handle).work()
-    (delivery,) = handle.answers()
+    (delivery,) = handle.deliveries()
     assert not room(handle)
     handle.hand_out(delivery)
     assert room(handle)
@@ -129,16 +129,16 @@ def test_room_is_for_requests_and_finished_frames_together(handle: WorkerHandle)
 def test_few_frames_are_lent_and_the_others_copied(handle: WorkerHandle) -> None:
     kept = []
     for batch in range(6):
-        handle.ask(request(batch))
+        handle.send(request(batch))
         played(handle).work()
-        (delivery,) = handle.answers()
+        (delivery,) = handle.deliveries()
         kept.append(handle.hand_out(delivery))
     assert [array.tolist() for array in kept] == [[batch, batch] for batch in range(6)]
     assert handle.tally.copied_out == 4
     del kept[:2]
-    handle.ask(request(9))
+    handle.send(request(9))
     played(handle).work()
-    (delivery,) = handle.answers()
+    (delivery,) = handle.deliveries()
     handle.hand_out(delivery)
     assert handle.tally.copied_out == 4
 
@@ -154,9 +154,9 @@ def test_a_copy_that_fails_leaves_its_slot_free(handle: WorkerHandle) -> None:
     slots: Any = handle._ring.slots
     kept = []
     for batch in range(3):
-        handle.ask(request(batch))
+        handle.send(request(batch))
         played(handle).work()
-        (delivery,) = handle.answers()
+        (delivery,) = handle.deliveries()
         if batch < 2:
             kept.append(handle.hand_out(delivery))
     slots.buffer = lambda slot: NoMemory()
@@ -166,19 +166,19 @@ def test_a_copy_that_fails_leaves_its_slot_free(handle: WorkerHandle) -> None:
 
 
 def test_answers_of_an_epoch_that_was_left_only_free_what_they_held(handle: WorkerHandle) -> None:
-    handle.ask(request(0))
-    handle.ask(request(1))
+    handle.send(request(0))
+    handle.send(request(1))
     played(handle).work()
     handle.leave_epoch(2)
     assert not room(handle)
     assert played(handle).ring.generation == 2
-    assert list(handle.answers()) == []
+    assert list(handle.deliveries()) == []
     assert room(handle)
-    handle.ask(request(0, epoch=1))
+    handle.send(request(0, epoch=1))
     request_slot = Request.unpack(receive(played(handle).far)[0]).request_slot
     played(handle).answer(Result.SKIPPED, request_slot)
     played(handle).work()
-    (delivery,) = handle.answers()
+    (delivery,) = handle.deliveries()
     assert delivery.batch == 0
     assert played(handle).ring.slots.take() == 1
     handle.drop(delivery)
@@ -186,25 +186,25 @@ def test_answers_of_an_epoch_that_was_left_only_free_what_they_held(handle: Work
 
 
 def test_a_burial_names_the_batches_to_sample_again(handle: WorkerHandle) -> None:
-    handle.ask(request(0))
+    handle.send(request(0))
     played(handle).work()
-    (finished,) = handle.answers()
-    handle.ask(request(1))
+    (finished,) = handle.deliveries()
+    handle.send(request(1))
     worker = played(handle)
     worker.started = True
     worker.ring.slots.take()
     worker.ring.note(State.SAMPLING, epoch=0, batch=1)
     worker.far.close()
     with pytest.raises(EOFError):
-        list(handle.answers())
+        list(handle.deliveries())
     death = handle.reap()
     assert death.account.endswith("was killed by SIGKILL while it sampled batch 1 of epoch 0")
     assert (death.trace, death.hopeless, death.pending) == ("last words", False, [1])
     handle.restart()
-    assert (played(handle).life, handle.tally.restarts) == (1, 1)
-    handle.ask(request(1))
+    assert (played(handle).incarnation, handle.tally.restarts) == (1, 1)
+    handle.send(request(1))
     played(handle).work()
-    (again,) = handle.answers()
+    (again,) = handle.deliveries()
     assert (finished.slot, again.slot) == (0, 1)
     assert handle.hand_out(finished).tolist() == [0, 0]
     assert handle.hand_out(again).tolist() == [1, 1]
@@ -221,7 +221,7 @@ def test_ending_by_itself_before_being_up_is_hopeless(
 
 def test_requests_to_a_process_that_is_gone_wait_for_its_burial(handle: WorkerHandle) -> None:
     played(handle).far.close()
-    handle.ask(request(3))
+    handle.send(request(3))
     assert handle.reap().pending == [3]
     handle.restart()
 
@@ -242,23 +242,23 @@ def test_requests_to_a_process_that_is_gone_wait_for_its_burial(handle: WorkerHa
 def test_a_worker_that_breaks_the_protocol_is_refused(
     handle: WorkerHandle, outcome: int, request_slot: int, slot: int, nbytes: int
 ) -> None:
-    handle.ask(request(0))
+    handle.send(request(0))
     assert Request.unpack(receive(played(handle).far)[0]).request_slot == 1
     played(handle).answer(outcome, request_slot, slot, nbytes)
     with pytest.raises(FormatError, match="worker 5"):
-        list(handle.answers())
+        list(handle.deliveries())
 
 
 def test_a_slot_that_is_in_use_cannot_come_again(handle: WorkerHandle) -> None:
-    handle.ask(request(0))
+    handle.send(request(0))
     played(handle).work()
-    (delivery,) = handle.answers()
+    (delivery,) = handle.deliveries()
     for kept in (delivery, handle.hand_out(delivery)):
-        handle.ask(request(1))
+        handle.send(request(1))
         ask = Request.unpack(receive(played(handle).far)[0])
         played(handle).answer(Result.FRAME, ask.request_slot, delivery.slot)
         with pytest.raises(FormatError, match="worker 5 sent"):
-            list(handle.answers())
+            list(handle.deliveries())
         del kept
 
 
@@ -266,7 +266,7 @@ def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle)
     """Every mapping holds a descriptor."""
     kept = []
     for batch in range(40):
-        handle.ask(request(batch))
+        handle.send(request(batch))
         request_slot = Request.unpack(receive(played(handle).far)[0]).request_slot
         fd = create_memory("gigl-test", 4096)
         os.pwrite(fd, bytes([batch]), 0)
@@ -274,7 +274,7 @@ def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle)
             played(handle).far, [Response(Result.OVERSIZE, request_slot, 0, 4096, 0, 0).pack()], [fd]
         )
         os.close(fd)
-        (delivery,) = handle.answers()
+        (delivery,) = handle.deliveries()
         kept.append(handle.hand_out(delivery))
     del delivery
     assert [array[0] for array in kept] == list(range(40))
@@ -282,10 +282,10 @@ def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle)
 
 
 def test_a_memory_file_shorter_than_it_says_is_refused(handle: WorkerHandle) -> None:
-    handle.ask(request(0))
+    handle.send(request(0))
     fd = create_memory("gigl-test", 100)
     answer = Response(Result.OVERSIZE, 1, 0, 4096, 0, 0).pack()
     socket.send_fds(played(handle).far, [answer], [fd])
     os.close(fd)
     with pytest.raises(FormatError, match="100 bytes for 4096"):
-        list(handle.answers())
+        list(handle.deliveries())

@@ -1,4 +1,4 @@
-"""Discovery of storage servers, until every partition of the graph is served by one of them."""
+"""Discovery of storage servers, until one of them serves each partition of the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
-from gigl_server.cluster.peers import JoinRefused, PeerAnswer, check_fit, check_partitions, listed
+from gigl_server.cluster.peers import JoinRefused, PeerResponse, check_fit, check_partitions, listed
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
@@ -26,12 +26,12 @@ _LOGGER = logging.getLogger(__name__)
 _AT_ONCE = 8
 _ATTEMPT_S = 5.0
 _TOLD_ATTEMPT_S = 2.0
-_TOLD_AT_ONCE = 16  # Whoever has the token may tell us of servers: silent ones shall not delay those we need.
-_MAX_ADDRESSES = 4096  # Others tell us addresses: no more of them than a cluster could have.
+_TOLD_AT_ONCE = 16  # Any holder of the token may announce servers: silent ones must not delay others.
+_MAX_ADDRESSES = 4096  # Limit on announced addresses: more than any cluster has.
 
 
 class Discovery:
-    """Asks the servers that are known for those that are not. Any number of threads may tell of more."""
+    """Queries known servers for further servers. ``tell`` may be called from any thread."""
 
     def __init__(
         self,
@@ -40,54 +40,54 @@ class Discovery:
         graph: str,
         num_partitions: int,
         peers: Sequence[str],
-        ask: Callable[[str, float], PeerAnswer],
+        query: Callable[[str, float], PeerResponse],
         check: Callable[[Endpoint, float], object],
     ) -> None:
-        """``ask(address, timeout_s)`` and ``check(endpoint, timeout_s)`` may raise.
+        """``query(address, timeout_s)`` and ``check(endpoint, timeout_s)`` query and check a server.
 
-        ``StorageUnavailable`` for what may pass, ``ValueError`` or ``SamplingError`` for what may not.
+        Both raise ``StorageUnavailable`` where a retry may succeed, else ``ValueError`` or ``SamplingError``.
         """
         self._own = own
         self._graph = graph
         self._num_partitions = num_partitions
-        self._ask, self._check = ask, check
+        self._query, self._check = query, check
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._closed = False
         self._addresses = list(dict.fromkeys(_normal(peer) for peer in peers))
         self._trusted = set(self._addresses)
         self._members: dict[str, Endpoint] = {own.control_address: own}
-        self._asked: set[str] = set()
+        self._queried: set[str] = set()
         self._silent: Counter[str] = Counter()
-        """Of servers that we were told of: how often they did not answer in a row."""
+        """Number of queries in a row without a response, by announced address."""
         self._errors: dict[str, str] = {}
         self._told = ""
 
     @property
     def members(self) -> tuple[Endpoint, ...]:
-        """Servers that have answered and are fit, this one included. The place in the list is the rank."""
+        """Servers that responded and passed the checks, by rank, this one included."""
         with self._lock:
             found = sorted(self._members.values(), key=lambda each: each.partitions)
         return tuple(replace(member, host_index=rank) for rank, member in enumerate(found))
 
     @property
     def missing(self) -> list[int]:
-        """Partitions that nobody serves yet."""
+        """Partitions that no known server has."""
         with self._lock:
             held = {part for member in self._members.values() for part in member.partitions}
         return [part for part in range(self._num_partitions) if part not in held]
 
     @property
     def waiting_for(self) -> str:
-        """What is not there yet, in words; empty when nothing is missing."""
+        """Missing partitions and the latest errors, as text; empty when nothing is missing."""
         if not self.missing:
             return ""
         with self._lock:
-            asked = "; ".join(list(self._errors.values())[:4])
-        return f"waits for partitions {listed(self.missing)}" + (f" ({asked})" if asked else "")
+            errors = "; ".join(list(self._errors.values())[:4])
+        return f"waits for partitions {listed(self.missing)}" + (f" ({errors})" if errors else "")
 
     def tell(self, address: str) -> None:
-        """Hear of a server. It is asked soon; what is no address is passed over."""
+        """Add the address of a server, which is queried soon. An invalid address is ignored."""
         try:
             address = _normal(address)
         except ValueError:
@@ -101,15 +101,15 @@ class Discovery:
         self._news.set()
 
     def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
-        """Return the members once they serve every partition between them.
+        """Return the members once they serve all partitions together.
 
-        ``JoinRefused`` where a server that was named, or is known to one that was, does not fit;
-        ``StorageUnavailable`` with what is missing after ``timeout_s``.
+        Raises ``JoinRefused`` where a trusted server does not fit: one of ``peers``, or one that such a
+        server knows. Raises ``StorageUnavailable`` with what is missing after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
-            while self.missing or self._to_ask():
+            while self.missing or self._has_unqueried():
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed:
                     raise self._given_up(timeout_s)
@@ -122,32 +122,32 @@ class Discovery:
                     backoff.reset()
         return self.members
 
-    def _to_ask(self) -> bool:
-        """Whether a server that we rely on was not asked yet: it may be one too many."""
+    def _has_unqueried(self) -> bool:
+        """Return whether a trusted server was not queried yet: it may have partitions of another member."""
         with self._lock:
-            unasked = self._trusted.intersection(self._addresses) - self._asked
-            return bool(unasked) and len(self._members) > 1
+            unqueried = self._trusted.intersection(self._addresses) - self._queried
+            return bool(unqueried) and len(self._members) > 1
 
     def close(self) -> None:
-        """Let ``run`` end after the attempts under way."""
+        """End ``run`` after the attempts under way."""
         self._closed = True
         self._news.set()
 
     def _round(self, pool: ThreadPoolExecutor, left: float) -> None:
-        """Ask those that were named, then some that we were told of: those that answer, and the newest."""
+        """Query trusted servers, then some announced ones: first those that respond, and the newest."""
         with self._lock:
             named = [address for address in self._addresses if address in self._trusted]
             told = [address for address in reversed(self._addresses) if address not in self._trusted]
             told = sorted(told, key=self._silent.__getitem__)[:_TOLD_AT_ONCE]
-            self._asked.update(named)
-        self._ask_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
-        self._ask_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
+            self._queried.update(named)
+        self._query_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
+        self._query_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
 
-    def _ask_all(self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float) -> None:
-        # All are heard before the first refusal is raised: it names the same server every time.
-        outcomes = [pool.submit(self._meet, address, seconds) for address in addresses]
-        for address, outcome in zip(addresses, outcomes, strict=True):
-            error = outcome.exception()
+    def _query_all(self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float) -> None:
+        # All queries start before the first refusal is raised, which so names the same server every time.
+        futures = [pool.submit(self._meet, address, seconds) for address in addresses]
+        for address, future in zip(addresses, futures, strict=True):
+            error = future.exception()
             if isinstance(error, StorageUnavailable):
                 with self._lock:
                     self._errors[address] = str(error)
@@ -158,34 +158,34 @@ class Discovery:
                 raise error
 
     def _meet(self, address: str, seconds: float) -> None:
-        answer = self._ask(address, seconds)
-        itself = answer.itself
+        response = self._query(address, seconds)
+        itself = response.itself
         if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
             self._forget_error(address)
             return
-        check_fit(address, answer, graph=self._graph)
+        check_fit(address, response, graph=self._graph)
         self._drop_gone(itself)
         with self._lock:
             self._check_partitions(address, itself)
-        for other in answer.others:
+        for other in response.others:
             self.tell(other)
         with self._lock:
             if address in self._trusted:
-                self._trusted.update(answer.others)
+                self._trusted.update(response.others)
             known = itself.control_address in self._members
         if not known:
             self._check(itself, seconds)
-            with self._lock:  # Another that has the same may have been added meanwhile.
+            with self._lock:  # A server with the same partitions may have been added meanwhile.
                 self._check_partitions(address, itself)
                 self._members[itself.control_address] = itself
             _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
         self._forget_error(address)
 
     def _drop_gone(self, newcomer: Endpoint) -> None:
-        """Forget members that hold a newcomer's partitions and are there no more: they cannot keep it out.
+        """Forget members that hold a newcomer's partitions and do not respond any more.
 
-        A server that was started again elsewhere comes under another address. One that is live stays, and
-        the newcomer is refused.
+        A server that was restarted elsewhere has another address. A live member stays, and the newcomer is
+        refused.
         """
         with self._lock:
             rivals = [each for each in self._members.values() if self._are_rivals(each, newcomer)]
@@ -195,12 +195,12 @@ class Discovery:
                 self._members.pop(rival.control_address, None)
 
     def _is_gone(self, member: Endpoint) -> bool:
-        """Return whether nobody answers at a member's address, or somebody who proves nothing."""
+        """Return whether a member does not respond, or a server at its address lacks the cluster key."""
         try:
-            self._ask(member.control_address, _ATTEMPT_S)
+            self._query(member.control_address, _ATTEMPT_S)
         except (StorageUnavailable, JoinRefused):
             return True
-        except (GiglError, ValueError):  # It answers, and refuses: it may be busy.
+        except (GiglError, ValueError):  # It responds with a refusal: it may be busy.
             return False
         return False
 
@@ -212,7 +212,7 @@ class Discovery:
         check_partitions(address, itself, own=self._own, members=self._members.values())
 
     def _refuse(self, address: str, error: Exception) -> None:
-        """Give up on a server. One that came to us and does not fit shall not stop us: it stops itself."""
+        """Give up a server. An announced server that does not fit is ignored: it stops itself."""
         if address in self._trusted:
             raise error if isinstance(error, JoinRefused) else JoinRefused(str(error)) from None
         _LOGGER.warning("passing over %s, which asked to join: %s", address, str(error))
@@ -220,7 +220,7 @@ class Discovery:
             self._forget(address)
 
     def _forget_silent(self) -> bool:
-        """Make room for another address. Under the lock."""
+        """Forget a silent announced address, to make room. Return whether there was one. Under the lock."""
         told = [
             address for address in self._addresses if self._silent[address] and address not in self._trusted
         ]

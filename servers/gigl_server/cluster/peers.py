@@ -1,4 +1,4 @@
-"""Other storage servers: asked who they are, checked whether they fit, and watched."""
+"""Other storage servers of the cluster: queries, checks, and a watch over them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.store_client import ClusterView
 
-__all__ = ["JoinRefused", "PeerAnswer", "PeerClient", "PeerWatch", "check_fit", "check_partitions", "listed"]
+__all__ = [
+    "JoinRefused",
+    "PeerClient",
+    "PeerResponse",
+    "PeerWatch",
+    "check_fit",
+    "check_partitions",
+    "listed",
+]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -31,16 +39,16 @@ _WHAT = "storage server"
 _OWN_S = 2.0
 _WATCH_S = 2.0
 _MISSES = 2
-"""A server that does not answer so many times in a row is lost: one slow answer is no news."""
+"""A server is lost after so many queries in a row without a response: one slow response means nothing."""
 
 
 class JoinRefused(GiglError):
-    """This server and another cannot be in one cluster. The message names both sides of the reason."""
+    """This server and another cannot be in one cluster. The message says why, with the values of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAnswer:
-    """What a server says of itself and of others."""
+class PeerResponse:
+    """Response of a server to a query: itself, and the servers that it knows."""
 
     version: str
     wire_version: int
@@ -48,31 +56,31 @@ class PeerAnswer:
     """Digest."""
     itself: Endpoint
     others: tuple[str, ...]
-    """Control addresses of servers that it knows."""
+    """Control addresses of the other servers that it knows."""
 
 
 class PeerClient:
-    """Asks servers who they are and whom they know. Each ask has a connection of its own.
+    """Queries servers for themselves and for the servers that they know. Each query opens a connection.
 
-    One that lasts would wait out gRPC's backoff after a failure; connecting anew takes milliseconds.
+    A lasting connection would wait out gRPC's backoff after a failure; a new one takes milliseconds.
     """
 
     def __init__(self, own: Endpoint, caller: Caller, *, graph: str, cluster_key: str = "") -> None:
-        """With ``cluster_key``, servers that do not prove that they have it are refused."""
+        """With ``cluster_key``, servers that do not prove it are refused."""
         self._own = own
         self._caller = caller
         self._graph = graph
         self._cluster_key = cluster_key
 
     def renew(self, caller: Caller) -> None:
-        """Show another token and another certificate from the next ask on."""
+        """Use the token and certificate of ``caller`` from the next query on."""
         self._caller = caller
 
-    def ask(self, address: str, timeout_s: float) -> PeerAnswer:
-        """Return what a server says.
+    def query(self, address: str, timeout_s: float) -> PeerResponse:
+        """Return the response of a server.
 
-        ``StorageUnavailable`` where nobody answers, ``SamplingError`` or ``ValueError`` for a wrong answer,
-        ``JoinRefused`` for a server that does not prove the cluster key.
+        Raises ``StorageUnavailable`` where no server responds, ``SamplingError`` or ``ValueError`` for a
+        wrong response, ``JoinRefused`` for a server that does not prove the cluster key.
         """
         endpoint = self._endpoint(address)
         with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
@@ -80,7 +88,7 @@ class PeerClient:
         itself = [server for server in view.servers if server.partitions == view.partitions]
         if not itself:
             raise StorageUnavailable(f"storage server at {address}: {view.reason or 'it is starting'}")
-        return PeerAnswer(
+        return PeerResponse(
             version=view.version,
             wire_version=view.wire_version,
             graph=view.graph,
@@ -91,7 +99,8 @@ class PeerClient:
     def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
         """Return the view of a server, and announce this one to it.
 
-        With a cluster key the other server has to prove it first: an announcement answers its challenge.
+        With a cluster key, the other server must prove the key first: its response has the challenge that an
+        announcement responds to.
         """
         own = self._own.control_address
         if not self._cluster_key:
@@ -113,11 +122,11 @@ class PeerClient:
         return view
 
     def own_fault(self) -> str | None:
-        """Return why others will not trust this server, which it sees when it comes as they do."""
+        """Return why other servers will not trust this one, found by connecting to it as they do."""
         return tls_fault(self._own, self._caller, self._own.control_port, _OWN_S)
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
-        """Make sure that both ports of a server answer us. Errors are those of ``ask``."""
+        """Check that both ports of a server respond. Raises as ``query``."""
         with _without_rank(endpoint):
             check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
 
@@ -127,29 +136,29 @@ class PeerClient:
             host_index=0,
             host=where.host,
             control_port=where.port,
-            data_port=where.port,  # Not known yet, and not asked.
+            data_port=where.port,  # Not known yet, and not used.
             partitions=(),
             certificate=self._own.certificate,
             what=_WHAT,
         )
 
 
-def check_fit(address: str, answer: PeerAnswer, *, graph: str) -> None:
-    """Raise ``JoinRefused`` unless the server at ``address`` speaks our wire version and has our graph."""
-    if answer.wire_version != WIRE_VERSION:
+def check_fit(address: str, response: PeerResponse, *, graph: str) -> None:
+    """Raise ``JoinRefused`` unless the server at ``address`` has this wire version and this graph."""
+    if response.wire_version != WIRE_VERSION:
         raise JoinRefused(
-            f"storage server at {address} runs gigl-loader {answer.version}, whose wire version is "
-            f"{answer.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
+            f"storage server at {address} runs gigl-loader {response.version}, whose wire version is "
+            f"{response.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
         )
-    if answer.graph != graph:
+    if response.graph != graph:
         raise JoinRefused(
-            f"storage server at {address} has another graph: digest {answer.graph[:12]} vs {graph[:12]} "
+            f"storage server at {address} has another graph: digest {response.graph[:12]} vs {graph[:12]} "
             "here: give all servers parts of one and the same partitioned graph"
         )
 
 
 def check_partitions(address: str, itself: Endpoint, *, own: Endpoint, members: Iterable[Endpoint]) -> None:
-    """Raise ``JoinRefused`` if the server found at ``address`` serves what one of ``members`` does."""
+    """Raise ``JoinRefused`` if the server at ``address`` serves a partition of one of ``members``."""
     for member in members:
         twice = sorted(set(member.partitions) & set(itself.partitions))
         if twice and member.control_address != itself.control_address:
@@ -169,7 +178,7 @@ def listed(partitions: Sequence[int]) -> str:
 
 @contextmanager
 def _without_rank(endpoint: Endpoint) -> Iterator[None]:
-    """Leave the number out of what is said: it is not known yet."""
+    """Leave the rank out of error messages, because it is not known yet."""
     try:
         yield
     except (GiglError, ValueError) as error:
@@ -178,32 +187,32 @@ def _without_rank(endpoint: Endpoint) -> Iterator[None]:
 
 
 class PeerWatch:
-    """Looks after the other servers when it is told to. Sampling does not depend on it: asks find out."""
+    """Watch over the other servers, for the log. Sampling does not depend on it."""
 
     def __init__(
-        self, members: Sequence[Endpoint], graph: str, ask: Callable[[str, float], PeerAnswer]
+        self, members: Sequence[Endpoint], graph: str, query: Callable[[str, float], PeerResponse]
     ) -> None:
-        """``members`` are the others."""
+        """``members`` are the other servers."""
         self._members = members
         self._graph = graph
-        self._ask = ask
+        self._query = query
         self._misses = dict.fromkeys(members, 0)
 
     @property
     def lost(self) -> list[Endpoint]:
-        """Those that did not answer the last times."""
+        """Servers that did not respond to the last queries."""
         return [member for member, misses in self._misses.items() if misses >= _MISSES]
 
     def look(self, until: threading.Event) -> None:
-        """Ask each of them once, or until it is over: those that do not answer take their time."""
+        """Query each server once, or until ``until`` is set: a silent server takes its whole timeout."""
         for member in self._members:
             if until.is_set():
                 return
             try:
-                answer = self._ask(member.control_address, _WATCH_S)
-                check_fit(member.control_address, answer, graph=self._graph)
-                if answer.itself.partitions != member.partitions:
-                    raise ValueError(f"it came back with partitions {listed(answer.itself.partitions)}")
+                response = self._query(member.control_address, _WATCH_S)
+                check_fit(member.control_address, response, graph=self._graph)
+                if response.itself.partitions != member.partitions:
+                    raise ValueError(f"it came back with partitions {listed(response.itself.partitions)}")
             except (GiglError, ValueError) as error:
                 self._misses[member] += 1
                 if self._misses[member] == _MISSES:

@@ -1,4 +1,4 @@
-"""Readiness of a storage server, as other servers and trainers are told."""
+"""Readiness of a storage server, as it tells other servers and trainers."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ __all__ = ["PeerTraffic", "Readiness", "View"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTraffic:
-    """What was exchanged with one other server since this one started."""
+    """Traffic with one other server since this one started."""
 
     server: int
-    """Its rank."""
+    """Rank of the other server."""
     counts: WireCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Who serves what."""
+    """View of the cluster, as sent to callers."""
 
     members: tuple[Endpoint, ...]
-    """Servers known so far by ascending smallest partition, this one included: the place is the rank."""
+    """Servers known so far, by rank, this one included."""
     ready: bool
     reason: str
-    """Why it is not ready, in words. Empty when it is."""
+    """Why this server is not ready, as text. Empty when it is."""
     peers: tuple[PeerTraffic, ...] = ()
 
 
 class Readiness:
-    """Who is known, and whether the server is ready. Any thread may ask, before a port is bound, too."""
+    """Known servers, and whether this one is ready. Thread-safe; usable before a port is bound."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._joining: Discovery | None = None
+        self._discovery: Discovery | None = None
         self._reason = "it is starting"
         self._ends = False
         self._traffic: Callable[[], Mapping[int, WireCounts]] = dict
@@ -53,39 +53,39 @@ class Readiness:
             return not self._reason
 
     def view(self) -> View:
-        """Return what to tell others."""
+        """Return the view to send to callers."""
         with self._lock:
-            joining, reason, ends, traffic = self._joining, self._reason, self._ends, self._traffic
-        if joining is None:
+            discovery, reason, ends, traffic = self._discovery, self._reason, self._ends, self._traffic
+        if discovery is None:
             return View(members=(), ready=False, reason=reason)
         peers = [PeerTraffic(server=rank, counts=counts) for rank, counts in sorted(traffic().items())]
         return View(
-            members=joining.members,
+            members=discovery.members,
             ready=not reason,
-            reason=reason if ends else reason and (joining.waiting_for or reason),
+            reason=reason if ends else reason and (discovery.waiting_for or reason),
             peers=tuple(peers),
         )
 
     def heard_of(self, address: str) -> None:
-        """Take down a server that told us of itself."""
+        """Add the address of a server that announced itself."""
         with self._lock:
-            joining = self._joining if self._reason else None
-        if joining is not None:
-            joining.tell(address)
+            discovery = self._discovery if self._reason else None
+        if discovery is not None:
+            discovery.tell(address)
 
-    def joins(self, joining: Discovery) -> None:
-        """From now on this knows the members."""
+    def joins(self, discovery: Discovery) -> None:
+        """Use ``discovery`` as the source of members from now on."""
         with self._lock:
-            self._joining = joining
+            self._discovery = discovery
 
     def is_ready(self, traffic: Callable[[], Mapping[int, WireCounts]]) -> None:
-        """From now on it serves. ``traffic`` tells what was exchanged with servers, by rank."""
+        """Become ready. ``traffic`` returns the traffic with other servers, by rank."""
         with self._lock:
             if not self._ends:
                 self._reason, self._traffic = "", traffic
 
     def ends(self, reason: str) -> bool:
-        """From now on it does not serve, for this reason, and will not again. Return whether it did."""
+        """Stop serving for good, for ``reason``. Return whether the server was ready."""
         with self._lock:
             served = not self._reason
             self._reason, self._ends = reason, True

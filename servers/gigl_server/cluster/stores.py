@@ -1,4 +1,4 @@
-"""The stores that a storage server samples from: its own partitions, and those of the other servers."""
+"""Stores of a storage server: its own partitions, and those of the other servers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["ClusterStores"]
 
 _TIMEOUT_S = 10.0
-"""Of an ask to another server. The thread that waits samples nothing else: a server that was killed and
-started again is back by then, and for one that is not, the trainer is told and asks again."""
+"""Timeout of a request to another server, during which the thread samples nothing else. A server that was
+killed and restarted is back by then; otherwise the batch fails as unavailable, and the trainer retries."""
 
 
 class ClusterStores:
-    """Opens a store over all servers, and tells what goes over the network."""
+    """Opens a store over all servers, and counts its network traffic."""
 
     def __init__(
         self, graph: Graph, members: Sequence[Endpoint], caller: Caller, *, concurrency: int
@@ -38,7 +38,7 @@ class ClusterStores:
         self._remote: list[tuple[int, RemoteStore]] = []
 
     def open(self) -> PartitionedStore:
-        """Connects when first asked. The caller closes it."""
+        """Return a store, which connects at the first request. The caller closes it."""
         with ExitStack() as undo:
             own = self._graph.parts
             local = {part: LocalStore(self._graph, part) for part in own}
@@ -68,13 +68,13 @@ class ClusterStores:
             return store_of_all
 
     def renew(self, caller: Caller) -> None:
-        """Show another token and another certificate to the other servers from now on."""
+        """Use the token and certificate of ``caller`` for the other servers from now on."""
         self._caller = caller
         for _, store in list(self._remote):
             store.renew(caller)
 
     def traffic(self) -> dict[int, WireCounts]:
-        """Return what was exchanged with each other server, by rank."""
+        """Return the traffic with each other server, by rank."""
         sums: dict[int, WireCounts] = {}
         for rank, store in self._remote:
             sums[rank] = sums.get(rank, WireCounts()) + store.wire()

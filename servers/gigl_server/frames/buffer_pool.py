@@ -1,4 +1,4 @@
-"""Memory for what goes over the network, used again so that its pages stay warm."""
+"""Pool of buffers for what goes over the network, reused so that their pages stay warm."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ __all__ = ["BufferPool"]
 
 _SMALLEST = 1 << 16
 _STEPS = 8  # Sizes between two powers of 2. Frames of one plan differ by a few percent, and so share a size.
-_MAX_WASTE = 2  # A buffer up to so many times as large as needed is used rather than a new one.
+_MAX_WASTE = 2  # A buffer up to so many times as large as needed is used instead of a new one.
 
 
 class BufferPool:
-    """Lends buffers of about the size that is asked for. Any number of threads may ask.
+    """Lends buffers of about the requested size. Thread-safe.
 
-    A buffer comes back when the last array made from it is gone. Pages that were never touched cost a
-    fault each, several times the price of writing them: so idle buffers are kept, up to a bound.
+    A buffer is idle again when the last array made from it is collected. Each page costs a fault when first
+    touched, several times the price of writing it: so idle buffers are kept, up to a limit.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """Keep idle buffers as long as they and those that are lent come to at most ``nbytes``."""
+        """Keep idle buffers while idle and lent buffers together have at most ``nbytes``."""
         self.nbytes = nbytes
         self._lock = threading.Lock()
         self._idle: list[Bytes] = []  # Oldest first.
-        # No lock for what comes back: a collection may run the finalizer in a thread that holds it.
+        # A queue without the lock: garbage collection may run a finalizer in the thread that holds the lock.
         self._returned: deque[Bytes] = deque()
         self._lent = 0
         self._held = 0
 
     @property
     def lent(self) -> int:
-        """Bytes of buffers that something refers to."""
+        """Bytes of lent buffers."""
         with self._lock:
             self._take_back()
             return self._lent
@@ -55,7 +55,7 @@ class BufferPool:
         return self.lent >= self.nbytes
 
     def take(self, nbytes: int) -> Bytes:
-        """Return ``nbytes`` of memory. Whatever is made from the array keeps the buffer lent."""
+        """Return memory, uint8 [nbytes]. Every array made from it keeps the buffer lent."""
         with self._lock:
             self._take_back()
             memory = self._fitting(nbytes)
@@ -84,7 +84,7 @@ class BufferPool:
         self._make_room(0)
 
     def _fitting(self, nbytes: int) -> Bytes | None:
-        """Take the smallest idle buffer that is large enough, and not by far too large."""
+        """Take the smallest idle buffer that is large enough, within ``_MAX_WASTE``."""
         fit = [each for each in self._idle if nbytes <= len(each) <= max(_MAX_WASTE * nbytes, _SMALLEST)]
         if not fit:
             return None
@@ -98,7 +98,7 @@ class BufferPool:
 
 
 class _Lease:
-    """The base of every array of a lent buffer. NumPy and pyarrow keep it alive."""
+    """Base object of every array of a lent buffer. NumPy and pyarrow keep it alive."""
 
     __slots__ = ("__array_interface__", "__weakref__", "memory")
 

@@ -1,4 +1,4 @@
-"""The memory of a channel whose trainer runs on this host: slots of a memory file that both map."""
+"""Ring of a channel whose trainer runs on this host: slots of a memory file that both processes map."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _UNBOUNDED = 1 << 62
 
 
 class FrameRing:
-    """Slots that the trainer owns: it says which is written next. Numbered from 1.
+    """Slots, numbered from 1, that the trainer owns: each request names the slot to write.
 
-    The file is made when it is first needed, and the descriptor goes to the trainer: whoever orders rings
-    and does not come for them costs neither memory nor descriptors. (A mapping keeps a descriptor of its own,
-    of which a process may have only a thousand.)
+    The file is created when it is first needed, and the descriptor goes to the trainer: a trainer that
+    requests rings and never fetches them costs neither memory nor descriptors. (A mapping keeps a descriptor
+    of its own, and a process may have only about a thousand.)
     """
 
     def __init__(
         self, slots: int, slot_bytes: int, *, memory: RingMemory | None = None, owner: Identity = LOCAL
     ) -> None:
-        """``ValueError`` for sizes that cannot be. What is committed counts in ``memory`` for ``owner``."""
+        """``ValueError`` for invalid sizes. Committed bytes count in ``memory`` for ``owner``."""
         if slots < 1 or slot_bytes < 1 or slot_bytes % mmap.PAGESIZE:
             raise ValueError(
                 f"a ring has whole slots of whole pages ({mmap.PAGESIZE} bytes), got {slots} of {slot_bytes}"
@@ -43,7 +43,7 @@ class FrameRing:
         self._lock = threading.Lock()
         self._memory: Bytes | None = None
         self._fd: int | None = None
-        self._committed: dict[int, int] = {}  # By slot: bytes from its start that were ever written.
+        self._committed: dict[int, int] = {}  # By slot: bytes from its start that were written so far.
         self._given = self._closed = False
 
     @property
@@ -52,24 +52,26 @@ class FrameRing:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the trainer has come for the file. Until then, nothing is to be written to slots."""
+        """Whether the trainer has fetched the file. Until then, slots must not be written."""
         return self._given
 
     @property
     def committed(self) -> int:
-        """Bytes of slots that were written to."""
+        """Bytes of slots that were written so far."""
         with self._lock:
             return sum(self._committed.values())
 
     def slot(self, number: int) -> Bytes:
-        """Return the memory of a slot. It stays valid after ``close``."""
+        """Return the memory of a slot, uint8 [slot bytes]. It stays valid after ``close``."""
         with self._lock:
             memory = self._mapped()
         return memory[(number - 1) * self.slot_bytes : number * self.slot_bytes]
 
     def room(self, number: int, nbytes: int) -> Bytes | None:
-        """Return the start of a slot to write ``nbytes`` to. ``None``: the slot is too small, or there is
-        no memory left for it."""
+        """Return the start of a slot, uint8 [nbytes], and commit its memory.
+
+        ``None`` where the slot is too small, or there is no memory left.
+        """
         if nbytes > self.slot_bytes:
             return None
         whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -84,7 +86,7 @@ class FrameRing:
         return self.slot(number)[:nbytes]
 
     def hand_over(self) -> int | None:
-        """Return the file's descriptor, once: it is the caller's then. ``OSError`` where there is none."""
+        """Return the file's descriptor, once. The caller owns it. ``OSError`` if no file can be created."""
         with self._lock:
             if self._given or self._closed:
                 return None
@@ -94,7 +96,7 @@ class FrameRing:
             return fd
 
     def close(self) -> None:
-        """Let go of the file. Memory is freed when the last array of it is gone. Closing twice is fine."""
+        """Close the file. Its memory is freed with the last array of it. Closing twice is fine."""
         with self._lock:
             fd, self._fd = self._fd, None
             self._memory = None

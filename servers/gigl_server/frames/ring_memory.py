@@ -1,4 +1,4 @@
-"""Memory of rings: bytes of slots that were written to, whose pages the kernel keeps from then on."""
+"""Memory of rings: bytes of written slots, whose pages stay committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RingMemory"]
 
 
 class RingMemory:
-    """Counts what rings have committed, by owner, against one bound. Thread-safe."""
+    """Committed bytes of rings by owner, against one limit. Thread-safe."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -24,12 +24,12 @@ class RingMemory:
 
     @property
     def committed(self) -> int:
-        """Bytes of all rings."""
+        """Committed bytes of all rings."""
         with self._lock:
             return self._committed.total()
 
     def take(self, owner: Identity, nbytes: int) -> bool:
-        """Count bytes that are about to be written for the first time. ``False``: there are none left."""
+        """Count bytes that are about to be written for the first time. ``False`` where none are left."""
         with self._lock:
             own, used = self._committed[owner], self._committed.total()
             if not has_quota(owner, own=own, used=used, limit=self.nbytes, more=nbytes):
@@ -38,7 +38,7 @@ class RingMemory:
             return True
 
     def give(self, owner: Identity, nbytes: int) -> None:
-        """Count bytes no more: their ring was closed."""
+        """Release the bytes of a closed ring."""
         with self._lock:
             self._committed[owner] -= nbytes
             if not self._committed[owner]:

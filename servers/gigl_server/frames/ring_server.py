@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.ring_client import ANSWER_NONE, ANSWER_RING, CHANNEL_BYTES, peer_uid
+from gigl_loader.rpc.ring_client import CHANNEL_BYTES, RESPONSE_NONE, RESPONSE_RING, peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +27,16 @@ _END_S = 5.0
 
 
 class RingServer:
-    """Answers from its construction to ``close``. Whoever names a channel is given its ring."""
+    """Serves from its construction to ``close``. A trainer that sends the id of a channel gets its ring."""
 
     def __init__(self, ring_of: Callable[[bytes], int | None]) -> None:
-        """``ring_of`` gives a descriptor that is the door's own to close; ``None`` where there is no ring.
+        """``ring_of`` returns a descriptor, which this server closes, or ``None`` where there is no ring.
 
-        It is called with any 16 bytes, in the door's thread.
+        It is called with any 16 bytes, on the thread of this server.
         """
         self._ring_of = ring_of
         self.name = f"gigl-ring-{secrets.token_hex(16)}"
-        """Of the socket in the abstract namespace."""
+        """Name of the socket in the abstract namespace."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind(b"\0" + self.name.encode())
@@ -45,17 +45,17 @@ class RingServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._visitors: dict[socket.socket, float] = {}  # And until when each may make up its mind.
+        self._visitors: dict[socket.socket, float] = {}  # Deadline of each (monotonic) to send a channel id.
         self._thread = threading.Thread(target=self._serve, name="ring door", daemon=True)
         self._thread.start()
 
     @property
     def thread(self) -> threading.Thread:
-        """It lives until ``close``."""
+        """Thread that lives until ``close``."""
         return self._thread
 
     def close(self) -> None:
-        """Answer nobody any more. Closing twice is fine."""
+        """Stop serving. Closing twice is fine."""
         with suppress(OSError):
             self._wake.send(b"x")
         self._thread.join(_END_S)
@@ -71,7 +71,7 @@ class RingServer:
             self._selector.close()
 
     def _turn(self) -> bool:
-        """Serve whoever is there. Returns whether to go on."""
+        """Serve pending connections. Return whether to go on."""
         soonest = min(self._visitors.values(), default=None)
         wait_s = None if soonest is None else max(soonest - time.monotonic(), 0.0)
         for key, _ in self._selector.select(wait_s):
@@ -80,7 +80,7 @@ class RingServer:
             if key.fileobj is self._listener:
                 self._welcome()
             else:
-                self._answer(key.fileobj)  # type: ignore[arg-type]
+                self._respond(key.fileobj)  # type: ignore[arg-type]
         for visitor in [each for each, until in self._visitors.items() if until <= time.monotonic()]:
             self._dismiss(visitor)
         return True
@@ -88,21 +88,21 @@ class RingServer:
     def _welcome(self) -> None:
         try:
             visitor, _ = self._listener.accept()
-        except OSError:  # It left again, or the system has no descriptor to give.
-            time.sleep(0.01)  # Else the second would keep a core busy.
+        except OSError:  # The visitor is gone, or the system has no descriptor left.
+            time.sleep(0.01)  # Without descriptors, the loop would otherwise keep a core busy.
             return
         try:
             if len(self._visitors) < _MAX_WAITING and peer_uid(visitor) == os.geteuid():
                 visitor.setblocking(False)
                 self._selector.register(visitor, selectors.EVENT_READ)
                 self._visitors[visitor] = time.monotonic() + _PATIENCE_S
-        except OSError:  # The system has no room to watch another file. The door stays open all the same.
+        except OSError:  # The system cannot watch another file. Keep serving.
             _LOGGER.warning("a visitor could not be let in")
         finally:
             if visitor not in self._visitors:
                 visitor.close()
 
-    def _answer(self, visitor: socket.socket) -> None:
+    def _respond(self, visitor: socket.socket) -> None:
         try:
             channel = visitor.recv(CHANNEL_BYTES + 1)  # One message: the rest of a longer one is dropped.
             if len(channel) == CHANNEL_BYTES:
@@ -117,10 +117,10 @@ class RingServer:
     def _hand_out(self, visitor: socket.socket, channel: bytes) -> None:
         fd = self._ring_of(channel)
         if fd is None:
-            visitor.send(ANSWER_NONE)
+            visitor.send(RESPONSE_NONE)
             return
         try:
-            socket.send_fds(visitor, [ANSWER_RING], [fd])
+            socket.send_fds(visitor, [RESPONSE_RING], [fd])
         finally:
             os.close(fd)
 

@@ -1,4 +1,4 @@
-"""Frames that lie ready to be fetched from the data port, and those that are being sent."""
+"""Store of frames that are ready to be fetched from the data port, or being sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["FrameStore"]
 _HANDLE_BYTES = 16
 _MAX_SENT = 256
 _MAX_SENT_TO_A_JOB = 64
-_SENT_SHARE = 4  # One job's part of the memory while it is sent: a reader that stalls keeps it for ever.
+_SENT_SHARE = 4  # A quarter of the memory for one job's frames in transit: a stalled reader holds them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,30 +44,30 @@ class _Ready:
 
 
 class FrameStore:
-    """Keeps each frame until it is fetched, once, by the job that it is for. Thread-safe.
+    """Keeps each frame until its job fetches it, once. Thread-safe.
 
-    What was fetched counts for its job until it was sent: when nothing refers to its memory any more.
+    A fetched frame counts for its job until it was sent, that is, until nothing refers to its memory.
     """
 
     def __init__(self, nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """``nbytes`` is the memory of all frames: one job's frames may take a quarter of it while they are
-        sent, and one owner's what its quota is."""
+        """``nbytes`` is the memory of all frames. Frames in transit may take a quarter of it for one job, and
+        the quota of one owner."""
         self._nbytes = nbytes
         self._most_bytes_to_a_job = nbytes // _SENT_SHARE
         self._clock = clock
         self._lock = threading.Lock()
         self._frames: dict[bytes, _Ready] = {}  # Oldest first.
         self._channels: dict[bytes, OrderedDict[bytes, _Ready]] = {}
-        self._fetched: dict[bytes, float] = {}  # By channel with frames: when one of them was fetched.
+        self._fetched: dict[bytes, float] = {}  # By channel with frames: when one was last fetched.
         self._ready_bytes: Counter[bytes] = Counter()
         self._sent_bytes: Counter[bytes] = Counter()
         self._sent: Counter[bytes] = Counter()
-        self._owners: dict[bytes, Identity] = {}  # Of jobs that have any of these.
-        # Without the lock: a collection may end a sending in a thread that holds it.
+        self._owners: dict[bytes, Identity] = {}  # Of jobs that have frames here.
+        # A queue without the lock: garbage collection may run a finalizer in the thread that holds the lock.
         self._ended: deque[tuple[bytes, int]] = deque()
 
     def put(self, memory: Bytes, *, job: bytes, channel: bytes, fence: int, owner: Identity = LOCAL) -> bytes:
-        """Keep a frame and return its handle: 16 random bytes."""
+        """Keep a frame, uint8 [nbytes], and return its handle: 16 random bytes."""
         handle = secrets.token_bytes(_HANDLE_BYTES)
         ready = _Ready(memory=memory, job=job, channel=channel, fence=fence, since=self._clock())
         with self._lock:
@@ -78,17 +78,17 @@ class FrameStore:
         return handle
 
     def take(self, handle: bytes, job: bytes) -> Bytes | None:
-        """Hand a frame out, once. ``None`` if it is not there, or not this job's: which, is not told.
+        """Return a frame, once. ``None`` both for an unknown handle and for a frame of another job.
 
-        It counts as being sent until nothing refers to the array. ``Refusal`` where enough is on its way:
-        then the frame stays here.
+        The frame counts as being sent until nothing refers to the array. ``Refusal`` where the job or its
+        owner has too much in transit: the frame then stays here.
         """
         with self._lock:
             ready = self._frames.get(handle)
             if ready is None or ready.job != job:
                 return None
             self._check_sent(job, ready.nbytes)
-            self._sent[job] += 1  # First: a job that has nothing is forgotten.
+            self._sent[job] += 1  # Before ``_remove``, which forgets a job without frames.
             self._sent_bytes[job] += ready.nbytes
             self._remove(handle, ready)
             if ready.channel in self._channels:
@@ -99,25 +99,25 @@ class FrameStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all frames that lie ready."""
+        """Bytes of all ready frames."""
         with self._lock:
             return self._ready_bytes.total()
 
     @property
     def sent(self) -> int:
-        """How many frames are on their way."""
+        """Number of frames in transit."""
         with self._lock:
             self._settle()
             return self._sent.total()
 
     def held_bytes(self) -> Counter[bytes]:
-        """Return the bytes of each job: ready, and on their way."""
+        """Return the bytes of each job, ready and in transit."""
         with self._lock:
             self._settle()
             return self._ready_bytes + self._sent_bytes
 
     def held_by_owner(self) -> Counter[tuple[Identity, bytes]]:
-        """Return the bytes of each owner's jobs: ready, and on their way."""
+        """Return the bytes of each job by owner and job, ready and in transit."""
         held = self.held_bytes()
         with self._lock:
             return Counter({(self._owners.get(job, LOCAL), job): nbytes for job, nbytes in held.items()})
@@ -127,28 +127,28 @@ class FrameStore:
             return len(self._frames)
 
     def held_by(self, channel: bytes) -> int:
-        """Return how many frames of a channel are here."""
+        """Return the number of ready frames of a channel."""
         with self._lock:
             return len(self._channels.get(channel, ()))
 
     def drop(self, handle: bytes) -> None:
-        """Forget a frame, if it is here."""
+        """Drop a frame, if it is here."""
         with self._lock:
             ready = self._frames.get(handle)
             if ready is not None:
                 self._remove(handle, ready)
 
     def drop_channel(self, channel: bytes, *, before_fence: int | None = None) -> None:
-        """Forget the frames of a channel, or those of epochs that were left."""
+        """Drop the frames of a channel, or only those from before a fence."""
         with self._lock:
             for handle, ready in list(self._channels.get(channel, {}).items()):
                 if before_fence is None or ready.fence < before_fence:
                     self._remove(handle, ready)
 
     def drop_forgotten(self, than: float) -> int:
-        """Forget frames from before a time, of channels that fetched none since. Return how many.
+        """Drop frames from before ``than`` of channels that have fetched none since. Return their number.
 
-        A channel that goes on fetching is slow, not gone: its frames would have to be sampled again.
+        A channel that still fetches is slow, not gone: its frames would have to be sampled again.
         """
         with self._lock:
             old = [
@@ -161,7 +161,7 @@ class FrameStore:
         return len(old)
 
     def drop_one(self, job: bytes, than: float) -> bool:
-        """Forget a job's oldest frame, if it is from before a time. Return whether it was."""
+        """Drop a job's oldest frame, if it is from before ``than``. Return whether it was."""
         with self._lock:
             oldest = next(((handle, each) for handle, each in self._frames.items() if each.job == job), None)
             if oldest is None or oldest[1].since >= than:
@@ -170,7 +170,7 @@ class FrameStore:
         return True
 
     def clear(self) -> None:
-        """Forget everything that lies ready."""
+        """Drop all ready frames."""
         with self._lock:
             for handle, ready in list(self._frames.items()):
                 self._remove(handle, ready)
@@ -224,7 +224,7 @@ class FrameStore:
 
 
 class _Sending:
-    """The base of an array that is sent: it ends with the last reference to it."""
+    """Base object of an array in transit: its finalizer runs after the last reference."""
 
     __slots__ = ("__array_interface__", "__weakref__", "memory")
 

@@ -1,4 +1,4 @@
-"""Introductions between storage servers: announcements that prove the cluster key, and the own proof."""
+"""Announcements of storage servers, which prove the cluster key, and the proof of this server."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["Announcements"]
 
 
 class Announcements:
-    """Takes announcements from ``Cluster`` calls and adds the proof to their replies. Any thread may call.
+    """Takes announcements from ``Cluster`` calls, and adds the proof to their replies. Thread-safe.
 
-    Without a cluster key every announcement is taken: what is found at the announced address must then show
-    a certificate, where there is TLS.
+    Without a cluster key, every announcement is accepted. With TLS, the server at the announced address must
+    then have a valid certificate.
     """
 
     def __init__(self, key: str, heard_of: Callable[[str], None], audit: AuditLog) -> None:
-        """``heard_of`` is told the address of each server that announced itself."""
+        """``heard_of`` is called with the address of each server that announced itself."""
         self._key = key
         self._heard_of = heard_of
         self._audit = audit
@@ -43,7 +43,7 @@ class Announcements:
         self._challenges = Challenges()
 
     def exchange(self, call: ControlCall, reply: Any) -> tuple[tuple[str, str], ...]:
-        """Take the announcement in a call's headers, and return the trailers of its reply."""
+        """Take the announcement in a call's headers. Return the trailers of its reply."""
         headers = call.metadata
         address = header_value(headers, ANNOUNCEMENT)
         if not self._key:

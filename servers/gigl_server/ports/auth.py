@@ -1,4 +1,4 @@
-"""Request handling of the control port: who may call, how many calls, and how bytes become messages."""
+"""Interceptor of the control port: authentication, limits on calls, and parsing of messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.ports.control_call import Stream
 
-    Answer = Callable[[Any, ControlCall], Any]
+    Handler = Callable[[Any, ControlCall], Any]
 
 __all__ = ["AuthenticatedCalls"]
 
@@ -45,9 +45,9 @@ _NOT_COUNTED = _ORDINARY | {RefusalKind.BUSY, RefusalKind.TOO_LARGE}
 class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handlers of all calls that need the token.
 
-    A call is decided by its headers before a byte of its message is read. gRPC alone would hold a message
-    for each of thousands of calls, log a traceback for bytes that are no message, and tell callers the text
-    of any exception.
+    A call is accepted or refused by its headers, before a byte of its message is read. gRPC alone would hold
+    the messages of thousands of calls, log a traceback for bytes that are no message, and send callers the
+    text of any exception.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         message_bytes: int,
         max_calls: int,
     ) -> None:
-        """Messages have at most ``message_bytes`` each: as many are read at a time as fit 1 GiB."""
+        """A message has at most ``message_bytes``. As many are read at a time as fit in 1 GiB."""
         self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
         self.pool: ThreadPoolExecutor | None = None
-        """Threads for what is done when a call ends."""
+        """Threads for the callbacks of calls whose caller is gone."""
         self._credentials = credentials
         self._counters = counters
         self._audit = audit
@@ -74,28 +74,28 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     @property
     def idle(self) -> bool:
-        """No message is read or waited for."""
+        """Whether no message is being read or waits to be read."""
         return self._reader.idle
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """They live until ``close``."""
+        """Threads that live until ``close``."""
         return self._reader.threads
 
     def add(
-        self, service: str, answers: Mapping[str, Answer], methods: Mapping[str, tuple[Any, Any]]
+        self, service: str, handlers: Mapping[str, Handler], methods: Mapping[str, tuple[Any, Any]]
     ) -> None:
-        """Answer the calls of a service, given what answers each and its request and reply.
+        """Serve the calls of a service. ``methods`` has the request and reply of each call.
 
-        An answer is given a request and its call, and returns the reply, or ``None`` where it answers the
-        call later. It may raise ``Refusal``. It never waits: few threads answer all calls.
+        A handler takes a request and its call, and returns the reply, or ``None`` where it replies later. It
+        may raise ``Refusal``. It must not wait: few threads serve all calls.
         """
         self._services[f"/{service}/"] = {
-            name: partial(self._receive, answers[name], methods[name][0]) for name in methods
+            name: partial(self._receive, handlers[name], methods[name][0]) for name in methods
         }
 
     def service(self, details: Any) -> Any:
-        """Return gRPC's handler of a call, or ``None`` if it is none of ours. Runs on gRPC's one thread."""
+        """Return gRPC's handler of a call, ``None`` for other services. Runs on gRPC's one thread."""
         service, _, name = details.method.rpartition("/")
         methods = self._services.get(f"{service}/")
         if methods is None:
@@ -107,7 +107,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         return None if receive is None else handler(partial(self._begin, receive, name, token))
 
     def renew(self, credentials: Credentials) -> None:
-        """Ask callers for the tokens of other credentials from now on."""
+        """Accept the tokens of ``credentials`` from now on, and no others."""
         self._credentials = credentials
 
     def close(self) -> None:
@@ -115,12 +115,12 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._reader.close()
 
     def call(self, name: str, stream: Stream, token: str, *, trusted: bool = True) -> ControlCall:
-        """Return a call as gRPC hands it over. ``token`` is the name of the one that was shown."""
+        """Return a call of gRPC. ``token`` is the name of the token that the caller sent."""
         caller = self._identify(stream.context, token)
         return ControlCall(name, caller, stream, self._refused, trusted=trusted)
 
     def _identify(self, context: Any, token: str) -> Identity:
-        """Return who calls. A certificate was checked by TLS before."""
+        """Return the identity of the caller. TLS has checked its certificate."""
         certificate = ""
         if self._credentials.client_authority:
             shown = context.auth_context().get("x509_pem_cert")
@@ -128,7 +128,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._identity(peer=str(context.peer()), token=token, certificate=certificate)
 
     def _refused(self, call: ControlCall, refusal: Refusal) -> None:
-        """Count and log a refusal, but for what is an ordinary state of a server."""
+        """Count and log a refusal, unless its kind is an ordinary state of a server."""
         self._counters.add(refused=refusal.kind not in _NOT_COUNTED)
         if refusal.kind not in _ORDINARY:
             status = status_of(refusal.kind).name
@@ -141,19 +141,19 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         except Exception:
             self._fail(call)
 
-    def _receive(self, answer: Answer, request: Any, call: ControlCall) -> None:
+    def _receive(self, handle: Handler, request: Any, call: ControlCall) -> None:
         if not self._calls.enter(call.caller):
             call.refuse(Refusal(RefusalKind.BUSY, self._calls.reason))
             return
         if call.watch_end(partial(self._end, call)):
-            self._reader.read(call, partial(self._respond, answer, request, call))
+            self._reader.read(call, partial(self._respond, handle, request, call))
         else:
             self._calls.leave(call.caller)
 
-    def _respond(self, answer: Answer, request: Any, call: ControlCall, data: bytes) -> None:
+    def _respond(self, handle: Handler, request: Any, call: ControlCall, data: bytes) -> None:
         try:
-            # Kept by nobody but the answer: it may hold megabytes, and wait for minutes.
-            reply = answer(request.FromString(data), call)
+            # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
+            reply = handle(request.FromString(data), call)
         except DecodeError:
             text = f"the message is no {request.DESCRIPTOR.name}"
             call.refuse(Refusal(RefusalKind.MALFORMED, text))
@@ -166,7 +166,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 call.reply(reply)
 
     def _end(self, call: ControlCall) -> None:
-        """A call ended, in whatever way. Runs on gRPC's one thread."""
+        """Handle the end of a call. Runs on gRPC's one thread, so that callbacks go to ``pool``."""
         self._calls.leave(call.caller)
         gone = call.end()
         if gone is None:

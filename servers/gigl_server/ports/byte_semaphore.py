@@ -1,4 +1,4 @@
-"""Memory, turns and calls that callers hold, shared out so that no caller can have them all."""
+"""Semaphore of amounts (memory, turns, calls) with a fair share for each caller."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["ByteSemaphore", "Loan"]
 
 _FIRST_SHARE = 12
-"""A caller that holds nothing gets a twelfth, if so much is left."""
+"""A caller that holds nothing gets a twelfth, if that much is left."""
 
 
 class ByteSemaphore:
-    """Lends amounts of one thing to callers, from any number of threads.
+    """Lends amounts of one resource to callers. Thread-safe.
 
-    A caller may hold as much as it leaves to all others, so at most half of everything: the dynamic threshold
-    of shared-memory switches (Choudhury and Hahne, 1998) with factor 1. Greedy callers that come one by one
-    leave little to the next one; then ``hoarder`` names the caller that holds most.
+    A caller may hold as much as is free, hence at most half of everything: the dynamic threshold of
+    shared-memory switches (Choudhury and Hahne, 1998) with factor 1. Several greedy callers in a row leave
+    little to the next caller; ``hoarder`` then names the caller that holds most.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class ByteSemaphore:
     ) -> None:
         """Amounts up to ``free`` are lent without being counted.
 
-        A caller that has to wait longer than ``wait_s`` is refused: it waits better on its own side.
-        ``what`` is lent, for the message.
+        A caller that would wait longer than ``wait_s`` is refused, and retries later. ``what`` names the
+        resource in messages.
         """
         self._total = total
         self._free = free
@@ -47,19 +47,19 @@ class ByteSemaphore:
 
     @property
     def lent(self) -> int:
-        """Sum of what is lent."""
+        """Sum of all loans."""
         with self._changed:
             return self._lent.total()
 
     def lent_to(self, caller: Identity) -> int:
-        """Return what one caller holds."""
+        """Return the sum of one caller's loans."""
         with self._changed:
             return self._lent[caller]
 
     def take(self, amount: int, caller: Identity = LOCAL) -> Loan:
         """Lend an amount until the loan is released. ``Refusal`` (busy) beyond the share of the caller.
 
-        More than there is is lent to one caller at a time: each request is bounded on its own.
+        An amount above the total is lent to one caller at a time: each request has a limit of its own.
         """
         if amount <= self._free:
             return Loan(self, caller, 0)
@@ -81,13 +81,13 @@ class ByteSemaphore:
             loan.release()
 
     def hoarder(self) -> Identity | None:
-        """Return who held most when a caller with less than half as much was refused, since last asked."""
+        """Return the largest holder, if a caller with under half as much was refused since the last call."""
         with self._changed:
             found, self._hoarder = self._hoarder, None
             return found
 
     def give_back(self, amount: int, caller: Identity) -> None:
-        """Take an amount back. Loans do this."""
+        """Return an amount. Called by loans."""
         with self._changed:
             self._lent[caller] -= amount
             if not self._lent[caller]:
@@ -123,13 +123,13 @@ class Loan:
         self._amount = amount
 
     def shrink(self, amount: int) -> None:
-        """Give back what is beyond ``amount``."""
+        """Return everything beyond ``amount``."""
         spare, self._amount = max(self._amount - amount, 0), min(self._amount, amount)
         if spare:
             self._budget.give_back(spare, self._caller)
 
     def release(self) -> None:
-        """Give everything back. Releasing twice is fine."""
+        """Return everything. Releasing twice is fine."""
         self.shrink(0)
 
 

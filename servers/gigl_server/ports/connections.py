@@ -1,8 +1,8 @@
-"""Connections of a port whose server can neither end nor count them: seen and cut from the outside.
+"""Connections of the Flight port, which its server can neither end nor count: watched and cut here.
 
 pyarrow's Flight server has no option for the size of a message, the number or idle time of connections, nor
-the duration of a reply. Its sockets are descriptors of this process, and shutting one down ends its calls as
-a peer that hangs up does: gRPC cancels what waits to be sent, and frees threads and memory.
+the duration of a reply. Its sockets are descriptors of this process. Shutting one down ends its calls as if
+the peer had disconnected: gRPC cancels what waits to be sent, and frees threads and memory.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ Place: TypeAlias = tuple[str, int]
 _SWEEP_S = 1.0
 _END_S = 5.0
 _SILENT_S = 15.0
-"""For a connection to show a token. Ours do with their first bytes."""
+"""Time for a connection to send a token. Clients of this library send it with the first bytes."""
 _MAX_CALL_S = 60.0
-"""From a request to the last byte of its reply. Trainers give up after 30 s and ask again."""
+"""Time from a request to the last byte of its reply. Trainers give up after 30 s and retry."""
 _UNREAD_S = 5.0
-"""The same, of a caller that holds most of what another one needs."""
+"""The same for a caller that holds most of a resource that another caller needs."""
 _MAX_UNKNOWN_BYTES = 128 << 20
-"""Received on a connection that has shown no token: two requests of the largest size."""
+"""Limit of bytes received on a connection without a token: two requests of the largest size."""
 _MAX_UNKNOWN = 256
 _UNKNOWN_SHARE = 4
-"""Of the descriptors that this process may have: so many connections may have shown no token."""
+"""Divisor of this process's descriptor limit: so many connections may be without a token."""
 _ADDRESS_SHARE = 2
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # Of struct tcp_info, since Linux 4.1.
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of a connection."""
+    """State of a connection."""
 
     since: float
     accepted: bool = False
@@ -66,11 +66,12 @@ class _UnderWay(NamedTuple):
 
 
 class Connections:
-    """Looks after the accepted connections of one port of this process, each second, in a thread.
+    """Watch over the accepted connections of one port of this process, each second, in a thread.
 
-    Cut are connections that show no token for 15 s or send 128 MiB before they do, the oldest of more than
-    256 without a token, connections beyond half of this process's descriptors from one address, those with
-    a call that lasts more than 60 s, and that of the oldest call of a caller that hoards what others need.
+    It cuts connections that send no token for 15 s, or 128 MiB before a token; the oldest of more than 256
+    connections without a token; connections beyond half of this process's descriptors from one address;
+    connections with a call of more than 60 s; and that of the oldest call of a caller that hoards a resource
+    which other callers need.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class Connections:
         tell: Callable[[Place, str], None],
         hoarders: Callable[[], Iterable[Identity | None]] = tuple,
     ) -> None:
-        """``tell`` is called with the peer and the reason of each cut, ``hoarders`` returns who hoards.
+        """``tell`` is called with the peer and the reason of each cut; ``hoarders`` returns the hoarders.
 
-        Calls are noted from now on, connections looked after from ``start`` on.
+        Calls are recorded from now on, connections watched from ``start`` on.
         """
         self._tell = tell
         self._hoarders = hoarders
@@ -93,46 +94,46 @@ class Connections:
 
     @property
     def thread(self) -> threading.Thread:
-        """It lives from ``start`` to ``close``."""
+        """Thread that lives from ``start`` to ``close``."""
         return self._thread
 
     def start(self, port: int) -> None:
-        """Begin to look at the connections of this port."""
+        """Start to watch the connections of this port."""
         self._sockets.port = port
         self._thread.start()
 
     def begins(self, call: object, place: Place, caller: Identity) -> None:
-        """Note a call of a caller that showed what it must."""
+        """Record a call of an authenticated caller."""
         now = time.monotonic()
         with self._lock:
             self._known.setdefault(place, _Known(now)).accepted = True
             self._calls[call] = _UnderWay(place, caller, now)
 
     def ends(self, call: object) -> None:
-        """Note that a call is over."""
+        """Record the end of a call."""
         with self._lock:
             self._calls.pop(call, None)
 
     def rest(self) -> None:
-        """Look no more: somebody else may serve at this port from now on."""
+        """Stop watching: another service may use this port from now on."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(_END_S)
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """End the thread, and close files. Closing twice is fine."""
         self.rest()
         self._sockets.close()
 
     def cut_all(self) -> int:
-        """Cut every connection, and return how many calls they had. Does nothing once this is closed."""
+        """Cut every connection, and return the number of their calls. Does nothing after ``close``."""
         with self._lock:
             calls = len(self._calls)
         self._sockets.cut(None)
         return calls
 
     def sweep(self) -> None:
-        """Look once."""
+        """Check all connections once."""
         began = time.monotonic()
         seen = dict(self._sockets.received())
         now = time.monotonic()
@@ -175,10 +176,10 @@ class Connections:
 
 
 class _Sockets:
-    """The accepted TCP sockets of a port, found among the descriptors of this process.
+    """Accepted TCP sockets of a port, found among the descriptors of this process.
 
-    A descriptor is looked at through a copy of it at a number that is kept for that: it works when a process
-    has used up its descriptors, and a descriptor that is closed and used again meanwhile does no harm.
+    A descriptor is inspected through a copy at a reserved number. That works when the process has used up its
+    descriptors, and is safe when a descriptor is closed and reused meanwhile.
     """
 
     def __init__(self) -> None:
@@ -188,17 +189,17 @@ class _Sockets:
         self._copy = os.dup(self._null)
 
     def received(self) -> Iterator[tuple[Place, int]]:
-        """Yield each peer, and the bytes that were received from it."""
+        """Yield each peer, and the number of bytes received from it."""
         with self._lock:
             for place, found in self._all():
                 yield place, _received(found)
 
     def cut(self, places: Iterable[Place] | None) -> None:
-        """Shut down the connections of these peers, or all of them."""
-        wanted = None if places is None else set(places)
+        """Shut down the connections of ``places``. ``None``: of all peers."""
+        chosen = None if places is None else set(places)
         with self._lock:
             for place, found in self._all():
-                if wanted is None or place in wanted:
+                if chosen is None or place in chosen:
                     with suppress(OSError):
                         found.shutdown(socket.SHUT_RDWR)
 
@@ -232,7 +233,7 @@ class _Sockets:
 
 
 def place_of(peer: str) -> Place:
-    """Return address and port of what gRPC calls a peer: ``ipv4:10.0.0.7:4711``, ``ipv6:%5B::1%5D:4711``."""
+    """Return address and port of a peer in gRPC's form: ``ipv4:10.0.0.7:4711``, ``ipv6:%5B::1%5D:4711``."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _place(host.strip("[]"), int(port) if port.isdecimal() else 0)
 

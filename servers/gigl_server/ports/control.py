@@ -1,4 +1,4 @@
-"""The control port: what a service is, how it does, and what it samples, over gRPC."""
+"""Control port (gRPC): description and load of a service, and requests for batches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = ["ControlService"]
 _LOGGER = logging.getLogger(__name__)
 
 _STOP_S = 5.0
-_SPARE_THREADS = 8  # Beside those that wait for messages.
-_GRACE_S = 0.2  # For replies that were made and not sent yet.
+_SPARE_THREADS = 8  # In addition to those that wait for messages.
+_GRACE_S = 0.2  # For replies that were not sent yet.
 _PEER_CALLS = 512
 _PEER_MESSAGE_BYTES = 64 << 10
 _REPLY_BYTES = 16 << 20
@@ -46,25 +46,25 @@ _OPTIONS = [
     # Callers ping every 5 s while they wait; without this, they would be cut off for it.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A caller whose network was cut says nothing: its calls end, and its batches are not made for nobody.
+    # A caller whose network was cut sends nothing: end its calls, so that its batches are not sampled.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Whoever connects and says nothing keeps a descriptor: the default is 120 s, and no end.
+    # A silent connection holds a descriptor: the default is 120 s, and no end.
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 10_000),
-    # Calls that came and were not looked at yet: beyond 1,000, by default, some of any caller are cancelled.
+    # Limit of calls not handled yet: beyond it (by default 1,000), gRPC cancels calls of any caller.
     ("grpc.server.max_pending_requests", 4096),
     ("grpc.server.max_pending_requests_hard_limit", 6144),
 ]
 
 
 class ControlService:
-    """Answers from its construction to ``close``, with few threads, however many calls wait.
+    """Serves from its construction to ``close``, with few threads, however many calls wait.
 
-    Health is that of ``Peer`` while the port answers, and of the whole and ``GraphStore`` while
-    ``set_serving`` says so; without a sampling service, all serve from the start.
+    The health of ``Peer`` is SERVING while the port is open; that of ``GraphStore`` and of the whole server
+    follows ``set_serving``. Without a sampling service, all are SERVING from the start.
 
-    It stands on gRPC's blocking server: the accept loop of ``grpc.aio`` ends by a path that is not UTF-8.
+    It uses gRPC's blocking server: a path that is not UTF-8 ends the accept loop of ``grpc.aio``.
     """
 
     def __init__(
@@ -83,38 +83,38 @@ class ControlService:
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
-        ``service`` samples for trainers, ``view`` is what is known of its cluster (both or neither), and
-        ``announced`` hears of servers that ask about it (``Introductions.exchange``).
+        ``service`` samples for trainers, ``view`` returns the view of its cluster (both or neither), and
+        ``announced`` takes announcements of servers (``Announcements.exchange``).
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls
-        self._reception = AuthenticatedCalls(
+        self._authenticated = AuthenticatedCalls(
             credentials, counters, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
         )
         peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
-        self._reception.add(SERVICE, peer.answers, METHODS)
+        self._authenticated.add(SERVICE, peer.handlers, METHODS)
         reflected: tuple[str, ...] = ()
         self._ready_names: tuple[str, ...] = ()
         self._health = Health()
         self._certificate = ServedCertificate(credentials)
         if service is not None and view is not None:
             calls = GraphStoreServicer(service, peer, view=view, announced=announced)
-            self._reception.add(STORE_SERVICE, calls.answers, STORE_METHODS)
+            self._authenticated.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
             reflected = (SERVICE, STORE_SERVICE)
             self._ready_names = ("", STORE_SERVICE)
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
         self._health.set(self._ready_names, serving=False)
-        self._public = PublicCalls(self._health, self._reception, credentials, reflected=reflected)
+        self._public = PublicCalls(self._health, self._authenticated, credentials, reflected=reflected)
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes),
             ("grpc.max_allowed_incoming_connections", _max_connections()),
         ]
-        self._threads = ThreadPoolExecutor(self._reception.turns + _SPARE_THREADS, "control")
-        self._reception.pool = self._threads
+        self._threads = ThreadPoolExecutor(self._authenticated.turns + _SPARE_THREADS, "control")
+        self._authenticated.pool = self._threads
         self._server: Any = grpc.server(
             self._threads,
-            handlers=(self._reception, self._public),
+            handlers=(self._authenticated, self._public),
             options=options,
             maximum_concurrent_rpcs=max_calls,
         )
@@ -127,31 +127,31 @@ class ControlService:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """Threads of ours that live until ``close``. gRPC's own show by what the port answers."""
-        return (*self._reception.threads, *self._public.threads)
+        """Threads of this library that live until ``close``. gRPC's own are checked by calls to the port."""
+        return (*self._authenticated.threads, *self._public.threads)
 
     def set_serving(self, serving: bool) -> None:
-        """Tell whoever asks for the health whether trainers may come. Does nothing once it is closed."""
+        """Set the health that trainers and probes see. Does nothing after ``close``."""
         self._health.set(self._ready_names, serving)
 
     def renew(self, credentials: Credentials) -> None:
-        """Show another certificate and ask for other tokens from now on: as ``ServedCertificate.replace``."""
+        """Use other certificates and tokens from now on. Raises as ``ServedCertificate.replace``."""
         self._certificate.replace(credentials)
-        self._reception.renew(credentials)
+        self._authenticated.renew(credentials)
         self._public.renew(credentials)
 
     def close(self) -> None:
-        """Stop answering; calls under way are cancelled. Closing twice is fine."""
+        """Stop serving, and cancel calls under way. Closing twice is fine."""
         self._health.close()
         self._public.close()
         if not _stop(self._server):
             _LOGGER.warning("calls did not end within %g s", _STOP_S)
-        self._reception.close()
+        self._authenticated.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _max_connections() -> int:
-    """Return half of the descriptors that the process may have: the rest is for rings, files and data."""
+    """Return half of the descriptor limit: the rest is for rings, files and the data port."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(max(most // 2, 1), _MAX_CONNECTIONS)
 

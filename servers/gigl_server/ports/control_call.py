@@ -1,4 +1,4 @@
-"""One control call under way: its caller, its headers, its message, and the one way to answer it."""
+"""Control call under way: its caller, its headers, its message, and its one response."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Stream(NamedTuple):
-    """A call as gRPC hands it to a handler that does not block."""
+    """A call as gRPC passes it to a non-blocking handler."""
 
     requests: Iterator[bytes]
     context: Any
@@ -31,7 +31,7 @@ class Stream(NamedTuple):
 
 
 class ControlCall:
-    """One call, answered once, from any thread. A call that waits for its answer holds no thread."""
+    """One call, which gets one response, from any thread. A waiting call holds no thread."""
 
     def __init__(
         self,
@@ -42,24 +42,24 @@ class ControlCall:
         *,
         trusted: bool = True,
     ) -> None:
-        """``refused`` is told of each refusal."""
+        """``refused`` is called with each refusal."""
         self.method = method
         self.caller = caller
         self.trusted = trusted
-        """The caller showed the token, or none is asked for."""
+        """The caller sent a valid token, or the service has none."""
         self.connection = str(stream.context.peer())
         """Address and port of the caller."""
         self._requests, self._context, self._send = stream
         self._refused = refused
         self._lock = threading.Lock()
-        self._answered = False
+        self._responded = False
         self._ended = False
         self._gone: Callable[[], None] | None = None
 
     @property
-    def answered(self) -> bool:
-        """A reply or a refusal was sent, or nobody is there to hear one."""
-        return self._answered or self._ended
+    def responded(self) -> bool:
+        """Whether a reply or a refusal was sent, or the call has ended."""
+        return self._responded or self._ended
 
     @property
     def metadata(self) -> Sequence[Any]:
@@ -75,29 +75,29 @@ class ControlCall:
         self._context.set_trailing_metadata(tuple(trailers))
 
     def read(self) -> bytes | None:
-        """Wait for the next message. ``None``: the call ended, or was answered. ``b""``: none will come."""
+        """Wait for the next message. ``None``: the call ended or has a response. ``b""``: no more come."""
         try:
             data = next(self._requests, b"")
         except grpc.RpcError:
             return None
-        return None if self.answered else bytes(data)
+        return None if self.responded else bytes(data)
 
     def reply(self, message: Any) -> None:
-        """Send the reply, a protobuf message. Does nothing after an answer."""
+        """Send the reply, a protobuf message. Does nothing after a response."""
         if self._claim():
             self._finish(message.SerializeToString())
 
     def stream(self, messages: Iterable[Any]) -> None:
-        """Send messages and end the call. Waits until the caller took each."""
+        """Send messages and end the call. Waits until the caller has received each message."""
         for message in messages:
-            if self.answered:
+            if self.responded:
                 return
             self._send(message.SerializeToString())
         if self._claim():
             self._finish(None)
 
     def refuse(self, refusal: Refusal) -> None:
-        """End the call with the status of a refusal. Does nothing after an answer."""
+        """End the call with the status of a refusal. Does nothing after a response."""
         if self._claim():
             self._context.set_code(status_of(refusal.kind))
             self._context.set_details(_header_text(refusal.message))
@@ -105,15 +105,15 @@ class ControlCall:
             self._refused(self, refusal)
 
     def cancel(self) -> None:
-        """End the call at once, whatever its caller does: a status waits for a caller that does not read."""
+        """End the call at once. A status would wait for a caller that does not read."""
         self._context.cancel()
 
     def watch_end(self, callback: Callable[[], None]) -> bool:
-        """Have ``callback`` called on gRPC's thread when the call ends. ``False``: it has ended."""
+        """Call ``callback`` on gRPC's thread when the call ends. Return ``False`` if it has ended."""
         return bool(self._context.add_callback(callback))
 
     def on_gone(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once if the call ends unanswered, now if it has ended."""
+        """Call ``callback`` once if the call ends without a response; at once if it has ended."""
         with self._lock:
             if not self._ended:
                 self._gone = callback
@@ -121,33 +121,33 @@ class ControlCall:
         callback()
 
     def end(self) -> Callable[[], None] | None:
-        """Take note that gRPC ended the call. Return what ``on_gone`` left, if it was not answered."""
+        """Record that gRPC ended the call. Return the callback of ``on_gone`` if there was no response."""
         with self._lock:
             self._ended = True
             gone, self._gone = self._gone, None
-        return None if self._answered else gone
+        return None if self._responded else gone
 
     def _claim(self) -> bool:
-        """Return whether the caller of this may answer: nobody has."""
+        """Claim the right to respond. Return ``False`` if a thread has claimed it before."""
         with self._lock:
-            if self._answered:
+            if self._responded:
                 return False
-            self._answered = True
+            self._responded = True
             self._gone = None
             return True
 
     def _finish(self, data: bytes | None) -> None:
         try:
             _finish(self._context, self._send, data)
-        except Exception:  # The thread that samples must not end by it.
+        except Exception:  # It must not end a sampling thread.
             _LOGGER.exception("an answer could not be sent")
 
 
 def handler(begin: Callable[[Stream], None]) -> Any:
-    """Return gRPC's handler of a call, which may return before the call is answered.
+    """Return gRPC's handler of a call, which may return before the call has a response.
 
-    As streams: of a call of one message, gRPC would read it before it asks us, and wait for the answer in
-    a thread. Callers see no difference.
+    The handler is that of streams: for a unary call, gRPC would read the message before it calls the handler,
+    and hold a thread until the response. Callers see no difference.
     """
 
     def behavior(requests: Any, context: Any, send: Any) -> None:
@@ -163,11 +163,10 @@ def header_values(metadata: Any, name: str) -> list[str | bytes]:
 
 
 def _finish(context: Any, send: Callable[[bytes | None], None], data: bytes | None) -> None:
-    """Send reply and status in one step, and do not wait for the caller to take them.
+    """Send reply and status in one step, without waiting for the caller to read them.
 
-    The public callback of a stream waits until a message was written: a caller that gives no room for it
-    (a flow-control window of 0) would hold a sampling thread. gRPC itself ends calls of one reply by
-    ``_status``, which does not wait.
+    The public callback of a stream waits until a message is written: a caller with a flow-control window of 0
+    would hold a sampling thread. gRPC itself ends unary calls by ``_status``, which does not wait.
     """
     finish = getattr(_server, "_status", None)
     if finish is not None:
@@ -179,5 +178,5 @@ def _finish(context: Any, send: Callable[[bytes | None], None], data: bytes | No
 
 
 def _header_text(message: str) -> str:
-    """Return what fits the headers of an HTTP/2 message: 8 KiB in all."""
+    """Return a message cut to fit HTTP/2 headers, which hold 8 KiB in total."""
     return message[:1_000].encode("ascii", "backslashreplace").decode()[:4_000]

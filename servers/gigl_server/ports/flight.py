@@ -1,4 +1,4 @@
-"""The data port: neighbours, rows and frames over Arrow Flight, one request and its reply at a time."""
+"""Data port (Arrow Flight): neighbours, rows and frames, one reply to each request."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ __all__ = ["DataService", "FrameSource", "open_data_service", "shut_down"]
 _LOGGER = logging.getLogger(__name__)
 _SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _MAX_CALLS = 512
-"""From a request to the last byte of its reply. Each has a thread of Flight's."""
+"""Calls from a request to the last byte of its reply. Each holds a thread of Flight."""
 _MAX_TURNS = 64
-"""Calls that are worked on. None is held while a reply is sent."""
+"""Calls whose reply is being made. A turn is released before the reply is sent."""
 _WAIT_FOR_A_TURN_S = 0.5
 _FREELY_S = 1.0
 _SHUTDOWN_S = 5.0
@@ -49,27 +49,27 @@ _UNREMARKABLE = (RefusalKind.BUSY, RefusalKind.GONE)
 
 
 class FrameSource(Protocol):
-    """Where frames lie until they are fetched."""
+    """Store of frames that are ready to be fetched."""
 
     def take(self, handle: bytes, job: bytes) -> Bytes | None:
-        """Return the frame behind a handle, for one caller only.
+        """Return the frame behind a handle, uint8 [nbytes], once.
 
-        ``None`` if there is none, or if it is not that of this job (``rpc.job.job_key``); ``Refusal`` where
-        enough is on its way. The array is kept until the frame was sent, or cannot be any more.
+        ``None`` for an unknown handle, or a frame of another job (``rpc.job.job_key``); ``Refusal`` where too
+        much is in transit. The caller keeps the array until the frame was sent, or sending it failed.
         """
 
 
 class DataService(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers ``do_get``; the request is the ticket. Serves from its construction to ``shut_down``.
+    """Serves ``do_get``, whose ticket is the request, from its construction to ``shut_down``.
 
-    A reply is made before it is sent: what sends it needs no turn and next to no Python. Calls, turns and the
-    memory of replies are shared out by identity.
+    A reply is made before it is sent: sending needs no turn and almost no Python. Calls, turns and the memory
+    of replies are shared fairly among identities.
     """
 
     def __init__(
         self,
         location: str,
-        answers: Queries,
+        queries: Queries,
         counters: Counters,
         credentials: Credentials,
         *,
@@ -77,7 +77,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         frames: FrameSource | None = None,
         **options: Any,
     ) -> None:
-        self._answers = answers
+        self._queries = queries
         self._counters = counters
         self._frames = frames
         self._audit = audit
@@ -86,18 +86,18 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         self._turns = ByteSemaphore(_MAX_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
         self.connections = Connections(self._tell_cut, self._hoarders)
         try:
-            super().__init__(location, middleware={GUARD: self._guard}, **options)  # Calls come from here on.
+            super().__init__(location, middleware={GUARD: self._guard}, **options)  # Calls may arrive now.
         except BaseException:
             self.connections.close()
             raise
         self.connections.start(self.port)
 
     def renew(self, credentials: Credentials) -> None:
-        """Ask callers for the tokens of other credentials from now on."""
+        """Accept the tokens of ``credentials`` from now on, and no others."""
         self._guard.credentials = credentials
 
     def shutdown(self) -> None:
-        """Stop listening, and wait for calls under way, without end: ``shut_down`` waits for a while only."""
+        """Stop listening, and wait for calls under way, without a timeout: use ``shut_down`` for one."""
         self.connections.rest()
         super().shutdown()
         self.connections.close()
@@ -116,12 +116,12 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             if handle is not None:
                 return self._frame(call, handle)
             with self._turns.lend(1, caller):
-                reply = self._answers.answer(request, caller, call.reply_checksum)
+                reply = self._queries.respond(request, caller, call.reply_checksum)
             call.at_end.callback(reply.loan.release)
             return self._stream(reply.chunks, call.reply_checksum, first_tells_size=reply.size_is_told)
 
     def _begin(self, call: Call, caller: Identity, peer: str) -> None:
-        """Count a call until its reply was sent."""
+        """Count a call against the limits until its reply was sent."""
         call.at_end.callback(self._calls.take(1, caller).release)
         self.connections.begins(call, place_of(peer), caller)
         call.at_end.callback(self.connections.ends, call)
@@ -143,18 +143,18 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
         return self._stream(chunks, call.reply_checksum)
 
     def _stream(self, chunks: list[Bytes], checksum: Checksum, *, first_tells_size: bool = False) -> Any:
-        """Return chunks and their checksum as a stream without Python, or all but, that waits for nobody."""
+        """Return chunks and their checksum as a stream that needs almost no Python and never waits."""
         total = sum(map(len, chunks))
         self._counters.add(bytes_out=total)
         batches = [_batch(pa.py_buffer(chunk)) for chunk in (*chunks, checksum.trailer())]
-        if first_tells_size:  # Only Flight's generators take metadata; this one has nothing left to do.
+        if first_tells_size:  # Only a generator stream takes metadata; its batches are ready.
             first, *others = batches
             return flight.GeneratorStream(_SCHEMA, iter([(first, total.to_bytes(8, "little")), *others]))
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(_SCHEMA, batches))
 
     @contextmanager
     def _refusals(self, caller: Identity) -> Iterator[None]:
-        """Let refusals through as records, and nothing else: texts of other exceptions stay in the log."""
+        """Send refusals as records. Texts of other exceptions go to the log only."""
         try:
             yield
         except Refusal as refusal:
@@ -168,7 +168,7 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
             raise flight_error(failed) from None
 
     def _hoarders(self) -> tuple[Identity | None, ...]:
-        return self._calls.hoarder(), self._answers.sending.hoarder()
+        return self._calls.hoarder(), self._queries.sending.hoarder()
 
     def _tell_cut(self, place: Place, reason: str) -> None:
         self._audit.refused(
@@ -178,33 +178,33 @@ class DataService(flight.FlightServerBase):  # type: ignore[misc]
 
 def open_data_service(
     address: Address,
-    answers: Queries,
+    queries: Queries,
     counters: Counters,
     credentials: Credentials,
     *,
     audit: AuditLog,
     frames: FrameSource | None = None,
 ) -> DataService:
-    """Serve at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be."""
+    """Serve at ``address``; port 0 selects a free one. ``OSError`` names an address that cannot be bound."""
     location = f"grpc+{'tls' if credentials.certificate else 'tcp'}://{address}"
     try:
         return DataService(
             location,
-            answers,
+            queries,
             counters,
             credentials,
             audit=audit,
             frames=frames,
             **credentials.flight_options(),
         )
-    except Exception as error:  # pyarrow has no class of its own for this.
+    except Exception as error:  # pyarrow has no specific class for this.
         raise OSError(f"cannot listen on {address}: {error}") from None
 
 
 def shut_down(data: DataService, timeout_s: float = _SHUTDOWN_S) -> None:
-    """End the data port: let replies under way be read for a second, then cut the connections of the rest.
+    """End the data port: wait a second for replies under way, then cut the remaining connections.
 
-    Flight itself waits without end for a reply that nobody reads, here and again when the process ends.
+    Flight itself waits forever for a reply that its caller does not read, here and when the process exits.
     """
     ender = threading.Thread(target=data.shutdown, name="data shutdown", daemon=True)
     ender.start()

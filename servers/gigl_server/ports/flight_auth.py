@@ -1,4 +1,4 @@
-"""Admission of calls to the data port: which are answered, and who the caller is."""
+"""Authentication of calls to the data port, and the identity of their callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["GUARD", "Call", "FlightAuth", "flight_error", "identity_of"]
 
 GUARD = "guard"
-"""Name under which a call finds its ``Call``."""
+"""Name of the middleware that holds a call's ``Call``."""
 
 _UNTOLD = "an address that Flight does not tell"
 _STRANGER = Identity(address=_UNTOLD)
@@ -32,29 +32,30 @@ _NO_TOKEN = Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must us
 
 
 class Call(flight.ServerMiddleware):  # type: ignore[misc]
-    """One call: what its headers showed, and what to let go of when its reply was sent, or cannot be."""
+    """One call: the values of its headers, and what to release when its reply was sent or has failed."""
 
     def __init__(self, token: str, job: bytes | None, checksum: str | None, reply_checksum: Checksum) -> None:
         super().__init__()
         self.token = token
-        """Name of the token that was shown; empty where none is asked for."""
+        """Name of the token that the caller sent; empty where the service has none."""
         self.job = job
         self.checksum = checksum
-        """Of the ticket, where the caller sent one."""
+        """Checksum of the ticket, if the caller sent one."""
         self.reply_checksum = reply_checksum
-        """New, to be shown the reply."""
+        """New checksum, for the reply."""
         self.at_end = ExitStack()
 
     def call_completed(self, exception: object) -> None:
-        """Let go of what the call held. Called by Flight once the last byte was handed to the transport."""
+        """Release what the call held. Flight calls this once the transport has the last byte."""
         self.at_end.close()
 
 
 class FlightAuth(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without the token, and every verb but ``do_get``; tells ``do_get`` what a call showed.
+    """Refuses calls without the token, and every verb but ``do_get``; passes header values to ``do_get``.
 
-    Flight tells the address of a caller to ``do_get`` only, for which it copies the request three more times.
-    So strangers are refused here, without an address; the line of their connection, cut soon, has it.
+    Flight gives the address of a caller to ``do_get`` only, after three more copies of the request. So
+    callers without the token are refused here, without an address; the log line of their connection, which
+    is cut soon, has the address.
     """
 
     def __init__(self, credentials: Credentials, counters: Counters, audit: AuditLog) -> None:
@@ -87,7 +88,7 @@ class FlightAuth(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def flight_error(refusal: Refusal) -> Exception:
-    """Return the exception by which Flight sends a refusal: its message, and its record as details."""
+    """Return the exception that makes Flight send a refusal: its message, and its record as details."""
     error: type[Exception] = flight.FlightServerError
     if refusal.kind is RefusalKind.UNAUTHENTICATED:
         error = flight.FlightUnauthenticatedError
@@ -95,7 +96,7 @@ def flight_error(refusal: Refusal) -> Exception:
 
 
 def identity_of(context: Any, call: Call) -> Identity:
-    """Return who makes a call. Flight tells the name in a client certificate, not the certificate."""
+    """Return the identity of a caller. Flight gives the name in a client certificate, not the certificate."""
     name = context.peer_identity()
     certificate = printable(name.decode("utf-8", "replace")) if name else ""
     return Identity.of(peer=context.peer(), token=call.token, certificate=certificate)

@@ -1,7 +1,7 @@
-"""The data port of a server: a Flight service that can be replaced by another on the same port.
+"""Data port of a server: a Flight service that can be replaced by another on the same port.
 
-pyarrow's server takes its certificate when it is made and never again, so another certificate needs another
-server. Calls under way on the old one are cut, and their callers ask again.
+pyarrow's server reads its certificate only when it is created, so another certificate needs another server.
+Calls under way on the old server are cut, and their callers retry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DataPort:
     def __init__(
         self,
         address: Address,
-        answers: Queries,
+        queries: Queries,
         counters: Counters,
         credentials: Credentials,
         *,
@@ -43,12 +43,12 @@ class DataPort:
         frames: FrameSource | None = None,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be."""
-        self._answers, self._counters, self._audit, self._frames = answers, counters, audit, frames
+        self._queries, self._counters, self._audit, self._frames = queries, counters, audit, frames
         self._credentials = credentials
         self._lock = threading.Lock()
         self._closed = False
         self.reopening = False
-        """Nobody listens for a moment."""
+        """The port is closed for a moment, between two services."""
         self.service: DataService = self._open(address, credentials)
         self._address = Address(address.host, self.port)
 
@@ -64,9 +64,9 @@ class DataPort:
         return () if self.reopening or self._closed else (service.connections.thread,)
 
     def renew(self, credentials: Credentials) -> None:
-        """Go on with other credentials. ``OSError`` where the port could not be opened with them.
+        """Use other credentials from now on. ``OSError`` where the port could not be opened with them.
 
-        Another token takes effect at once; another certificate closes the port for a moment.
+        A new token takes effect at once; a new certificate closes the port for a moment.
         """
         with self._lock:
             if self._closed:
@@ -78,7 +78,7 @@ class DataPort:
             self._credentials = credentials
 
     def close(self) -> None:
-        """Stop answering. It waits a while for calls under way. Closing twice is fine."""
+        """Stop serving, after a short wait for calls under way. Closing twice is fine."""
         with self._lock:
             self._closed = True
             shut_down(self.service)
@@ -96,7 +96,7 @@ class DataPort:
         _LOGGER.info("data port %d: opened again with another certificate", self.port)
 
     def _opened(self, credentials: Credentials) -> DataService:
-        """Open the port as soon as the service before has let go of it."""
+        """Open the port as soon as the previous service has released it."""
         deadline = time.monotonic() + _REOPEN_S
         backoff = Backoff(first_s=0.01, longest_s=0.2)
         while time.monotonic() < deadline:
@@ -107,5 +107,5 @@ class DataPort:
 
     def _open(self, address: Address, credentials: Credentials) -> DataService:
         return open_data_service(
-            address, self._answers, self._counters, credentials, audit=self._audit, frames=self._frames
+            address, self._queries, self._counters, credentials, audit=self._audit, frames=self._frames
         )

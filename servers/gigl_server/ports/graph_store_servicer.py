@@ -1,4 +1,4 @@
-"""The calls of ``GraphStore``: from messages to the sampling service and back."""
+"""Servicer of ``GraphStore``: translates messages to calls of the sampling service, and results back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["GraphStoreServicer"]
 
 
 class GraphStoreServicer:
-    """Answers calls of a storage server. A call that waits for its batch holds no thread."""
+    """Handlers of the calls of a storage server. A call that waits for its batch holds no thread."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class GraphStoreServicer:
         self._announced = announced
 
     @property
-    def answers(self) -> dict[str, Any]:
-        """By the name of the call."""
+    def handlers(self) -> dict[str, Any]:
+        """Handlers by the name of the call."""
         return {
             "Cluster": self._cluster,
             "CreateProducer": self._create_producer,
@@ -101,13 +101,13 @@ class GraphStoreServicer:
         return self._of_job(call, request, destroy)
 
     def _sample(self, request: Any, call: ControlCall) -> None:
-        channel, asks = request.channel, [_ask(request)]
+        channel, received = request.channel, [_received(request)]
         _check_whole(request, call)
-        del request  # It holds the seeds once more, and the call may wait for minutes.
+        del request  # Frees a second copy of the seeds: the call may wait for minutes.
         waiting = _Waiting(self._service, call, self._with_reason)
         call.on_gone(waiting.abandon)
         submit = self._service.submit
-        waiting.begun(self._in_job(call, lambda job: submit(job, channel, asks.pop(), waiting.settle)))
+        waiting.begun(self._in_job(call, lambda job: submit(job, channel, received.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
         created = self._service.create_producer(
@@ -123,7 +123,7 @@ class GraphStoreServicer:
                 name=request.name,
                 credit=request.credit,
                 share=request.share,
-                without_rows=request.without_rows,
+                deferred_features=request.without_rows,
                 ring_slots=request.ring_slots,
                 ring_slot_bytes=request.ring_slot_bytes,
             ),
@@ -134,24 +134,24 @@ class GraphStoreServicer:
             ring_door=self._service.ring_door if channel.ring is not None else "",
         )
 
-    def _of_job(self, call: ControlCall, request: Any, answer: Callable[[bytes], Any]) -> Any:
-        """Return the answer to a call of a job, whose request is whole. Raises ``Refusal``."""
+    def _of_job(self, call: ControlCall, request: Any, respond: Callable[[bytes], Any]) -> Any:
+        """Return the reply to a call of a job. Checks the request's checksum. Raises ``Refusal``."""
         _check_whole(request, call)
-        return self._in_job(call, answer)
+        return self._in_job(call, respond)
 
-    def _in_job(self, call: ControlCall, answer: Callable[[bytes], Any]) -> Any:
+    def _in_job(self, call: ControlCall, respond: Callable[[bytes], Any]) -> Any:
         job = job_key(call.headers(JOB_HEADER))
         if job is None:
-            # Callers that send a checksum send the header, too: it came damaged.
+            # Callers that send a checksum also send this header: it was damaged.
             kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.INVALID
             raise Refusal(kind, f"the header {JOB_HEADER!r} has 64 hex digits, once")
         try:
-            return answer(job)
+            return respond(job)
         except Refusal as refusal:
             raise self._with_reason(refusal) from None
 
     def _with_reason(self, refusal: Refusal) -> Refusal:
-        """Return a refusal that says why the server does not serve, where that is the matter."""
+        """Return the refusal, with the reason why the server does not serve if it is unavailable."""
         if refusal.kind is not RefusalKind.UNAVAILABLE:
             return refusal
         reason = self._view().reason
@@ -161,7 +161,7 @@ class GraphStoreServicer:
 
 
 class _Waiting:
-    """A call that waits for its batch: settled by a sampling thread, or abandoned as its caller is gone."""
+    """A call that waits for its batch: settled by a sampling thread, or abandoned when its caller is gone."""
 
     def __init__(
         self, service: SamplingService, call: ControlCall, with_reason: Callable[[Refusal], Refusal]
@@ -170,34 +170,34 @@ class _Waiting:
         self._call = call
         self._with_reason = with_reason
         self._lock = threading.Lock()
-        self._errand: SampleTask | None = None
+        self._task: SampleTask | None = None
         self._settled = self._abandoned = False
 
     def begun(self, task: SampleTask) -> None:
-        """Note the task, which may have a result already."""
+        """Record the task, which may have a result already."""
         with self._lock:
             abandoned = self._abandoned
-            if not (abandoned or self._settled):  # It holds the seeds, and this: a cycle would keep them.
-                self._errand = task
+            if not (abandoned or self._settled):  # Else a cycle would keep the seeds and this object.
+                self._task = task
         if abandoned:
             self._service.abandon(task)
 
-    def settle(self, outcome: Result) -> None:
-        """Answer the call, from any thread."""
+    def settle(self, result: Result) -> None:
+        """Send the result as the response of the call. Thread-safe."""
         with self._lock:
-            self._settled, self._errand = True, None
-        if outcome.refusal is None:
-            reply = _reply(outcome)
+            self._settled, self._task = True, None
+        if result.refusal is None:
+            reply = _reply(result)
             self._call.set_trailers(((CHECKSUM_HEADER, message_checksum(reply)),))
             self._call.reply(reply)
             return
-        self._call.refuse(self._with_reason(outcome.refusal))
+        self._call.refuse(self._with_reason(result.refusal))
 
     def abandon(self) -> None:
-        """The caller is gone, or its time is over."""
+        """Drop the task: the caller is gone, or its deadline has passed."""
         with self._lock:
             self._abandoned = True
-            task, self._errand = self._errand, None
+            task, self._task = self._task, None
         if task is not None:
             self._service.abandon(task)
 
@@ -207,7 +207,7 @@ def _check_whole(request: Any, call: ControlCall) -> None:
         raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
 
 
-def _ask(request: Any) -> ReceivedRequest:
+def _received(request: Any) -> ReceivedRequest:
     return ReceivedRequest(
         epoch=request.epoch,
         batch=request.batch,
@@ -218,14 +218,14 @@ def _ask(request: Any) -> ReceivedRequest:
     )
 
 
-def _reply(outcome: Result) -> Any:
+def _reply(result: Result) -> Any:
     reply = messages.SampleReply(
-        nbytes=outcome.nbytes,
-        unavailable=outcome.unavailable,
-        sampling_s=outcome.sampling_s,
-        waiting_s=outcome.waiting_s,
+        nbytes=result.nbytes,
+        unavailable=result.unavailable,
+        sampling_s=result.sampling_s,
+        waiting_s=result.waiting_s,
     )
     for name in ("in_slot", "handle", "failure", "skipped"):
-        if value := getattr(outcome, name):
+        if value := getattr(result, name):
             setattr(reply, name, value)
     return reply

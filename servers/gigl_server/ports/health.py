@@ -1,4 +1,4 @@
-"""Health of a server's services, as the gRPC health protocol tells it."""
+"""Health of a server's services, in the gRPC health protocol."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LOOK_S = 1.0
 
 
 class Health:
-    """Statuses by name of service. Thread-safe; nobody who asks can hold up who sets.
+    """Statuses by name of service. Thread-safe; a watcher cannot delay a thread that sets a status.
 
-    ``grpc_health`` sends to those who watch while it holds its lock: one that does not read would stop all.
+    ``grpc_health`` sends to watchers while it holds its lock: a watcher that does not read would block all.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Health:
         self._closed = False
 
     def set(self, names: Sequence[str], serving: bool) -> None:
-        """Change the status of services. Does nothing once it is closed."""
+        """Set the status of services. Does nothing after ``close``."""
         with self._changed:
             if not self._closed:
                 status = _STATUS.SERVING if serving else _STATUS.NOT_SERVING
@@ -36,7 +36,7 @@ class Health:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Tell those who watch that nothing serves any more, and end."""
+        """Set every status to not serving, and end all watches."""
         with self._changed:
             self._statuses = dict.fromkeys(self._statuses, _STATUS.NOT_SERVING)
             self._closed = True
@@ -48,7 +48,7 @@ class Health:
         return None if status is None else _STATUS(status=status)
 
     def listed(self) -> Any | None:
-        """Return the reply to ``List``. ``None``: the installed protocol has no such call."""
+        """Return the reply to ``List``. ``None`` where the installed protocol has no such call."""
         reply = getattr(health_pb2, "HealthListResponse", None)
         if reply is None:
             return None

@@ -1,4 +1,4 @@
-"""Reader of the messages of control calls: a few at once, in turns among callers."""
+"""Reader of the messages of control calls: a few at once, with turns among callers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Patience:
     """Seconds that a message may take, and turns that one caller may have."""
 
     alone_s: float = 20.0
-    """While no other call waits for a turn."""
+    """Seconds for a message while no other call waits for a turn."""
     others_wait_s: float = 2.0
-    """While another one waits."""
+    """Seconds while another call waits."""
     prompt_s: float = 0.5
-    """While another one waits, for all but half of the turns of a caller. Messages come with the headers
-    of their calls, but for those of megabytes."""
+    """Seconds while another call waits, for turns of a caller beyond half of its share. Messages arrive with
+    the headers of their calls, except those of megabytes."""
     turns_per_caller: int = 8
 
 
@@ -46,32 +46,32 @@ class _Read:
     then: Callable[[bytes], None]
     began: float = 0.0
     refused: float = 0.0
-    """When it was told that its time is over; 0: it was not."""
+    """When the call was refused as late; 0: it was not."""
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """What one caller has under way. Connections take turns."""
+    """Calls of one caller. Its connections take turns."""
 
     queues: OrderedDict[str, deque[_Read]] = field(default_factory=OrderedDict)
     reads: dict[_Read, None] = field(default_factory=dict)
     """Messages that are being read, oldest first."""
     turns: int = 0
-    """Turns taken: messages that are being read or answered."""
+    """Turns taken: messages that are being read or handled."""
 
 
 class MessageReader:
-    """Reads the message of each call and has it answered, by the threads that bring calls.
+    """Reads the message of each call and handles it, on the threads that bring calls.
 
-    Callers take turns, and so do the connections of each; a connection whose messages did not come in time
-    waits behind the others of its caller. A call that waits for its turn holds no thread.
+    Callers take turns, and so do the connections of a caller. A connection whose messages were late waits
+    behind the other connections of its caller. A call that waits for its turn holds no thread.
     """
 
     def __init__(
         self, turns: int, refuse_late: Callable[[ControlCall, bool], None], patience: Patience | None = None
     ) -> None:
-        """At most ``turns`` messages are in memory. ``refuse_late`` ends a call whose message did not come;
-        it is told whether that was because others wait."""
+        """At most ``turns`` messages are in memory. ``refuse_late(call, others_wait)`` ends a call whose
+        message is late."""
         self._num_turns = turns
         self._refuse_late = refuse_late
         self._patience = patience or Patience()
@@ -87,16 +87,16 @@ class MessageReader:
 
     @property
     def idle(self) -> bool:
-        """No message is read or waited for."""
+        """Whether no message is being read or waits to be read."""
         return not self._callers
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """They live until ``close``."""
+        """Threads that live until ``close``."""
         return () if self._watcher is None else (self._watcher,)
 
     def read(self, call: ControlCall, then: Callable[[bytes], None]) -> None:
-        """Read the message of ``call`` and give it to ``then``: here, or later in another thread.
+        """Read the message of ``call`` and pass it to ``then``: here, or later on another thread.
 
         ``then`` is not called if the call ends first.
         """
@@ -109,10 +109,10 @@ class MessageReader:
                 self._take(read)
             finally:
                 self._give_back(read)
-            del read  # It holds the call, and the next message may be long in coming.
+            del read  # Frees the call: the next message may be long in coming.
 
     def close(self) -> None:
-        """End the thread that looks after late messages. Closing twice is fine."""
+        """End the thread that watches for late messages. Closing twice is fine."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
@@ -129,7 +129,7 @@ class MessageReader:
             read.then(data)
 
     def _next(self) -> _Read | None:
-        """Take a turn for the next call. ``None``: no call may have one now."""
+        """Take a turn for the next call. ``None`` where no call may have one now."""
         with self._lock:
             if not (self._free and self._queued):
                 return None
@@ -166,7 +166,7 @@ class MessageReader:
                 del self._callers[read.call.caller]
 
     def _share(self) -> int:
-        """Return how many turns a caller may have: one share stays free for the next one to come."""
+        """Return the number of turns of a caller: one share stays free for a new caller."""
         return max(min(self._patience.turns_per_caller, self._num_turns // (len(self._callers) + 1)), 1)
 
     def _watch_on(self) -> None:
@@ -190,7 +190,7 @@ class MessageReader:
                 end()
 
     def _late(self, now: float) -> Iterator[Callable[[], None]]:
-        """Yield what ends each call whose time is over."""
+        """Yield a function that ends a call, for each call whose time is over."""
         share = self._share()
         for caller in self._callers.values():
             waits = bool(caller.queues) or (not self._free and self._queued > 0)
@@ -205,7 +205,7 @@ class MessageReader:
                     yield partial(self._refuse_late, read.call, waits)
 
     def _time_s(self, waits: bool, number: int, share: int) -> float:
-        """Return the seconds that the message has which is ``number`` oldest of its caller."""
+        """Return the seconds for a caller's message number ``number``, by age."""
         if not waits:
             return self._patience.alone_s
         return self._patience.others_wait_s if number < share // 2 else self._patience.prompt_s

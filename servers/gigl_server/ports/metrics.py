@@ -19,13 +19,13 @@ _Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class LoadCollector:
-    """Reads the state once per scrape: nothing is counted twice, and closed channels vanish."""
+    """Reads the state at each scrape: nothing is counted twice, and closed channels disappear."""
 
     def __init__(self, service: SamplingService, counters: Counters, view: Callable[[], View]) -> None:
         self._service, self._counters, self._view = service, counters, view
 
     def describe(self) -> Iterator[_Family]:
-        """Names without numbers: registering must not collect."""
+        """Yield families without values: registering must not collect."""
         return iter(())
 
     def collect(self) -> Iterator[_Family]:
@@ -79,7 +79,7 @@ def _of_channels(load: ServiceLoad) -> Iterator[_Family]:
     for family, field, name, text in _CHANNEL_METRICS:
         metric = family(f"gigl_{name}", text, labels=_CHANNEL_NAMES)
         sums: dict[tuple[str, ...], float] = {}
-        for each in load.channels:  # Channels of equal names are one: a label set may appear once only.
+        for each in load.channels:  # Channels of equal names are summed: a label set may appear only once.
             labels: tuple[str, ...] = (
                 each.short_job,
                 f"{each.key}/{each.name}" if each.name else each.key,

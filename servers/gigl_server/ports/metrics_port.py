@@ -32,12 +32,12 @@ _CALL_S = 2.0
 
 
 class MetricsPort:
-    """Answers ``GET /metrics`` and ``GET /healthz`` from its construction to ``close``."""
+    """Serves ``GET /metrics`` and ``GET /healthz`` from its construction to ``close``."""
 
     def __init__(
         self, where: str, *, service: SamplingService, counters: Counters, view: Callable[[], View]
     ) -> None:
-        """Listen at ``HOST:PORT``; port 0 takes a free one. ``OSError`` where that cannot be."""
+        """Listen at ``HOST:PORT``; port 0 selects a free one. ``OSError`` where that fails."""
         address = Address.parse(where)
         check_free(address)
         registry = CollectorRegistry()
@@ -52,7 +52,7 @@ class MetricsPort:
 
     @property
     def thread(self) -> threading.Thread:
-        """It lives until ``close``."""
+        """Thread that lives until ``close``."""
         return self._thread
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class MetricsPort:
 
 
 class _Server(HTTPServer):
-    """A few threads answer, each caller has two seconds: nobody can take what sampling needs."""
+    """HTTP server with a few threads and two seconds per caller, so that sampling keeps its resources."""
 
     def __init__(self, place: tuple[str, int], registry: CollectorRegistry, view: Callable[[], View]) -> None:
         self.registry, self.view = registry, view
@@ -76,7 +76,7 @@ class _Server(HTTPServer):
         if not self._turns.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        self._pool.submit(self._answer, request, client_address)
+        self._pool.submit(self._respond, request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _LOGGER.debug("a request for metrics failed", exc_info=True)
@@ -85,8 +85,8 @@ class _Server(HTTPServer):
         super().server_close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, request: Any, client_address: Any) -> None:
-        # A timeout of the socket is one of each byte: who sends one now and then would keep the thread.
+    def _respond(self, request: Any, client_address: Any) -> None:
+        # A socket's timeout applies to each read: a caller that sends single bytes would hold the thread.
         end = threading.Timer(_CALL_S, _cut, (request,))
         end.daemon = True
         end.start()
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(404, "text/plain; charset=utf-8", b"/metrics or /healthz\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: Prometheus asks every few seconds."""
+        """Log nothing: Prometheus sends a request every few seconds."""
 
     def _reply(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _cut(request: socket.socket) -> None:
-    with suppress(OSError):  # It was closed meanwhile.
+    with suppress(OSError):  # Closed meanwhile.
         request.shutdown(socket.SHUT_RDWR)
 
 

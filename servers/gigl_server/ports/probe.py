@@ -1,4 +1,4 @@
-"""Checks of a server's own ports: a real call over a connection of its own, as a caller makes it."""
+"""Probes of a server's own ports: a real call over a new connection, as a caller makes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CALL_S = 10.0
 _CONNECT_S = 5.0
 _REFUSALS, _REFUSED_S = 4, 0.5
 _METHOD = "/grpc.health.v1.Health/List"
-"""Answered without a message: callers who send none cannot hold it up."""
+"""Needs no message, so that callers whose messages are late cannot delay it."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 
 
@@ -36,20 +36,20 @@ class ControlProbe:
     def __init__(
         self, listen: Address, port: int, credentials: Callable[[], Credentials], *, host: str
     ) -> None:
-        """``credentials`` returns those of now, ``host`` is a name of the certificate."""
+        """``credentials`` returns the current ones; ``host`` is a name in the certificate."""
         self._where = _reached(listen, port)
         self._credentials = credentials
         self._host = host
 
     def check(self) -> None:
-        """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
-        # Any other status is an answer, or a connection that was ended: beyond the limit of connections, or
-        # for a certificate that has expired. The port is there.
+        """Raise ``PartDead`` where nothing listens, ``PartSilent`` where no response arrives in time."""
+        # Any other status is a response, or the end of a connection beyond the limit or with an expired
+        # certificate. The port is open.
         if _accepts(self._where) and self.status() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise PartSilent(f"no answer within {_CALL_S:g} s")
 
     def status(self) -> grpc.StatusCode:
-        """Make the call, and return how it ended."""
+        """Make the call, and return its status."""
         with self._channel() as channel:
             try:
                 channel.unary_unary(_METHOD)(b"", timeout=_CALL_S)
@@ -73,14 +73,14 @@ class DataProbe:
     def __init__(
         self, listen: Address, port: int, credentials: Callable[[], Credentials], *, host: str, ping: Envelope
     ) -> None:
-        """As for ``ControlProbe``; ``ping`` names the graph and a partition that is served."""
+        """As for ``ControlProbe``; ``ping`` names the graph and a served partition."""
         self._host = host
         self._ping = encode_ping(ping)
         self._where = _reached(listen, port)
         self._credentials = credentials
 
     def check(self) -> None:
-        """Raise ``PartDead`` where nobody listens, ``PartSilent`` where no answer comes in time."""
+        """Raise ``PartDead`` where nothing listens, ``PartSilent`` where no response arrives in time."""
         if not _accepts(self._where):
             return
         headers = [(name.encode(), value.encode()) for name, value in self._credentials().caller().headers]
@@ -103,27 +103,27 @@ class DataProbe:
 
 
 def _reached(listen: Address, port: int) -> Address:
-    """Return where this process reaches a port of its own."""
+    """Return the address at which this process reaches its own port."""
     if not listen.is_wildcard:
         return Address(listen.host, port)
     return Address("::1" if ":" in listen.host else "127.0.0.1", port)
 
 
 def _accepts(where: Address) -> bool:
-    """Return whether a connection can be made. ``PartDead``: nobody listens.
+    """Return whether a connection can be made. Raises ``PartDead`` where nothing listens.
 
-    ``False`` says nothing of the port: this process may have no descriptor left, for one.
+    ``False`` says nothing about the port: this process may have no descriptor left, for example.
     """
     for _ in range(_REFUSALS):
         connected = _connected(where)
         if connected is not None:
             return connected
-        time.sleep(_REFUSED_S)  # A port that is opened anew is closed for a moment.
+        time.sleep(_REFUSED_S)  # A port that is reopened is closed for a moment.
     raise PartDead(f"nothing listens at {where}")
 
 
 def _connected(where: Address) -> bool | None:
-    """Return whether a connection was made; ``None``: it was refused."""
+    """Return whether a connection was made; ``None`` if it was refused."""
     try:
         socket.create_connection((where.host, where.port), _CONNECT_S).close()
     except ConnectionRefusedError:

@@ -29,7 +29,7 @@ __all__ = ["PublicCalls"]
 
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE = Patience(alone_s=2.0, others_wait_s=0.1, prompt_s=0.1, turns_per_caller=1)
-_TURNS = 1  # A message may be as long as any: this bounds the memory that strangers take.
+_TURNS = 1  # Limits the memory for messages of callers without a token.
 _WATCHES, _WATCHES_PER_CALLER = 14, 4
 _REFLECTIONS, _REFLECTIONS_PER_CALLER = 2, 1
 _LASTING_S = 20.0
@@ -38,23 +38,23 @@ _MAX_REQUEST_BYTES = 64 << 10
 
 
 class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handlers of health and reflection. Strangers have few places here, and take none from trainers.
+    """Handlers of health and reflection. They have few places, which are separate from those of trainers.
 
-    Calls that last (``Watch``, reflection) have threads of their own, as one that does not read what it is
-    sent holds its thread; without the token such a call ends after 20 s.
+    Lasting calls (``Watch``, reflection) have threads of their own, because a caller that does not read holds
+    its thread. Without the token, such a call ends after 20 s.
     """
 
     def __init__(
         self,
         health_: Health,
-        reception: AuthenticatedCalls,
+        authenticated: AuthenticatedCalls,
         credentials: Credentials,
         *,
         reflected: Sequence[str],
     ) -> None:
-        """``reflected`` are the services that reflection lists; none: no reflection."""
+        """``reflected`` are the services that reflection lists. Empty: no reflection."""
         self._health = health_
-        self._reception = reception
+        self._authenticated = authenticated
         self._credentials = credentials
         self._reader = MessageReader(_TURNS, _refuse_late, _PATIENCE)
         self._watches = Quota("watches are open", _WATCHES, _WATCHES_PER_CALLER)
@@ -78,30 +78,30 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """They live until ``close``."""
+        """Threads that live until ``close``."""
         return self._reader.threads
 
     def service(self, details: Any) -> Any:
-        """Return gRPC's handler of a call, or ``None`` if it is none of these. Runs on gRPC's one thread."""
-        answer = self._calls.get(details.method)
-        if answer is None:
+        """Return gRPC's handler of a call, ``None`` for other calls. Runs on gRPC's one thread."""
+        receive = self._calls.get(details.method)
+        if receive is None:
             return None
-        return handler(partial(self._begin, answer, details.method.rpartition("/")[2]))
+        return handler(partial(self._begin, receive, details.method.rpartition("/")[2]))
 
     def renew(self, credentials: Credentials) -> None:
-        """Ask callers for the tokens of other credentials from now on."""
+        """Recognize the tokens of ``credentials`` from now on."""
         self._credentials = credentials
 
     def close(self) -> None:
-        """End calls that last. Closing twice is fine."""
+        """End lasting calls. Closing twice is fine."""
         self._closed.set()
         self._reader.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, answer: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
+    def _begin(self, receive: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
         shown = header_values(stream.context.invocation_metadata(), "authorization")
         token = self._credentials.identify(shown)
-        answer(self._reception.call(name, stream, token or "", trusted=token is not None))
+        receive(self._authenticated.call(name, stream, token or "", trusted=token is not None))
 
     def _check(self, call: ControlCall) -> None:
         def reply(data: bytes) -> None:
@@ -145,7 +145,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _last(
         self, call: ControlCall, places: Quota, replies: Callable[[threading.Event], Iterator[Any]]
     ) -> None:
-        """Answer a call that lasts, if there is a place for it."""
+        """Start a lasting call in a thread, if a place is free."""
         if not places.enter(call.caller):
             call.refuse(Refusal(RefusalKind.BUSY, places.reason))
             return
@@ -175,7 +175,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _end_late(call: ControlCall, ended: threading.Event) -> None:
-    """End a call of a stranger: with a status, or without where it does not read what it is sent."""
+    """End a call without a token after its time: with a status, or, if it is not read, by cancelling."""
     text = f"without the token, a call ends after {_LASTING_S:g} s"
     call.refuse(Refusal(RefusalKind.UNAVAILABLE, text))
     if not ended.wait(_END_S):
@@ -183,7 +183,7 @@ def _end_late(call: ControlCall, ended: threading.Event) -> None:
 
 
 def _parsed(call: ControlCall, data: bytes, request: Any) -> Any | None:
-    """Return a message, or end the call whose message it is not."""
+    """Return the parsed message. ``None`` where it is malformed, and the call was refused."""
     try:
         if len(data) <= _MAX_REQUEST_BYTES:
             return request.FromString(data)

@@ -23,7 +23,7 @@ __all__ = ["PeerCalls", "cluster_view", "server_load"]
 
 
 class PeerCalls:
-    """Answers the calls of ``Peer``."""
+    """Handlers of the calls of ``Peer``."""
 
     def __init__(self, counters: Counters, *, graph: str, partitions: Sequence[int], data_port: int) -> None:
         self._counters = counters
@@ -31,8 +31,8 @@ class PeerCalls:
         self._graph, self._partitions, self._data_port = graph, sorted(partitions), data_port
 
     @property
-    def answers(self) -> dict[str, Any]:
-        """By the name of the call."""
+    def handlers(self) -> dict[str, Any]:
+        """Handlers by the name of the call."""
         return {"Describe": self._describe, "Stats": self._stats}
 
     def description(self) -> Any:
@@ -87,7 +87,7 @@ def cluster_view(description: Any, view: View) -> Any:
 def server_load(
     description: Any, statistics: Any, load: ServiceLoad, view: View, *, job: bytes | None
 ) -> Any:
-    """Return the reply to ``Load``. Names of channels are for ``job``, whose they are."""
+    """Return the reply to ``Load``. Only channels of ``job`` show their names."""
     reply: Any = messages.ServerLoad(
         totals=statistics,
         workers=load.workers,

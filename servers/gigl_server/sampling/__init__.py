@@ -1,1 +1,1 @@
-"""Sampling service: the scheduler of requests, and the threads and samplers that answer them."""
+"""Sampling service: the scheduler of requests, and the threads and samplers that serve them."""

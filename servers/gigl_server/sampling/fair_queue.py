@@ -16,8 +16,8 @@ __all__ = ["FairQueue"]
 
 _HEAVY_S = 0.1
 _GRACE_S = 0.03
-"""A trainer that was just served asks again within milliseconds. A heavy batch of an owner that is ahead
-waits so long for it: it would hold the thread many times as long."""
+"""A trainer sends its next request within milliseconds of a reply. A heavy batch of an owner that is ahead
+waits this long for that request: the heavy batch would hold the thread many times as long."""
 
 
 class FairQueue:
@@ -25,26 +25,26 @@ class FairQueue:
 
     Between owners: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) of seconds of sampling
     threads. The owner that had the fewest is next, so one with heavy batches gets fewer of them. An owner
-    that was idle starts where the others are: time that it did not use is not kept for it.
+    that was idle starts at the current time of the queue: it gets no credit for the time that it did not use.
 
-    Among the channels of an owner: rounds, ``share`` batches for each. A channel waits for the shares of
-    the others at most, however many asks they have.
+    Among the channels of an owner: rounds, ``share`` batches for each. A channel waits at most
+    for one share of each other channel, however many requests they have.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._owners: dict[Identity, _Owner] = {}
         self._time = 0.0
-        """Seconds that the owner had which was served last, before its batch."""
+        """Virtual time: seconds of the owner that was served last, before its batch."""
         self.awaited: Identity | None = None
-        """For whom the last call of ``next`` kept a heavy batch back."""
+        """Owner for whose request the last call of ``next`` delayed a heavy batch."""
 
     def __len__(self) -> int:
         return sum(len(each.round) for each in self._owners.values())
 
     @property
     def waiting(self) -> list[Channel]:
-        """Channels whose next ask needs frame memory."""
+        """Channels whose next request needs frame memory."""
         return [
             channel
             for owner in self._owners.values()
@@ -53,7 +53,7 @@ class FairQueue:
         ]
 
     def enter(self, channel: Channel) -> None:
-        """Let a channel with asks take part: after those of its owner that do already."""
+        """Add a channel that has requests, behind the other channels of its owner."""
         if channel.in_round:
             return
         channel.in_round = True
@@ -65,7 +65,7 @@ class FairQueue:
         owner.round.enter(channel)
 
     def next(self, admits: Callable[[SampleTask], bool]) -> SampleTask | None:
-        """Take the next ask off its channel. Channels whose ask is not admitted now are passed over."""
+        """Remove and return the next request. Channels whose request is not admitted now are skipped."""
         now = self._clock()
         self.awaited = None
         self._forget_idle(now)
@@ -85,7 +85,7 @@ class FairQueue:
         return lambda task: not self._is_kept_back(task, owner, now) and admits(task)
 
     def settle(self, task: SampleTask, seconds: float) -> None:
-        """Charge what a batch took, in place of what it was expected to take."""
+        """Charge the seconds that a batch took, in place of the expected ones."""
         channel = task.channel
         channel.cost_s += (seconds - channel.cost_s) / 4
         owner = self._owners[channel.owner]
@@ -99,7 +99,7 @@ class FairQueue:
             self._owners[owner].spent += seconds
 
     def _is_kept_back(self, task: SampleTask, ahead: _Owner, now: float) -> bool:
-        """Whether a heavy batch waits, as an owner that had less time is about to ask."""
+        """Return whether a heavy batch waits, because an owner with less time is about to send a request."""
         if task.channel.cost_s < _HEAVY_S:
             return False
         for identity, owner in self._owners.items():
@@ -110,7 +110,7 @@ class FairQueue:
         return False
 
     def _forget_idle(self, now: float) -> None:
-        """Forget owners that have nothing to be remembered for: no asks, and no more time than others."""
+        """Forget owners without requests whose time is not ahead of the queue."""
         gone = [
             identity
             for identity, owner in self._owners.items()
@@ -121,12 +121,12 @@ class FairQueue:
 
 
 class _Round:
-    """Rounds over channels that have asks: ``share`` turns for each, one batch a turn."""
+    """Rounds over channels that have requests: ``share`` turns for each, one batch a turn."""
 
     def __init__(self) -> None:
         self._channels: deque[Channel] = deque()
         self._used = 0
-        """Turns that the first channel has had in this round."""
+        """Turns of the first channel in this round so far."""
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -159,10 +159,10 @@ class _Round:
 
 @dataclass(slots=True, eq=False)
 class _Owner:
-    """Channels of one owner, and the time that it had."""
+    """Channels of one owner, and the time that it used."""
 
     spent: float
-    """Seconds of sampling threads: of batches under way, what they are expected to take."""
+    """Seconds of sampling threads. Batches under way count with their expected seconds."""
     round: _Round = field(default_factory=_Round)
     running: int = 0
     served: float = float("-inf")

@@ -1,4 +1,4 @@
-"""Maker of frames: in the slot that was named, in memory for the network, or as the record of a failure."""
+"""Maker of frames: in the requested slot, in memory for the network, or as the record of a failure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["FrameMaker", "MadeFrame"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeFrame:
-    """What a sampling thread made of an ask. Nothing: the batch was not wanted any more."""
+    """Frame that a sampling thread made for a request. Empty where the request was stale."""
 
     memory: Bytes | None = None
-    """Of a frame that goes over the network."""
+    """Memory of a frame that goes over the network, uint8 [nbytes]."""
     overflows: bool = False
-    """The frame does not fit the slot that was named. With no bytes: nor was there memory for it."""
+    """The frame does not fit the requested slot. With 0 ``nbytes``, there was no other memory either."""
     too_large: bool = False
-    """The batch has more edges than there was scratch memory for."""
+    """The batch has more edges than its allowance of scratch memory."""
     in_slot: bool = False
     failure: bytes = b""
     unavailable: bool = False
@@ -41,7 +41,7 @@ class MadeFrame:
 
 
 class FrameMaker:
-    """Makes batches. Any number of threads may use it."""
+    """Samples batches and writes their frames. Thread-safe."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class FrameMaker:
         most_bytes: int,
         journal: Journal,
     ) -> None:
-        """Batches have at most so many edges, and frames so many bytes. CPU time is added to ``counters``."""
+        """Batches have at most ``most_edges``, frames ``most_bytes``. CPU time is added to ``counters``."""
         self._samplers = samplers
         self._most_edges = most_edges
         self._most_bytes = most_bytes
@@ -62,7 +62,7 @@ class FrameMaker:
         self._counters = counters
 
     def make(self, task: SampleTask, thread: int) -> MadeFrame:
-        """Sample and write a batch. Whatever goes wrong is recorded, with the number of this thread."""
+        """Sample and write a batch. An exception becomes a failure record with the number of this thread."""
         began = time.perf_counter()
         try:
             with self._journal.under_way(task, thread):

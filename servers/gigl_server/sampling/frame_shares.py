@@ -18,21 +18,21 @@ __all__ = ["FrameShares"]
 _Holder = tuple["Identity", bytes]
 """Owner and job."""
 
-_MUCH = 2  # Times what another has: between jobs that have about as much, nothing is dropped to and fro.
+_MUCH = 2  # Times as much as another job: without this, similar jobs would drop each other's frames in turn.
 
 
 class FrameShares:
-    """Says who may have more frame memory, and who has to give some up."""
+    """Admits requests to frame memory, and drops ready frames of jobs that hold too much."""
 
     def __init__(self, frames: FrameStore, memory: BufferPool) -> None:
         self._frames = frames
         self._memory = memory
 
     def admission(self, waiting: Callable[[], Sequence[Channel]]) -> Callable[[SampleTask], bool]:
-        """Return whose asks may take frame memory. ``waiting`` tells all channels that want some.
+        """Return a function that admits requests. ``waiting`` returns all channels that need frame memory.
 
-        While more than half of it is lent, an owner has no more than its part of all that want some, and
-        a job no more than its part of its owner's.
+        While more than half of the memory is lent, an owner gets at most an equal share among the owners that
+        need some, and a job an equal share of its owner's.
         """
         lent = self._memory.lent
         if lent < self._memory.nbytes // 2:
@@ -52,8 +52,8 @@ class FrameShares:
         return has_room
 
     def relieve(self, waiting: Iterable[Channel], than: float) -> None:
-        """Drop frames from before ``than``, oldest first, of those that have much, while others wait for
-        memory that have little of it."""
+        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while jobs that
+        hold little wait for memory."""
         needy = {(each.owner, each.job) for each in waiting}
         while needy and self._memory.full and self._drop_one(needy, than):
             pass

@@ -1,8 +1,8 @@
-"""Journal of the batches under way: what outlives the process that they end.
+"""Journal of the batches under way, which outlives the process.
 
-A batch that gets the process killed (out of memory, a crash in a kernel) is asked for again when the
-server is back, and kills it again. So the batches under way are noted in a mapped file, whose pages outlive
-the process: the next one on the same file knows what its predecessor died of.
+A batch that gets the process killed (out of memory, a crash in a kernel) is requested again when the server
+is back, and kills it again. So the batches under way are noted in a mapped file, whose pages outlive the
+process: the next process on the same file knows which batches were under way when the last one died.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["DEATHS", "Journal", "Quarantined", "default_path"]
 _LOGGER = logging.getLogger(__name__)
 
 DEATHS = 3
-"""A plan or batch that was under way in so many unclean ends, and did not get through between them, is
-quarantined. One end may be anybody's fault: all that is under way is noted."""
+"""A plan or batch that was under way in so many unclean ends, without success between them, is quarantined.
+One end proves nothing: every batch under way is noted, whichever of them caused it."""
 
 _MAGIC = b"gigljrn1"
-_ENTRY = struct.Struct("16sB15x")  # Digest, and the unclean ends that it was under way in. 0: it is free.
+_ENTRY = struct.Struct("16sB15x")  # Digest, and its unclean ends. 0: the entry is free.
 _UNDER_WAY = 2 * 512  # A plan and a batch for each sampling thread; those of further threads are not noted.
 _SUSPECTS = 256
 _NBYTES = len(_MAGIC) + 8 + (_UNDER_WAY + _SUSPECTS) * _ENTRY.size
@@ -44,11 +44,11 @@ _FREE = bytes(_ENTRY.size)
 
 
 class Quarantined(SamplingError):
-    """A plan or batch is not sampled any more: servers died of it."""
+    """A plan or batch is refused: servers died while they sampled it."""
 
 
 class Journal:
-    """Notes what is sampled, and refuses what killed the process several times. Thread-safe."""
+    """Notes batches under way, and refuses those that killed the process several times. Thread-safe."""
 
     def __init__(self, memory: mmap.mmap | None, path: str = "") -> None:
         """Use ``open`` or ``none``."""
@@ -65,15 +65,15 @@ class Journal:
 
     @classmethod
     def none(cls) -> Journal:
-        """Return one that notes nothing."""
+        """Return a journal that notes nothing."""
         return cls(None)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Journal:
-        """Open or make a journal. ``OSError`` where that cannot be, as where another process has it; a file
-        of another format is overwritten.
+        """Open or create a journal. A file of another format is overwritten.
 
-        The file must be this user's own, and no link: it may lie in a directory that others write to.
+        ``OSError`` where that fails, also where another process uses the file. The file must belong to this
+        user, and be no link: its directory may be writable for other users.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path, flags, 0o600)
@@ -81,8 +81,8 @@ class Journal:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 raise PermissionError(f"{path} is not a file of this user")
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Held by the mapping, which keeps the file open.
-            os.posix_fallocate(fd, 0, _NBYTES)  # A full disk shows now, and not as SIGBUS.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Held until the mapping ends.
+            os.posix_fallocate(fd, 0, _NBYTES)  # A full disk fails here, and not later as SIGBUS.
             memory = mmap.mmap(fd, _NBYTES)
         finally:
             os.close(fd)
@@ -93,13 +93,13 @@ class Journal:
 
     @property
     def suspects(self) -> int:
-        """Plans and batches that were under way when a process died, and did not get through since."""
+        """Number of plans and batches that were under way when a process died, without success since."""
         with self._lock:
             return len(self._suspects)
 
     @contextmanager
     def under_way(self, task: SampleTask, thread: int) -> Iterator[None]:
-        """Note a batch while it is sampled by a thread. ``Quarantined`` if it or its plan is."""
+        """Note a batch while a thread samples it. Raises ``Quarantined`` if the batch or its plan is."""
         if self._memory is None:
             yield
             return
@@ -109,11 +109,11 @@ class Journal:
             with self._noted(digests, thread):
                 yield
             return
-        with self._alone:  # One suspect at a time: if the process dies again, it was not another one.
+        with self._alone:  # One suspect at a time: if the process dies again, no other suspect is to blame.
             with self._noted(digests, thread):
                 try:
                     yield
-                except TooManyEdges:  # It is sampled again, with more memory: it did not get through yet.
+                except TooManyEdges:  # Sampled again later, with more memory: no success yet.
                     raise
                 except Exception:
                     self._acquit(digests)
@@ -121,7 +121,7 @@ class Journal:
             self._acquit(digests)
 
     def close(self) -> None:
-        """End in order: nothing is under way. Without suspects, the file goes. Closing twice is fine."""
+        """Clear entries of batches under way. Without suspects, remove the file. Closing twice is fine."""
         with self._lock:
             memory, self._memory = self._memory, None
         if memory is None:
@@ -171,10 +171,10 @@ class Journal:
 
 
 def default_path(host: str, port: int) -> Path | None:
-    """Return where the journal of the server at an address lies if nothing else was said.
+    """Return the default path of the journal of the server at an address.
 
-    In memory where no disk can be written to. ``None`` where neither can, and for port 0, which is another at
-    every start: the journal would not be found again.
+    The path is in memory where no disk is writable. ``None`` where neither is, and for port 0, which selects
+    another port at every start: the journal would not be found again.
     """
     folders = ("/var/tmp", "/tmp", "/dev/shm")
     name = "".join(each if each.isalnum() else "-" for each in host)
@@ -183,7 +183,7 @@ def default_path(host: str, port: int) -> Path | None:
 
 
 def _suspects(memory: mmap.mmap) -> dict[bytes, int]:
-    """Return what was under suspicion, and what was under way at the end: with one end more."""
+    """Return the unclean ends by digest: of suspects, plus one for what was under way at the last end."""
     suspects = {}
     for place in range(_UNDER_WAY, _UNDER_WAY + _SUSPECTS):
         digest, deaths = _ENTRY.unpack_from(memory, _offset(place))
@@ -206,11 +206,11 @@ def _offset(place: int) -> int:
 
 
 def _digests(task: SampleTask) -> tuple[bytes, bytes]:
-    """Return those of plan and batch."""
+    """Return the digests of plan and batch."""
     request, producer = task.request, task.channel.producer
     if not producer.digest:
         producer.digest = hashlib.blake2b(producer.plan_text.encode(), digest_size=16).digest()
     batch = hashlib.blake2b(producer.digest, digest_size=16)
-    batch.update(struct.pack("<QQQ", request.epoch, request.batch, task.channel.without_rows))
+    batch.update(struct.pack("<QQQ", request.epoch, request.batch, task.channel.deferred_features))
     batch.update(request.input_bytes())
     return producer.digest, batch.digest()

@@ -13,10 +13,10 @@ __all__ = ["ChannelLoad", "ServiceLoad"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLoad:
-    """One channel. Seconds and bytes are sums since it was opened."""
+    """Load of one channel. Seconds and bytes are sums since it was opened."""
 
     job: bytes
-    """Its key, which opens nothing."""
+    """Key of the job. It gives no access."""
     key: str
     name: str
     transport: str
@@ -24,16 +24,16 @@ class ChannelLoad:
     batches: int
     nbytes: int
     queued: int
-    """Asks that nobody began."""
+    """Requests that no thread has begun."""
     ready: int
     sampling_s: float
     waiting_s: float
     idle_s: float
-    """Since its last ask."""
+    """Seconds since its last request."""
 
     @classmethod
     def of(cls, channel: Channel, *, ready: int, now: float) -> ChannelLoad:
-        """Read a channel, under its lock. ``ready`` frames of it are to be fetched."""
+        """Return the load of a channel, which has ``ready`` frames. Call under the service's lock."""
         return cls(
             job=channel.job,
             key=channel.producer.key,
@@ -45,30 +45,30 @@ class ChannelLoad:
             ready=ready,
             sampling_s=channel.tally.sampling_s,
             waiting_s=channel.tally.waiting_s,
-            idle_s=now - channel.last_ask,
+            idle_s=now - channel.last_request,
         )
 
     @property
     def short_job(self) -> str:
-        """Tells jobs apart."""
+        """First 8 hexadecimal digits of the key."""
         return self.job.hex()[:8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
-    """The service. Sums are since it started, over channels open and closed."""
+    """Load of the service. Sums are since its start, over open and closed channels."""
 
     workers: int
-    """Sampling threads."""
+    """Number of sampling threads."""
     busy: int
     jobs: int
     producers: int
     ready_bytes: int
-    """Of frames that lie ready to be fetched."""
+    """Bytes of frames that are ready to be fetched."""
     frame_bytes: int
-    """Memory of frames that are written, ready or being sent."""
+    """Bytes of frames that are being written, ready or being sent."""
     ring_bytes: int
-    """Memory of rings that was written to."""
+    """Committed bytes of rings."""
     batches: int
     nbytes: int
     sampling_s: float

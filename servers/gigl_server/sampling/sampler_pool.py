@@ -1,4 +1,4 @@
-"""Samplers, each used by one thread at a time, kept with their scratch memory for the next batch."""
+"""Pool of samplers: each serves one thread at a time, and keeps its scratch memory for the next batch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ __all__ = ["SamplerPool"]
 
 _Key = tuple[str, bool]
 
-_OBJECTS_BYTES = 1 << 16  # Of a sampler that has no scratch yet.
+_OBJECTS_BYTES = 1 << 16  # Size of a sampler without scratch memory.
 
 
 class SamplerPool:
-    """Lends samplers by what they sample. A batch depends on no earlier one, so any will do. Thread-safe."""
+    """Lends samplers by plan. Any sampler of a plan gives the same batch. Thread-safe."""
 
     def __init__(self, graph: Graph, *, keep_bytes: int) -> None:
-        """Keep idle ones of at most ``keep_bytes``: of all producers, those that were used last.
+        """Keep at most ``keep_bytes`` of idle samplers, the most recently used ones.
 
-        One that takes more than a quarter of it alone is not kept: it grew for a batch that was far larger
-        than others.
+        A sampler of more than a quarter of ``keep_bytes`` is not kept: it grew for an unusually large batch.
         """
         self._graph = graph
         self._keep_bytes = keep_bytes
@@ -41,7 +40,7 @@ class SamplerPool:
         self._idle: OrderedDict[int, _Idle] = OrderedDict()  # Least recently used first.
 
     def sample_from(self, store: PartitionedStore | None) -> None:
-        """Make samplers that ask ``store``. ``None``: that read the graph, which is whole here."""
+        """Make samplers over ``store``. ``None``: over the graph, all of which is here."""
         self._store = store
 
     @property
@@ -51,32 +50,32 @@ class SamplerPool:
 
     @property
     def idle_bytes(self) -> int:
-        """Memory of the idle ones."""
+        """Bytes of idle samplers."""
         with self._lock:
             return self._idle_bytes
 
     @contextmanager
     def lent(self, channel: Channel) -> Iterator[PlanSampler]:
-        """Lend a sampler for a channel's producer. One that raised is not used again."""
-        key = (channel.producer.plan_text, channel.without_rows)
+        """Lend a sampler for a channel's producer. A sampler that raised is not used again."""
+        key = (channel.producer.plan_text, channel.deferred_features)
         sampler = self._take(key) or self._make(channel)
         yield sampler
         self._give(key, sampler)
 
     def clear(self) -> None:
-        """Free the idle ones."""
+        """Free idle samplers."""
         with self._lock:
             idle, self._idle = self._idle, OrderedDict()
             self._idle_bytes = 0
-        idle.clear()  # Outside the lock: it frees much memory.
+        idle.clear()  # Outside the lock: freeing much memory takes long.
 
     def _make(self, channel: Channel) -> PlanSampler:
         store = self._store
         costs = CostCounter() if store is None else CostCounter(store.wire)
-        return channel.producer.plan.open(self._graph, store, costs=costs, deferred=channel.without_rows)
+        return channel.producer.plan.open(self._graph, store, costs=costs, deferred=channel.deferred_features)
 
     def _take(self, key: _Key) -> PlanSampler | None:
-        """Take the one that was used last: its memory is the warmest."""
+        """Take the most recently used sampler: its memory is the warmest."""
         with self._lock:
             found = next((place for place in reversed(self._idle) if self._idle[place].key == key), None)
             return None if found is None else self._pop(found)
@@ -91,7 +90,7 @@ class SamplerPool:
             self._idle_bytes += nbytes
             while self._idle_bytes > self._keep_bytes:
                 spent.append(self._pop(next(iter(self._idle))))
-        spent.clear()  # Outside the lock: it frees much memory.
+        spent.clear()  # Outside the lock: freeing much memory takes long.
 
     def _pop(self, place: int) -> PlanSampler:
         idle = self._idle.pop(place)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler"]
 
-_LOOK_AGAIN_S = 0.02  # Memory comes back without a word: its finalizers must not take locks.
+_LOOK_AGAIN_S = 0.02  # Polled: finalizers that free memory must not take locks, and so cannot notify.
 
 
 class Scheduler:
-    """Takes asks from the control port and gives them to sampling threads, in fair turns.
+    """Fair scheduler between the control port, which submits requests, and the sampling threads.
 
-    ``done`` of an ask is called once, outside the lock, unless the ask was abandoned.
+    ``done`` of a request is called once, outside the lock, unless the request was abandoned.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Scheduler:
         scratch: Scratch,
         clock: Callable[[], float],
     ) -> None:
-        """``lock`` is that of the channels."""
+        """``lock`` guards the channels."""
         self.totals = ChannelTotals()
         self.busy = 0
-        """Sampling threads at work."""
+        """Number of threads that sample now."""
         self.last_turn = clock()
-        """When the last batch was begun."""
+        """When a thread last began a batch."""
         self._lock = lock
         self._work = threading.Condition(lock)
         self._frames = frames
@@ -65,12 +65,12 @@ class Scheduler:
         self._closed = False
 
     def submit(self, task: SampleTask) -> None:
-        """Queue an ask; a newer fence ends older ones. ``Refusal`` beyond a limit or after the end."""
+        """Queue a request. A newer fence ends older requests. ``Refusal`` beyond a limit or after the end."""
         ended: list[SampleTask] = []
         try:
             with self._lock:
                 self._check_open(task.channel)
-                task.channel.last_ask = self._clock()
+                task.channel.last_request = self._clock()
                 ended += self._move_fence(task.channel, task.fence)
                 if task.fence == task.channel.fence:
                     self._check_room(task)
@@ -80,11 +80,11 @@ class Scheduler:
                     self._work.notify()
                 else:
                     ended.append(task)
-        finally:  # That the new ask is refused must not lose the outcomes of those before it.
+        finally:  # Also when the new request is refused: older ones must get their result.
             _settle(ended, SKIPPED)
 
     def abandon(self, task: SampleTask) -> None:
-        """Nobody waits for the outcome any more: do no work for it that was not begun."""
+        """Drop a request whose caller is gone. It is not sampled if no thread has begun it."""
         with self._lock:
             task.abandoned = True
             if task in task.channel.queue:
@@ -94,7 +94,7 @@ class Scheduler:
             self._frames.drop(task.handle)
 
     def next(self) -> SampleTask | None:
-        """Wait for the next ask to work on. ``None`` after ``close``."""
+        """Wait for the next request to sample. ``None`` after ``close``."""
         with self._work:
             while not self._closed:
                 task = self._turns.next(self._admission())
@@ -111,7 +111,7 @@ class Scheduler:
         return None
 
     def finish(self, task: SampleTask, made: MadeFrame | Refusal) -> None:
-        """Tell the trainer what was made, or why nothing was; or queue it again, to wait for memory."""
+        """Send the result of a request to its caller, or queue the request again to wait for memory."""
         channel = task.channel
         with self._lock:
             channel.running.discard(task)
@@ -123,15 +123,15 @@ class Scheduler:
                 self._turns.enter(channel)
                 return
             self._forget(channel, [task])
-            outcome = self._outcome(task, made)
-            if outcome.in_slot or outcome.handle:
-                channel.tally.add(outcome)
-                self.totals.add(outcome)
+            result = self._result(task, made)
+            if result.in_slot or result.handle:
+                channel.tally.add(result)
+                self.totals.add(result)
         if not task.abandoned:
-            task.done(outcome)
+            task.done(result)
 
     def end(self, channels: Iterable[Channel], refusal: Refusal) -> None:
-        """Close channels that were taken out of their jobs, and free what they hold."""
+        """Close channels that were removed from their jobs, and free what they hold."""
         for channel in channels:
             with self._lock:
                 channel.closed = True
@@ -142,30 +142,30 @@ class Scheduler:
             _settle(waiting, Result(refusal=refusal))
 
     def refuse(self, channels: Iterable[Channel], refusal: Refusal) -> None:
-        """Refuse every ask that nobody began, and all that come from now on."""
+        """Refuse every request that no thread has begun, and all later requests."""
         with self._lock:
             self._refusal = refusal
             waiting = [task for channel in channels for task in self._take_waiting(channel)]
         _settle(waiting, Result(refusal=refusal))
 
     def relieve(self, than: float) -> None:
-        """Where memory is full and a job waits that has little of it, drop frames of one that has much.
+        """Drop ready frames of jobs that hold much memory, while jobs that hold little wait for memory.
 
-        Those that it did not fetch since ``than``, oldest first. A job is not admitted beyond its share while
-        others wait (``_admission``), so that what is dropped does not come back at once.
+        Drops frames from before ``than``, oldest first. While other jobs wait, a job is not admitted beyond
+        its share (``_admission``), so that dropped batches are not sampled again at once.
         """
         with self._lock:
             waiting = self._turns.waiting
         self._shares.relieve(waiting, than)
 
     def close(self) -> None:
-        """Let the sampling threads leave."""
+        """Let the sampling threads end."""
         with self._work:
             self._closed = True
             self._work.notify_all()
 
     def wait_until_delivered(self, timeout_s: float) -> bool:
-        """Wait until nothing is worked on and every frame was sent. Return whether that is so."""
+        """Wait until no thread samples and every frame was sent. Return whether that was reached."""
         deadline = time.monotonic() + timeout_s
         while self.busy or self._memory.lent:
             if time.monotonic() > deadline:
@@ -174,13 +174,15 @@ class Scheduler:
         return True
 
     def _admission(self) -> Callable[[SampleTask], bool]:
-        """Return which asks may be worked on: as many as there is scratch and frame memory for."""
+        """Return a function that admits requests for which there is scratch and frame memory."""
         has_room = self._shares.admission(lambda: self._turns.waiting) if self._turns else lambda _: True
         return lambda each: (not each.needs_frame_memory or has_room(each)) and self._scratch.admits(each)
 
     def _is_to_wait(self, task: SampleTask, made: MadeFrame | Refusal, *, again: bool) -> bool:
-        """Whether a batch waits for memory: it has more edges than there was scratch for, or its frame did
-        not fit its slot, and there was no other memory. Under the lock."""
+        """Return whether a batch waits for memory. Under the lock.
+
+        It has more edges than its allowance, or its frame did not fit its slot and there was no other memory.
+        """
         if isinstance(made, Refusal):
             return False
         if again:
@@ -205,8 +207,8 @@ class Scheduler:
 
     def _check_room(self, task: SampleTask) -> None:
         channel = task.channel
-        wanted = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
-        if wanted + self._frames.held_by(channel.id) >= channel.credit:
+        pending = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
+        if pending + self._frames.held_by(channel.id) >= channel.credit:
             raise Refusal(
                 RefusalKind.BUSY,
                 f"{channel.credit} batches are asked for and not fetched: fetch some first",
@@ -214,15 +216,17 @@ class Scheduler:
         if task.slot and channel.uses_slot(task.slot):
             raise Refusal(RefusalKind.INVALID, f"slot {task.slot} is asked for by another call under way")
         own, used = self._nbytes[channel.owner], self._nbytes.total()
-        if used + task.nbytes > self._limits.ask_bytes:
+        if used + task.nbytes > self._limits.request_bytes:
             raise Refusal(RefusalKind.BUSY, "the server has as many seeds waiting as it may hold: ask later")
-        if not has_quota(channel.owner, own=own, used=used, limit=self._limits.ask_bytes, more=task.nbytes):
+        if not has_quota(
+            channel.owner, own=own, used=used, limit=self._limits.request_bytes, more=task.nbytes
+        ):
             raise Refusal(
                 RefusalKind.BUSY, f"{channel.owner} has as many seeds waiting as one may have: ask later"
             )
 
-    def _outcome(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
-        """Return what became of an ask, and let its frame be fetched. Under the lock."""
+    def _result(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
+        """Return the result of a request, and make its frame available for fetching. Under the lock."""
         if task.channel.closed:
             return Result(refusal=Refusal(RefusalKind.NOT_FOUND, "the channel was closed: open it again"))
         if isinstance(made, Refusal):
@@ -250,7 +254,7 @@ class Scheduler:
         )
 
     def _forget(self, channel: Channel, tasks: Iterable[SampleTask]) -> None:
-        """Their seeds count no more."""
+        """Stop counting the bytes of these requests."""
         self._nbytes[channel.owner] -= sum(each.nbytes for each in tasks)
         if not self._nbytes[channel.owner]:
             del self._nbytes[channel.owner]
@@ -261,7 +265,7 @@ class Scheduler:
         return waiting
 
 
-def _settle(tasks: Iterable[SampleTask], outcome: Result) -> None:
+def _settle(tasks: Iterable[SampleTask], result: Result) -> None:
     for task in tasks:
         if not task.abandoned:
-            task.done(outcome)
+            task.done(result)

@@ -1,4 +1,4 @@
-"""Scratch memory of samplers at work: how large a batch may be now, and how many large ones at once."""
+"""Scratch memory of samplers: the size of a batch, and the number of large batches at once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 __all__ = ["Scratch"]
 
 _LEAST_EDGES = 1 << 16
-_FIRST_S = 1.0  # One that waits for other things than scratch, too, does not hold up the next for longer.
+_FIRST_S = 1.0  # A large batch that also waits for other memory blocks later ones for this long at most.
 
 
 class Scratch:
     """Allowances of edges, so that all batches under way fit the scratch memory. Under the service's lock.
 
-    How many edges a batch has is known only when it is drawn. So each channel has an allowance: a batch
-    that needs more is given up before memory is taken for more, and sampled again with twice as much.
-    Small allowances are each thread's own; large ones share the rest, and wait for it in their order.
+    The number of edges of a batch is known only when it is drawn. So each channel has an allowance: a batch
+    that exceeds it is aborted before it takes more memory, and sampled again with twice the allowance. Each
+    thread has memory for a small allowance; large allowances share the rest, and wait for it in order.
     """
 
     def __init__(self, limits: Limits, threads: int, clock: Callable[[], float]) -> None:
-        # A half of the scratch memory is for idle samplers, a quarter for small allowances, one for large.
+        # Half of the scratch memory is for idle samplers, a quarter each for small and large allowances.
         quarter = limits.scratch_memory // 4 // SCRATCH_BYTES_PER_EDGE
         self.most = max(min(limits.batch_edges, quarter), min(limits.batch_edges, _LEAST_EDGES))
         """Edges of the largest batch."""
@@ -40,22 +40,22 @@ class Scratch:
         self._first_until = 0.0
 
     def admits(self, task: SampleTask) -> bool:
-        """Return whether there is memory for an ask now."""
-        wanted = self.allowance(task)
-        if wanted <= self.small:
+        """Return whether there is memory for a request now."""
+        needed = self.allowance(task)
+        if needed <= self.small:
             return True
         first = self._first
         if first is None or first not in first.channel.queue or self._clock() > self._first_until:
             self._first = first = task
             self._first_until = self._clock() + _FIRST_S
-        return task is first and wanted <= self._free
+        return task is first and needed <= self._free
 
     def allowance(self, task: SampleTask) -> int:
-        """Return how many edges the batch may have when it is sampled next."""
+        """Return the number of edges that the batch may have when it is sampled next."""
         return min(max(task.channel.allowance, self.small), self.most)
 
     def begin(self, task: SampleTask) -> None:
-        """Set aside what an ask that was admitted may take."""
+        """Reserve the allowance of an admitted request."""
         task.allowance = self.allowance(task)
         if task.allowance > self.small:
             self._free -= task.allowance
@@ -63,7 +63,7 @@ class Scratch:
             self._first = None if self._first is task else self._first
 
     def end(self, task: SampleTask, *, too_large: bool) -> bool:
-        """Give it back. Return whether a batch that was too large shall be sampled again, with more."""
+        """Release the allowance. Return whether to retry a batch that was too large, with a larger one."""
         self._free += self._lent.pop(task, 0)
         channel = task.channel
         if too_large:

@@ -1,4 +1,4 @@
-"""The sampling service: jobs, their channels, and the threads that sample for all of them."""
+"""Sampling service: jobs, their channels, and the threads that sample for all jobs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
 from gigl_server.sessions.channel import SampleTask
 from gigl_server.sessions.registry import Sessions
 from gigl_server.sessions.validation import (
+    check_channel_options,
     check_graph,
     check_key,
-    check_order,
     check_slot,
     make_ring,
-    read_order_plan,
+    read_producer_plan,
     read_request,
 )
 
@@ -48,19 +48,19 @@ __all__ = ["THREADS_PER_WORKER", "SamplingService"]
 _LOGGER = logging.getLogger(__name__)
 
 THREADS_PER_WORKER = 4
-"""Where other servers hold partitions: a thread waits for them most of the time."""
+"""Where other servers hold partitions: a sampling thread waits for them most of the time."""
 
 _JOIN_S = 5.0
 _IDLE_S = 60.0
 _RELEASE_EVERY_S = 10.0
-"""While idle. What refused callers sent was freed, and stays with the process: 86 MB after 16 of 16 MiB."""
-_LONG_PAUSE = 0.25  # Of a lease.
+"""While idle. Freed messages of refused callers stay with the process: 86 MB after 16 of 16 MiB."""
+_LONG_PAUSE = 0.25  # Share of a lease.
 _UNFETCHED_S = 5.0
-"""A frame that lies there for so long gives way to a job that waits: trainers fetch theirs at once."""
+"""A frame that was ready for so long may be dropped for a waiting job: trainers fetch frames at once."""
 
 
 class SamplingService:
-    """Samples for any number of jobs. Thread-safe; a job is known by its key (``rpc.job.job_key``)."""
+    """Samples for any number of jobs. Thread-safe. A job is identified by its key (``rpc.job.job_key``)."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SamplingService:
     ) -> None:
         """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``counters``.
 
-        ``journal`` remembers batches that the process died of, if it is to. ``allowed_samplers`` are the
+        ``journal`` notes batches under way, to find those that kill the process. ``allowed_samplers`` are the
         users' classes that may be imported here.
         """
         if workers < 1:
@@ -84,7 +84,7 @@ class SamplingService:
         self.partitions = tuple(sorted(partitions))
         self.state: Literal["starting", "ready", "draining", "closed"] = "starting"
         self.ring_door = ""
-        """Name of the socket that hands out rings. While it is empty, no channel gets one."""
+        """Name of the socket of the ring server. While it is empty, no channel gets a ring."""
         self.limits = limits or Limits()
         self.frames = FrameStore(self.limits.frame_memory, clock)
         self.rings = RingMemory(self.limits.ring_memory)
@@ -93,10 +93,10 @@ class SamplingService:
         self._workers = workers
         self._clock = clock
         self._lock = threading.Lock()
-        self._jobs = Sessions(self.limits, clock)
+        self._sessions = Sessions(self.limits, clock)
         self._memory = BufferPool(self.limits.frame_memory)
         scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
-        self._asks = Scheduler(
+        self._scheduler = Scheduler(
             self._lock, self.frames, self._memory, limits=self.limits, scratch=scratch, clock=clock
         )
         self._samplers = SamplerPool(graph, keep_bytes=self.limits.scratch_memory // 2)
@@ -115,7 +115,7 @@ class SamplingService:
         self._housekeeper = Housekeeper(self.sweep, paused=self._resume)
 
     def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
-        """Begin to sample: through a store, which is closed with the service, or from the whole graph."""
+        """Begin to sample: over a store, which is closed with the service, or over the whole graph."""
         if open_store is None and not self._graph.is_whole:
             raise ValueError(f"only partitions {list(self._graph.parts)} lie here: the others need a store")
         store = None if open_store is None else open_store()
@@ -124,7 +124,7 @@ class SamplingService:
             if self.state == "starting":
                 self._store = store
                 self._samplers.sample_from(store)
-                self._pool = WorkerPool(threads, self._asks.next, self._work)
+                self._pool = WorkerPool(threads, self._scheduler.next, self._work)
                 self._housekeeper.start()
                 self.state = "ready"
                 return
@@ -134,28 +134,28 @@ class SamplingService:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """Threads that live while the service is ready: those that sample, and the housekeeper."""
+        """Threads that live while the service is ready: the sampling threads and the housekeeper."""
         with self._lock:
             pool = self._pool if self.state in ("ready", "draining") else None
         return () if pool is None else (*pool.threads, self._housekeeper.thread)
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no more asks, finish those under way. Return whether all was fetched in time."""
+        """Take no more requests, finish those under way. Return whether all frames were fetched in time."""
         with self._lock:
             if self.state != "closed":
                 self.state = "draining"
-            channels = list(self._jobs.channels.values())
-        self._asks.refuse(channels, self._not_ready())
-        return self._asks.wait_until_delivered(timeout_s)
+            channels = list(self._sessions.channels.values())
+        self._scheduler.refuse(channels, self._not_ready())
+        return self._scheduler.wait_until_delivered(timeout_s)
 
     def close(self) -> None:
         """End everything, within seconds. Closing twice is fine."""
         with self._lock:
             self.state = "closed"
-            ended = self._jobs.take_all()
+            ended = self._sessions.take_all()
             store, self._store = self._store, None
-        self._asks.end(ended, self._not_ready())
-        self._asks.close()
+        self._scheduler.end(ended, self._not_ready())
+        self._scheduler.close()
         self._housekeeper.close()
         if store is not None:
             _close(store)
@@ -168,73 +168,73 @@ class SamplingService:
     def create_producer(
         self, job: bytes, *, key: str, plan: str, graph: str, caller: Identity = LOCAL
     ) -> bool:
-        """Make a producer; ``False`` if it was there. Raises ``Refusal``, and then nothing was made.
+        """Create a producer; ``False`` if it exists. Raises ``Refusal``, and then nothing was created.
 
-        A job belongs to the ``caller`` that created its first producer: quotas go by it.
+        A job belongs to the ``caller`` that created its first producer, and counts for the caller's quotas.
         """
         check_key(key, self.limits)
         check_graph(graph, self._graph)
-        found = read_order_plan(plan, self._graph.schema, self.limits, self._allowed_samplers)
+        found = read_producer_plan(plan, self._graph.schema, self.limits, self._allowed_samplers)
         with self._lock:
             self._check_ready()
-            return self._jobs.create_producer(job, key, found, caller)
+            return self._sessions.create_producer(job, key, found, caller)
 
-    def open_channel(self, job: bytes, order: ChannelOptions) -> Channel:
+    def open_channel(self, job: bytes, options: ChannelOptions) -> Channel:
         """Open a channel of a producer. Raises ``Refusal``."""
-        check_order(order, self.limits)
+        check_channel_options(options, self.limits)
         with self._lock:
             self._check_ready()
-            self._jobs.check_room(job, order.key)
-            return self._jobs.open_channel(job, order, self._new_ring(job, order))
+            self._sessions.check_room(job, options.key)
+            return self._sessions.open_channel(job, options, self._new_ring(job, options))
 
     def submit(
-        self, job: bytes, channel: bytes, ask: ReceivedRequest, done: Callable[[Result], None]
+        self, job: bytes, channel: bytes, received: ReceivedRequest, done: Callable[[Result], None]
     ) -> SampleTask:
-        """Have a batch sampled. Raises ``Refusal``.
+        """Queue a request for a batch. Raises ``Refusal``.
 
-        ``done`` is called once: now, or by a sampling thread.
+        ``done`` is called once: here, or by a sampling thread.
         """
         with self._lock:
             self._check_ready()
-            found = self._jobs.channel(job, channel)
-        check_slot(found, ask.slot)
+            found = self._sessions.channel(job, channel)
+        check_slot(found, received.slot)
         inputs = found.producer.plan.inputs
         task = SampleTask(
             channel=found,
-            request=read_request(ask, inputs, schema=self._graph.schema, limits=self.limits),
-            fence=ask.fence,
-            slot=ask.slot,
+            request=read_request(received, inputs, schema=self._graph.schema, limits=self.limits),
+            fence=received.fence,
+            slot=received.slot,
             done=done,
             came=self._clock(),
         )
-        self._asks.submit(task)
+        self._scheduler.submit(task)
         return task
 
     def abandon(self, task: SampleTask) -> None:
-        """The caller is gone: nobody needs the outcome."""
-        self._asks.abandon(task)
+        """Drop a request whose caller is gone."""
+        self._scheduler.abandon(task)
 
     def heartbeat(self, job: bytes, channels: Iterable[bytes]) -> list[bytes]:
-        """Renew the leases of these channels of a job. Return those that there are."""
+        """Renew the leases of these channels of a job. Return the channels that exist."""
         with self._lock:
-            return self._jobs.renew(job, channels)
+            return self._sessions.renew(job, channels)
 
     def close_channel(self, job: bytes, channel: bytes) -> None:
-        """Close a channel, and its producer with the last one. Fine for one that is not there."""
+        """Close a channel, and its producer with the last channel. Fine for an unknown channel."""
         with self._lock:
-            ended = self._jobs.close_channel(job, channel)
-        self._asks.end(ended, _closed())
+            ended = self._sessions.close_channel(job, channel)
+        self._scheduler.end(ended, _closed())
 
     def destroy_producer(self, job: bytes, key: str) -> None:
-        """Take a producer away with its channels. Fine for one that is not there."""
+        """Remove a producer and its channels. Fine for an unknown producer."""
         with self._lock:
-            ended = self._jobs.destroy_producer(job, key)
-        self._asks.end(ended, _closed())
+            ended = self._sessions.destroy_producer(job, key)
+        self._scheduler.end(ended, _closed())
 
     def ring_of(self, channel: bytes) -> int | None:
-        """Return the descriptor of a channel's ring, once: it is the caller's then."""
+        """Return the descriptor of a channel's ring, once. The caller owns it then."""
         with self._lock:
-            found = self._jobs.channels.get(channel)
+            found = self._sessions.channels.get(channel)
         try:
             return found.ring.hand_over() if found is not None and found.ring is not None else None
         except OSError as error:
@@ -242,17 +242,21 @@ class SamplingService:
             return None
 
     def load(self) -> ServiceLoad:
-        """Return how the service does."""
+        """Return the load of the service."""
         now = self._clock()
         with self._lock:
             channels = tuple(
                 ChannelLoad.of(each, ready=self.frames.held_by(each.id), now=now)
-                for each in self._jobs.channels.values()
+                for each in self._sessions.channels.values()
             )
-            jobs, producers, totals = len(self._jobs), self._jobs.num_producers, self._asks.totals
+            jobs, producers, totals = (
+                len(self._sessions),
+                self._sessions.num_producers,
+                self._scheduler.totals,
+            )
         return ServiceLoad(
             workers=0 if self._pool is None else len(self._pool),
-            busy=self._asks.busy,
+            busy=self._scheduler.busy,
             jobs=jobs,
             producers=producers,
             ready_bytes=self.frames.nbytes,
@@ -266,9 +270,9 @@ class SamplingService:
         )
 
     def sweep(self) -> None:
-        """Reclaim what jobs left behind. Called every second."""
+        """Reclaim expired channels and producers, and idle memory. Called every second."""
         with self._lock:
-            expired = self._jobs.take_expired()
+            expired = self._sessions.take_expired()
         for lapse in expired:
             _LOGGER.warning(
                 "job %s: not heard of for %g s: %d channels and %d producers are reclaimed",
@@ -277,26 +281,26 @@ class SamplingService:
                 len(lapse.channels),
                 lapse.producers,
             )
-            self._asks.end(
+            self._scheduler.end(
                 lapse.channels,
                 Refusal(RefusalKind.NOT_FOUND, "the lease of the channel is over: open it again"),
             )
         self._sweep_memory()
 
     def _resume(self, paused_s: float) -> None:
-        """Go on after the process stood still (SIGSTOP, a suspended machine): nobody could renew a lease."""
+        """Resume after the process was stopped (SIGSTOP, a suspended machine): no lease could be renewed."""
         if paused_s < self.limits.lease_s * _LONG_PAUSE:
             self.sweep()
             return
         with self._lock:
-            self._jobs.renew_all()
+            self._sessions.renew_all()
         _LOGGER.warning("this server stood still for %.1f s: leases begin anew", paused_s)
 
     def _sweep_memory(self) -> None:
         now = self._clock()
         self.frames.drop_forgotten(now - self.limits.frame_s)
-        self._asks.relieve(now - _UNFETCHED_S)
-        idle_s = now - self._asks.last_turn
+        self._scheduler.relieve(now - _UNFETCHED_S)
+        idle_s = now - self._scheduler.last_turn
         if idle_s > _IDLE_S:
             self._samplers.clear()
             self._memory.trim()
@@ -310,15 +314,15 @@ class SamplingService:
         )
         try:
             made = self._maker.make(task, thread)
-        finally:  # Whatever happened, nobody waits for an outcome that never comes.
-            self._asks.finish(task, made)
+        finally:  # After any exception, too: the caller must get a result.
+            self._scheduler.finish(task, made)
 
-    def _new_ring(self, job: bytes, order: ChannelOptions) -> FrameRing | None:
-        if not order.ring_slots or not self.ring_door:
+    def _new_ring(self, job: bytes, options: ChannelOptions) -> FrameRing | None:
+        if not options.ring_slots or not self.ring_door:
             return None
-        taken = sum(each.ring.nbytes for each in self._jobs.channels.values() if each.ring is not None)
-        owner = self._jobs.owner(job)
-        return make_ring(order, free_bytes=self.limits.ring_bytes - taken, memory=self.rings, owner=owner)
+        taken = sum(each.ring.nbytes for each in self._sessions.channels.values() if each.ring is not None)
+        owner = self._sessions.owner(job)
+        return make_ring(options, free_bytes=self.limits.ring_bytes - taken, memory=self.rings, owner=owner)
 
     def _check_ready(self) -> None:
         if self.state != "ready":
@@ -333,7 +337,7 @@ def _closed() -> Refusal:
 
 
 def _close(store: PartitionedStore) -> None:
-    """Close a store. It waits for calls under way, which a stalled server can hold for long."""
+    """Close a store in a thread, and wait for a while: a stalled server can delay the end of its calls."""
     closer = threading.Thread(target=store.close, name="store close", daemon=True)
     closer.start()
     closer.join(_JOIN_S)

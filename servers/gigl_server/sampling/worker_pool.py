@@ -1,4 +1,4 @@
-"""The threads of a sampling service: few that sample, for all channels, and one that looks after leases."""
+"""Threads of a sampling service: a few that sample for all channels, and one for leases and memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Housekeeper", "WorkerPool"]
 
 _LOGGER = logging.getLogger(__name__)
 _JOIN_S = 5.0
-_LATE_S = 0.25  # Of a turn: leases may be as short as a second.
+_LATE_S = 0.25  # Delay that counts as a pause: leases may be as short as a second.
 
 
 class WorkerPool:
-    """Threads that work on one ask after the other until they are told to leave.
+    """Threads that process one request after the other, until ``next_task`` returns ``None``.
 
-    Threads and not processes: kernels do not hold the interpreter, so that two of them kept two cores
-    busy, and frames need not pass between processes.
+    Threads and not processes: kernels release the GIL, so that two threads kept two cores busy, and frames
+    need not pass between processes.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class WorkerPool:
         next_task: Callable[[], SampleTask | None],
         work: Callable[[SampleTask, int], None],
     ) -> None:
-        """``next_task`` waits for one; ``None`` from it ends a thread."""
+        """``next_task`` waits for a request; a thread ends when it returns ``None``."""
         self._next = next_task
         self._work = work
         self._threads = [
@@ -44,14 +44,14 @@ class WorkerPool:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """They live until ``next_task`` tells them to leave."""
+        """Threads that live until ``next_task`` returns ``None``."""
         return tuple(self._threads)
 
     def __len__(self) -> int:
         return len(self._threads)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for all threads to leave. Return whether they did."""
+        """Wait for all threads to end. Return whether they did."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
@@ -61,19 +61,18 @@ class WorkerPool:
         while (task := self._next()) is not None:
             try:
                 self._work(task, number)
-            except Exception:  # Our own mistake. A server with a thread less would be worse.
+            except Exception:  # A bug. Ending the thread would leave the server with one less.
                 _LOGGER.exception("an ask was not answered")
-            del task  # It holds seeds and a channel, and the next one may be long in coming.
+            del task  # Frees its seeds and channel: the next request may be long in coming.
 
 
 class Housekeeper:
-    """Calls a function again and again until it is closed."""
+    """Calls a function periodically until ``close``."""
 
     def __init__(
         self, work: Callable[[], None], *, paused: Callable[[float], None], every_s: float = 1.0
     ) -> None:
-        """``paused`` is called in place of ``work`` when a turn is late, as after SIGSTOP. It gets the
-        seconds."""
+        """``paused(seconds)`` is called in place of ``work`` when a call is late, as after SIGSTOP."""
         self._work = work
         self._paused = paused
         self._every_s = every_s
@@ -82,14 +81,14 @@ class Housekeeper:
 
     @property
     def thread(self) -> threading.Thread:
-        """It lives from ``start`` to ``close``."""
+        """Thread that lives from ``start`` to ``close``."""
         return self._thread
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for a call under way. Closing twice is fine, and so is one that was not started."""
+        """End the thread after a call under way. Closing twice, or without ``start``, is fine."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
@@ -107,5 +106,5 @@ class Housekeeper:
                 self._paused(late_s)
             else:
                 self._work()
-        except Exception:  # The next time may go well; without leases, memory would fill.
+        except Exception:  # The next call may succeed; without any, memory would fill.
             _LOGGER.exception("housekeeping failed")

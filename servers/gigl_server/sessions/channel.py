@@ -30,35 +30,35 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelOptions:
-    """What a trainer wants of a channel."""
+    """Options of a channel, as a trainer requests them."""
 
     key: str
-    """Of the producer."""
+    """Key of the producer."""
     name: str
     credit: int
     share: int = 1
-    without_rows: bool = False
+    deferred_features: bool = False
     ring_slots: int = 0
     ring_slot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedRequest:
-    """One batch, as a trainer asks for it."""
+    """Request for one batch, as received. Not validated."""
 
     epoch: int
     batch: int
     inputs: bytes
-    """The columns of the plan, one after the other."""
+    """Input columns of the plan, one after the other."""
     index: bytes
-    """Little-endian int64."""
+    """Index of each entry, little-endian int64 [B]."""
     fence: int = 0
     slot: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of an ask: one of ``in_slot``, ``handle``, ``failure``, ``skipped`` and ``refusal``."""
+    """Result of a request: one of ``in_slot``, ``handle``, ``failure``, ``skipped`` and ``refusal``."""
 
     in_slot: bool = False
     handle: bytes = b""
@@ -67,7 +67,7 @@ class Result:
     refusal: Refusal | None = None
     nbytes: int = 0
     unavailable: bool = False
-    """The failure is that the owner of some nodes did not answer."""
+    """The failure is that the owner of some nodes did not respond."""
     sampling_s: float = 0.0
     waiting_s: float = 0.0
 
@@ -77,7 +77,7 @@ SKIPPED = Result(skipped=True)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SampleTask:
-    """An ask on its way."""
+    """A validated request, from its arrival to its result."""
 
     channel: Channel
     request: BatchRequest
@@ -86,16 +86,16 @@ class SampleTask:
     done: Callable[[Result], None]
     came: float
     abandoned: bool = False
-    """Nobody waits for the outcome any more."""
+    """The caller is gone, and gets no result."""
     handle: bytes = b""
-    """Of its frame, once it lies ready."""
+    """Handle of the frame, once it is ready."""
     allowance: int = 0
-    """Edges that it may have while it is worked on."""
+    """Edges that the batch may have while it is sampled."""
     charged_s: float = 0.0
-    """What it is expected to take, while it is worked on."""
+    """Expected seconds of sampling, while the batch is sampled."""
 
     def is_stale(self) -> bool:
-        """Return whether nobody wants the batch: epoch left, channel closed or call cancelled."""
+        """Return whether the batch is not needed any more: epoch left, channel closed or call cancelled."""
         return self.abandoned or self.channel.closed or self.fence < self.channel.fence
 
     @property
@@ -110,38 +110,38 @@ class SampleTask:
 
 @dataclass(slots=True)
 class ChannelTotals:
-    """What a channel was given so far."""
+    """Sums over the results of a channel, or of all channels."""
 
     batches: int = 0
     nbytes: int = 0
     sampling_s: float = 0.0
     waiting_s: float = 0.0
 
-    def add(self, outcome: Result) -> None:
+    def add(self, result: Result) -> None:
         self.batches += 1
-        self.nbytes += outcome.nbytes
-        self.sampling_s += outcome.sampling_s
-        self.waiting_s += outcome.waiting_s
+        self.nbytes += result.nbytes
+        self.sampling_s += result.sampling_s
+        self.waiting_s += result.waiting_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Producer:
-    """What is sampled. Channels of one producer differ in for whom."""
+    """A plan and the channels that sample by it."""
 
     key: str
     plan: BatchPlan
     plan_text: str
     """Equal plans have equal texts, and may share samplers."""
     seen: float
-    """When it was last asked for. Counts where no channel is open."""
+    """When a call last named the producer. Its lease counts only while no channel is open."""
     channels: set[bytes] = field(default_factory=set)
     digest: bytes = b""
-    """Of the text, once it was needed."""
+    """Digest of the text, computed when first needed."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Channel:
-    """Everything about one channel. Guarded by the service's lock."""
+    """State of one channel. Guarded by the service's lock."""
 
     id: bytes
     job: bytes
@@ -149,42 +149,42 @@ class Channel:
     producer: Producer
     credit: int
     share: int
-    without_rows: bool
+    deferred_features: bool
     ring: FrameRing | None
-    last_ask: float
+    last_request: float
     seen: float
-    """When a call last named it."""
+    """When a call last named the channel."""
     owner: Identity = LOCAL
-    """Whose job it is: quotas go by owners."""
+    """Owner of the job, for whose quotas the channel counts."""
     fence: int = 0
     closed: bool = False
     overflows: bool = False
-    """The last frame did not fit the slot that was named."""
+    """The last frame did not fit the requested slot."""
     in_round: bool = False
     cost_s: float = 0.01
-    """Seconds that a batch takes a sampling thread: a moving average."""
+    """Moving average of the seconds that a batch takes a sampling thread."""
     allowance: int = 0
-    """Edges that one of its batches was found to need room for."""
+    """Allowance of edges that one of its batches needed."""
     queue: deque[SampleTask] = field(default_factory=deque)
     running: set[SampleTask] = field(default_factory=set)
     tally: ChannelTotals = field(default_factory=ChannelTotals)
 
     @property
-    def open_asks(self) -> int:
+    def open_requests(self) -> int:
         return len(self.queue) + len(self.running)
 
     def uses_slot(self, slot: int) -> bool:
-        """Return whether an open ask names the slot."""
+        """Return whether an open request names the slot."""
         return any(each.slot == slot for each in (*self.queue, *self.running))
 
     def raise_fence(self, fence: int) -> list[SampleTask]:
-        """Leave older epochs; return the asks for them that nobody began."""
+        """Leave older epochs. Return their requests that no thread has begun."""
         self.fence = fence
         old = [each for each in self.queue if each.fence < fence]
         self.queue = deque(each for each in self.queue if each.fence >= fence)
         return old
 
     def empty(self) -> list[SampleTask]:
-        """Return the asks that nobody began, and forget them."""
+        """Remove and return the requests that no thread has begun."""
         waiting, self.queue = list(self.queue), deque()
         return waiting

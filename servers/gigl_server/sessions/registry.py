@@ -26,18 +26,18 @@ _CHANNEL_BYTES = 16
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Producers and channels of a job. It is there for as long as it has any."""
+    """Producers and channels of a job. A session exists while it has any."""
 
     key: bytes
     owner: Identity
-    """Who created its first producer. Whatever the job has counts for its owner."""
+    """Caller that created the first producer. Everything of the job counts for the owner's quotas."""
     producers: dict[str, Producer] = field(default_factory=dict)
     channels: dict[bytes, Channel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """What was taken from a job, as nobody named it for too long."""
+    """Expired channels and producers of a job."""
 
     job: bytes
     channels: list[Channel]
@@ -45,7 +45,7 @@ class Lapse:
 
 
 class Sessions:
-    """All jobs. Whatever is looked up is looked up under its job. Not thread-safe."""
+    """Sessions of all jobs. Every lookup is within one job. Not thread-safe."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -62,11 +62,11 @@ class Sessions:
 
     @property
     def channels(self) -> dict[bytes, Channel]:
-        """Of all jobs, by id."""
+        """Channels of all jobs, by id."""
         return self._channels
 
     def renew(self, key: bytes, channels: Iterable[bytes]) -> list[bytes]:
-        """Note that these channels are in use. Return those that the job has."""
+        """Renew the leases of these channels. Return the channels that the job has."""
         job = self._jobs.get(key)
         known = [each for each in channels if job is not None and each in job.channels]
         for each in known:
@@ -74,9 +74,9 @@ class Sessions:
         return known
 
     def create_producer(self, key: bytes, name: str, plan: BatchPlan, caller: Identity = LOCAL) -> bool:
-        """Make a producer, or find that the same is there: then return False. Else ``Refusal``.
+        """Create a producer. ``False`` if the same one exists; ``Refusal`` for another plan under its name.
 
-        A job that is new is ``caller``'s.
+        A new job belongs to ``caller``.
         """
         job = self._jobs.get(key)
         there = job.producers.get(name) if job else None
@@ -102,7 +102,7 @@ class Sessions:
         return True
 
     def check_room(self, key: bytes, producer: str) -> None:
-        """``Refusal`` unless the job may open one more channel of the producer."""
+        """Raise ``Refusal`` unless the job may open one more channel of the producer."""
         job = self._jobs.get(key)
         if job is None or producer not in job.producers:
             raise Refusal(
@@ -112,21 +112,21 @@ class Sessions:
         _check(len(self._channels), self._limits.channels, "channels on this server")
         self._check_quota(job.owner, "channels", lambda each: len(each.channels), self._limits.channels)
 
-    def open_channel(self, key: bytes, order: ChannelOptions, ring: FrameRing | None) -> Channel:
-        """Open a channel. ``Refusal`` as ``check_room``."""
-        self.check_room(key, order.key)
+    def open_channel(self, key: bytes, options: ChannelOptions, ring: FrameRing | None) -> Channel:
+        """Open a channel. Raises ``Refusal`` as ``check_room``."""
+        self.check_room(key, options.key)
         job = self._jobs[key]
         channel = Channel(
             id=secrets.token_bytes(_CHANNEL_BYTES),
             job=key,
-            name=order.name,
-            producer=job.producers[order.key],
+            name=options.name,
+            producer=job.producers[options.key],
             owner=job.owner,
-            credit=order.credit,
-            share=order.share,
-            without_rows=order.without_rows,
+            credit=options.credit,
+            share=options.share,
+            deferred_features=options.deferred_features,
             ring=ring,
-            last_ask=self._clock(),
+            last_request=self._clock(),
             seen=self._clock(),
         )
         job.channels[channel.id] = self._channels[channel.id] = channel
@@ -134,13 +134,13 @@ class Sessions:
         return channel
 
     def channel(self, key: bytes, channel: bytes) -> Channel:
-        """Return a channel of a job, or raise ``Refusal``: also for one that is another job's."""
+        """Return a channel of a job. ``Refusal`` for an unknown channel, and for one of another job."""
         if not self.renew(key, [channel]):
             raise Refusal(RefusalKind.NOT_FOUND, "this job has no such channel here: open it again")
         return self._channels[channel]
 
     def close_channel(self, key: bytes, channel: bytes) -> list[Channel]:
-        """Take a channel out, and its producer with the last one. Return what is to be ended."""
+        """Remove a channel, and its producer with the last channel. Return the channels to end."""
         job = self._jobs.get(key)
         found = job.channels.get(channel) if job else None
         if job is None or found is None:
@@ -152,7 +152,7 @@ class Sessions:
         return [found]
 
     def destroy_producer(self, key: bytes, name: str) -> list[Channel]:
-        """Take a producer out, and its channels. Return what is to be ended."""
+        """Remove a producer and its channels. Return the channels to end."""
         job = self._jobs.get(key)
         producer = job.producers.pop(name, None) if job else None
         if job is None or producer is None:
@@ -164,17 +164,17 @@ class Sessions:
         return ended
 
     def take_expired(self) -> list[Lapse]:
-        """Take out channels whose lease is over, and producers that are left without any."""
+        """Remove channels whose lease is over, and producers that have no channel left."""
         since = self._clock() - self._limits.lease_s
         lapses = [self._expire(job, since) for job in list(self._jobs.values())]
         return [lapse for lapse in lapses if lapse.channels or lapse.producers]
 
     def owner(self, key: bytes) -> Identity:
-        """Return whose job it is, which there is."""
+        """Return the owner of a job that exists."""
         return self._jobs[key].owner
 
     def renew_all(self) -> None:
-        """Give every channel and producer a whole lease from now on."""
+        """Renew the lease of every channel and producer."""
         now = self._clock()
         for job in self._jobs.values():
             for channel in job.channels.values():
@@ -202,7 +202,7 @@ class Sessions:
         return Lapse(job.key, ended, len(idle))
 
     def take_all(self) -> list[Channel]:
-        """Take out every job. Return what is to be ended."""
+        """Remove every job. Return the channels to end."""
         return [channel for job in list(self._jobs.values()) for channel in self._take_out(job)]
 
     def _take_out(self, job: Session) -> list[Channel]:

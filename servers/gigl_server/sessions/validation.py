@@ -1,4 +1,4 @@
-"""Validation of what trainers ask of the sampling service."""
+"""Validation of requests to the sampling service."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from gigl_server.sessions.channel import Channel, ChannelOptions, ReceivedRequest
 
 __all__ = [
+    "check_channel_options",
     "check_graph",
     "check_key",
-    "check_order",
     "check_slot",
     "make_ring",
-    "read_order_plan",
+    "read_producer_plan",
     "read_request",
 ]
 
 
 def check_key(key: str, limits: Limits) -> None:
-    """``Refusal`` unless a producer may have this key."""
+    """Raise ``Refusal`` unless a producer may have this key."""
     if not 0 < len(key) <= limits.name_length:
         raise Refusal(
             RefusalKind.INVALID, f"a key has 1 to {limits.name_length} characters, this one {len(key)}"
@@ -43,7 +43,7 @@ def check_key(key: str, limits: Limits) -> None:
 
 
 def check_graph(digest: str, graph: Graph) -> None:
-    """``Refusal`` unless the order is for this graph."""
+    """Raise ``Refusal`` unless ``digest`` is that of this graph."""
     ours = graph.manifest.digest
     if digest != ours:
         raise Refusal(
@@ -52,10 +52,10 @@ def check_graph(digest: str, graph: Graph) -> None:
         )
 
 
-def read_order_plan(
+def read_producer_plan(
     text: str, schema: GraphSchema, limits: Limits, allowed_samplers: Collection[str]
 ) -> BatchPlan:
-    """Read the plan of a producer. ``Refusal`` for anything that is none for this graph."""
+    """Read the plan of a producer. ``Refusal`` for an invalid plan, or one that does not fit this graph."""
     if len(text) > limits.plan_bytes:
         raise Refusal(RefusalKind.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
     try:
@@ -64,37 +64,40 @@ def read_order_plan(
         raise Refusal(RefusalKind.INVALID, str(error)) from None
 
 
-def make_ring(order: ChannelOptions, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
-    """Make the ring that is ordered. ``Refusal`` if it cannot be, or is larger than what is free."""
-    if order.ring_slots * order.ring_slot_bytes > free_bytes:
+def make_ring(options: ChannelOptions, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
+    """Make the requested ring. ``Refusal`` for invalid sizes, or more than ``free_bytes``."""
+    if options.ring_slots * options.ring_slot_bytes > free_bytes:
         raise Refusal(
             RefusalKind.BUSY,
-            f"a ring of {order.ring_slots} slots of {order.ring_slot_bytes} bytes: this server has "
+            f"a ring of {options.ring_slots} slots of {options.ring_slot_bytes} bytes: this server has "
             f"{free_bytes} left for rings",
         )
     try:
-        return FrameRing(order.ring_slots, order.ring_slot_bytes, memory=memory, owner=owner)
+        return FrameRing(options.ring_slots, options.ring_slot_bytes, memory=memory, owner=owner)
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None
 
 
-def check_order(order: ChannelOptions, limits: Limits) -> None:
-    """``Refusal`` unless a channel can be like this."""
-    check_key(order.key, limits)
-    if len(order.name) > limits.name_length:
+def check_channel_options(options: ChannelOptions, limits: Limits) -> None:
+    """Raise ``Refusal`` for invalid channel options."""
+    check_key(options.key, limits)
+    if len(options.name) > limits.name_length:
         raise Refusal(
-            RefusalKind.INVALID, f"a name of {len(order.name)} characters: at most {limits.name_length}"
+            RefusalKind.INVALID, f"a name of {len(options.name)} characters: at most {limits.name_length}"
         )
-    _check_printable(order.name, "name")
-    for name, value, most in (("credit", order.credit, limits.credit), ("share", order.share, limits.share)):
+    _check_printable(options.name, "name")
+    for name, value, most in (
+        ("credit", options.credit, limits.credit),
+        ("share", options.share, limits.share),
+    ):
         if not 1 <= value <= most:
             raise Refusal(RefusalKind.INVALID, f"{name} {value} does not lie in [1, {most}]")
-    if bool(order.ring_slots) != bool(order.ring_slot_bytes):
+    if bool(options.ring_slots) != bool(options.ring_slot_bytes):
         raise Refusal(RefusalKind.INVALID, "a ring needs a number of slots and their size")
 
 
 def check_slot(channel: Channel, slot: int) -> None:
-    """``Refusal`` unless the channel's ring has the slot. 0 stands for none."""
+    """Raise ``Refusal`` unless the channel's ring has the slot. 0 means no slot."""
     slots = 0 if channel.ring is None else channel.ring.slots
     if not 0 <= slot <= slots:
         raise Refusal(RefusalKind.INVALID, f"slot {slot} of a ring of {slots}")
@@ -103,7 +106,7 @@ def check_slot(channel: Channel, slot: int) -> None:
 def read_request(
     received: ReceivedRequest, inputs: Sequence[InputColumn], *, schema: GraphSchema, limits: Limits
 ) -> BatchRequest:
-    """Return the batch that is asked for. ``Refusal`` unless its entries fit the plan's ``inputs``."""
+    """Return the request for a batch. ``Refusal`` unless its entries fit the plan's ``inputs``."""
     if max(received.epoch, received.batch, received.fence) >= 2**63:
         raise Refusal(RefusalKind.INVALID, "epoch, batch and fence are below 2**63")
     try:
@@ -129,6 +132,6 @@ def _check_positions(positions: Array, count: int, name: str) -> None:
 
 
 def _check_printable(text: str, what: str) -> None:
-    """Keys and names go to logs, metrics and terminals, where line ends and escapes would be obeyed."""
+    """Raise ``Refusal`` for control characters, which logs, metrics and terminals would interpret."""
     if not text.isprintable():
         raise Refusal(RefusalKind.INVALID, f"a {what} has no control characters, got {text!r}")
