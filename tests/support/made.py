@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gigl_loader import DistDataset
+
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["record_made"]
+    from gigl_loader.sampling.source import BatchSource, SourceRequest
+
+__all__ = ["record_made", "record_sources"]
 
 Made = TypeVar("Made")
 
@@ -28,4 +32,17 @@ def record_made(monkeypatch: pytest.MonkeyPatch, kind: type[Made]) -> list[Made]
         found.append(made)
 
     monkeypatch.setattr(kind, "__init__", recorded)
+    return found
+
+
+def record_sources(monkeypatch: pytest.MonkeyPatch) -> list[BatchSource]:
+    """Return a list to which every source is added that a ``DistDataset`` opens from now on."""
+    found: list[BatchSource] = []
+    open_source = DistDataset.open_source
+
+    def recorded(dataset: DistDataset, request: SourceRequest) -> BatchSource:
+        found.append(open_source(dataset, request))
+        return found[-1]
+
+    monkeypatch.setattr(DistDataset, "open_source", recorded)
     return found
