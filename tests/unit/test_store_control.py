@@ -149,7 +149,7 @@ def test_each_refusal_has_its_exception(served: Served) -> None:
             client.sample(sample_request(channel, 1), 10).result()
         assert type(client.error(raised.value)) is Busy
         with pytest.raises(grpc.RpcError) as raised:
-            client.sample(sample_request(channel, 1, seeds=b"x"), 10).result()
+            client.sample(sample_request(channel, 1, inputs=b"x"), 10).result()
         assert type(client.error(raised.value)) is ValueError
         client.destroy_producer("train", 10)
 
@@ -376,7 +376,7 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
 
     class Request:
         channel, epoch, batch, fence, slot = b"", 0, 0, 0, 0
-        seeds = input_ids = bytes(8)
+        inputs = index = bytes(8)
 
     class Service:
         done: Any = None
