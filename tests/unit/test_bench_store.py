@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from gigl_client import RemoteDistDataset
 from gigl_loader.bench import store, store_load
 from gigl_loader.bench.loading import Pass
 from gigl_loader.bench.store_load import CROWDED, IDLE, crowd_case, idle_case, kill_case, recovered
 from gigl_loader.bench.workload import Workload, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 TINY = Workload(nodes=400, edges=3_000, dim=4, fanout=(3, 2), batch_size=10, batches=4)
 
@@ -60,15 +66,38 @@ def test_recovery_is_from_the_kill_to_the_end_of_the_longest_wait() -> None:
 
 
 def test_a_loader_that_fails_ends_the_race_with_its_error() -> None:
-    loaders: Any = [[1], _Broken()]
-    assert len(store_load._race(loaders[:1] * 2, 0.01)) == 2
+    assert _crowd([_Stub(), _Stub()], 0.01)["fewest_batches"] > 0
     with pytest.raises(ZeroDivisionError):
-        store_load._race(loaders, 60)
+        _crowd([_Stub(), _Stub(broken=True)], 60)
 
 
-class _Broken:
-    def __iter__(self) -> Any:
-        raise ZeroDivisionError
+class _Stub:
+    """A loader whose epochs have one batch, or fail."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.is_open = True
+
+    def __iter__(self) -> Iterator[int]:
+        if self.broken:
+            raise ZeroDivisionError
+        yield 1
+
+    def shutdown(self) -> None:
+        self.is_open = False
+
+
+def _crowd(loaders: list[_Stub], seconds: float) -> Mapping[str, float]:
+    """Return what the case of many loaders finds of these."""
+    left = list(loaders)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_load, "LocalCluster", lambda *_, **__: nullcontext(SimpleNamespace(addresses=[])))
+        patch.setattr(RemoteDistDataset, "connect", lambda *_, **__: nullcontext())
+        patch.setattr(store_load, "open_loader", lambda *_, **__: left.pop(0))
+        try:
+            return crowd_case(Path(), None, TINY, loaders=len(loaders), seconds=seconds)()[CROWDED]
+        finally:
+            assert not any(each.is_open for each in loaders)
 
 
 @pytest.mark.slow
