@@ -195,9 +195,10 @@ def test_a_loader_that_samples_in_this_process_lets_go_of_its_peers(
             asked.append(_open_among(opened))
             loader.shutdown()
             asked.append(_open_among(opened))
-            DistNeighborLoader(dataset, [2], "train", **options)  # Nobody shuts it down.
+            left = DistNeighborLoader(dataset, [2], "train", **options)  # Nobody shuts it down.
         assert len(opened) == 3
         assert _open_among(opened) == 0
+        del left
         return asked
 
     assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [[1, 1, 0]] * 2
