@@ -12,24 +12,25 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError, WorkerDied
 from gigl_loader.workers.source import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
-from tests.support.pyg_graphs import homogeneous, same_batch
+from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 DATA = homogeneous()
-CLEAN = DistDataset.from_pyg(DATA)
+GRAPH = graph_of(DATA)
+CLEAN = DistDataset(GRAPH)
 
 
 class _FaultyDataset(DistDataset):
     """The workers of its loaders follow a plan of faults."""
 
     def __init__(self, faults: FaultPlan) -> None:
-        super().__init__(CLEAN._graph)
+        super().__init__(GRAPH)
         self._faults = faults
 
     def open_source(self, request: SourceRequest) -> BatchSource:
-        graph: Any = GraphWithFaults(self._graph, self._faults)
+        graph: Any = GraphWithFaults(GRAPH, self._faults)
         return WorkerSource(graph, request.plan, request.schedule, request.workers, sampler=FAULTY_SAMPLER)
 
 

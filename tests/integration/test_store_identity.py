@@ -100,7 +100,8 @@ def test_a_pretender_with_the_token_is_kept_out_and_the_right_one_joins(
         with started(graph, 1, [first], **secrets) as second:
             for server in (first, second):
                 server.wait_ready(READY_S)
-            members = {each.control_address for each in first._discovery.members}
+            with closing(StoreClient(first.endpoint, CALLER)) as client:
+                members = {each.control_address for each in client.cluster(10).servers}
             assert members == {first.endpoint.control_address, second.endpoint.control_address}
             batches(graph, first, CALLER)
 

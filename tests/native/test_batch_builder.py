@@ -1,4 +1,4 @@
-"""What a batch builder refuses. That it builds the fused sampler's batches is in unit/test_stepped.py."""
+"""What a batch builder refuses. That it builds the fused sampler's batches is in unit/test_distributed.py."""
 
 from __future__ import annotations
 

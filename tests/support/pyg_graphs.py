@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
-__all__ = ["heterogeneous", "homogeneous", "same_batch", "tensors_of"]
+from gigl_loader.graph.folder import MemoryFolder
+from gigl_loader.graph.graph import Graph
+from gigl_loader.partition import build_graph, tables_from_pyg
+
+__all__ = ["graph_of", "heterogeneous", "homogeneous", "same_batch", "tensors_of"]
 
 
 def homogeneous(num_nodes: int = 300, num_edges: int = 2400, *, seed: int = 0) -> Data:
@@ -54,6 +58,13 @@ def heterogeneous(*, seed: int = 0) -> HeteroData:
         data[source, relation, destination].edge_index = torch.stack(ends)
     data["user", "buys", "item"].edge_attr = torch.randn(700, 2, generator=random)
     return data
+
+
+def graph_of(data: Data | HeteroData) -> Graph:
+    """Return the graph of a PyG object, in memory, as ``DistDataset.from_pyg`` makes it."""
+    folder = MemoryFolder()
+    build_graph(tables_from_pyg(data), folder)
+    return Graph.open(folder)
 
 
 def tensors_of(batch: Any) -> dict[tuple[Any, str], Any]:

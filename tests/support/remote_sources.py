@@ -8,24 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from gigl_client.cluster import Cluster
 from gigl_client.source import RemoteSource
 from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.job import new_job
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_server.config import ServeOptions
+from gigl_server.sampling.service import SamplingService
 from gigl_server.server import build_storage_server
 from tests.support.faults import FaultPlan, FaultySampler
+from tests.support.made import record_made
 from tests.support.sources import PLAN, drain, small_graph, small_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pytest
-
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import BatchSource
-    from gigl_server.sampling.service import SamplingService
     from gigl_server.server import StorageServer
 
 __all__ = ["REMOTE_KINDS", "RemoteKind", "SmallCluster", "served"]
@@ -39,6 +41,10 @@ class SmallCluster:
     """Servers of the small graph, one client of them, and what shall go wrong."""
 
     servers: list[StorageServer]
+    graphs: list[Graph]
+    """What each server opened."""
+    services: list[SamplingService]
+    """Of the servers, as they are now."""
     cluster: Cluster
     settings: dict[str, Any]
     monkeypatch: pytest.MonkeyPatch
@@ -50,11 +56,16 @@ class SmallCluster:
 
     def __post_init__(self) -> None:
         self.gate.set()
-        for server in self.servers:
-            self._sabotage(server)
+        open_sampler = BatchPlan.open
+
+        def sabotaged(plan: BatchPlan, graph: Graph, *arguments: Any, **options: Any) -> Any:
+            sampler = open_sampler(plan, graph, *arguments, **options)
+            return _Sabotaged(sampler, self) if any(graph is each for each in self.graphs) else sampler
+
+        self.monkeypatch.setattr(BatchPlan, "open", sabotaged)
 
     def service(self, server: int) -> SamplingService:
-        return self.servers[server]._service
+        return self.services[server]
 
     def stop(self, server: int) -> None:
         """End a server at once, and all that it has."""
@@ -63,21 +74,15 @@ class SmallCluster:
     def start(self, server: int) -> None:
         """Start a server again on its ports, which knows nothing of what was before."""
         endpoint, other = self.servers[server].endpoint, self.servers[server - 1].endpoint
-        self.servers[server] = _server(
-            len(self.servers),
-            endpoint.partitions[0],
+        self.graphs[server] = _graph(len(self.servers), endpoint.partitions[0])
+        self.servers[server], self.services[server] = _server(
+            self.graphs[server],
             listen=endpoint.control_address,
             data_port=endpoint.data_port,
             peers=(other.control_address,) if len(self.servers) > 1 else (),
             **self.settings,
         )
-        self._sabotage(self.servers[server])
         self.servers[server].wait_ready(_READY_S)
-
-    def _sabotage(self, server: StorageServer) -> None:
-        shelf = server._service._samplers
-        make = shelf._make
-        self.monkeypatch.setattr(shelf, "_make", lambda channel: _Sabotaged(make(channel), self))
 
     def open(self, **options: Any) -> RemoteSource:
         """Open a source. Its producer is its own."""
@@ -93,9 +98,13 @@ def served(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Itera
     graph = small_graph(count)
     settings: dict[str, Any] = {"workers": 2, **options}
     servers: list[StorageServer] = []
-    for part in range(count):
-        peers = tuple(each.endpoint.control_address for each in servers[:1])
-        servers.append(_server(count, part, listen="127.0.0.1:0", peers=peers, **settings))
+    graphs = [_graph(count, part) for part in range(count)]
+    services: list[SamplingService] = []
+    for each in graphs:
+        peers = tuple(server.endpoint.control_address for server in servers[:1])
+        server, service = _server(each, listen="127.0.0.1:0", peers=peers, **settings)
+        servers.append(server)
+        services.append(service)
     for server in servers:
         server.wait_ready(_READY_S)
     cluster = Cluster(
@@ -106,7 +115,7 @@ def served(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Itera
         caller=Caller(),
         timeout_s=20.0,
     )
-    small = SmallCluster(servers, cluster, settings, monkeypatch)
+    small = SmallCluster(servers, graphs, services, cluster, settings, monkeypatch)
     try:
         _warm(small)
         yield small
@@ -117,9 +126,16 @@ def served(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Itera
             server.close()
 
 
-def _server(count: int, part: int, **options: Any) -> StorageServer:
-    settings = ServeOptions(graph_dir="", partitions=(part,), **options)
-    return build_storage_server(settings, graph=Graph.open(small_graph(count).folder, parts=[part]))
+def _graph(count: int, part: int) -> Graph:
+    return Graph.open(small_graph(count).folder, parts=[part])
+
+
+def _server(graph: Graph, **options: Any) -> tuple[StorageServer, SamplingService]:
+    settings = ServeOptions(graph_dir="", partitions=graph.parts, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        made = record_made(patch, SamplingService)
+        server = build_storage_server(settings, graph=graph)
+    return server, made[0]
 
 
 def _warm(small: SmallCluster) -> None:

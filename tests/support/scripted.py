@@ -10,6 +10,7 @@ from gigl_loader import DistDataset
 
 if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
+    from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 __all__ = ["Script", "ScriptedDataset"]
@@ -33,8 +34,8 @@ class Script:
 class ScriptedDataset(DistDataset):
     """A dataset whose source follows a script. Sampling is inline, whatever was asked for."""
 
-    def __init__(self, dataset: DistDataset, script: Script) -> None:
-        super().__init__(dataset._graph)
+    def __init__(self, graph: Graph, script: Script) -> None:
+        super().__init__(graph)
         self.script = script
 
     def open_source(self, request: SourceRequest) -> BatchSource:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
@@ -13,7 +15,9 @@ from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.cluster.readiness import View
 from gigl_server.counters import Counters
+from gigl_server.ports.auth import AuthenticatedCalls
 from gigl_server.ports.control import ControlService
+from tests.support.made import record_made
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, small_graph
 from tests.support.store_service import ask_of, service_of
@@ -33,6 +37,8 @@ class Served:
     control: ControlService
     service: SamplingService
     endpoint: Endpoint
+    calls: AuthenticatedCalls
+    """Of the port."""
 
 
 @contextmanager
@@ -41,7 +47,8 @@ def controlled(
 ) -> Iterator[Served]:
     """Serve the small graph's control calls. ``options`` are of the port, others of the service."""
     given = Credentials(token=TOKEN) if credentials is None else credentials
-    with service_of(**service) as found:
+    with service_of(**service) as found, pytest.MonkeyPatch.context() as patch:
+        calls = record_made(patch, AuthenticatedCalls)
         control = ControlService(
             Address("127.0.0.1", 0),
             given,
@@ -62,7 +69,7 @@ def controlled(
             certificate=given.trusted,
         )
         try:
-            yield Served(control, found, endpoint)
+            yield Served(control, found, endpoint, calls[0])
         finally:
             control.close()
 

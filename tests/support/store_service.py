@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_server.counters import Counters
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.limits import Limits
+from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.service import SamplingService
 from gigl_server.sessions.channel import ChannelOptions, ReceivedRequest
 from tests.support.sources import PLAN, small_graph, small_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
+    from gigl_server.sampling.frame_maker import MadeFrame
     from gigl_server.sessions.channel import Result, SampleTask
 
 __all__ = ["JOB", "OTHER_JOB", "Answers", "Clock", "Gate", "Trainer", "ask_of", "service_of"]
@@ -128,19 +132,23 @@ def service_of(
     service = SamplingService(
         graph, [0], workers=workers, limits=Limits(**limits), counters=Counters(), **more
     )
-    if gate is not None:
-        make = service._maker.make
+    with nullcontext() if gate is None else _holding_up(gate):
+        try:
+            if ready:
+                service.make_ready(None)
+            yield service
+        finally:
+            if gate is not None:
+                gate.opened.set()
+            service.close()
 
-        def held_up(task: SampleTask, thread: int) -> Any:
-            gate()
-            return make(task, thread)
 
-        service._maker.make = held_up  # type: ignore[method-assign]
-    try:
-        if ready:
-            service.make_ready(None)
-        yield service
-    finally:
-        if gate is not None:
-            gate.opened.set()
-        service.close()
+def _holding_up(gate: Gate) -> AbstractContextManager[Any]:
+    """Hold up, while entered, whoever makes a frame in this process."""
+    make = FrameMaker.make
+
+    def held_up(maker: FrameMaker, task: SampleTask, thread: int) -> MadeFrame:
+        gate()
+        return make(maker, task, thread)
+
+    return mock.patch.object(FrameMaker, "make", held_up)

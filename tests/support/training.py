@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc import certificates
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.sampling.source import BatchSource, SourceRequest
@@ -85,7 +86,7 @@ def train(
     with _opened(graph, addresses, caller, {**(dataset or {}), **own}) as opened:
         progress.reach("opened")
         if faults is not None:
-            _plan_faults(opened, FaultPlan(**faults))
+            _plan_faults(opened, Graph.open(graph), FaultPlan(**faults))
         if loader is None:
             dist.barrier()
             return
@@ -155,9 +156,9 @@ def open_gate(folder: Path, step: str, *, rank: int) -> None:
     (folder / f"gate-{rank}-{step}").touch()
 
 
-def _plan_faults(dataset: DistDataset, faults: FaultPlan) -> None:
-    """Let the workers of loaders of this dataset follow a plan of faults."""
-    graph: Any = GraphWithFaults(dataset._graph, faults)
+def _plan_faults(dataset: DistDataset, opened: Graph, faults: FaultPlan) -> None:
+    """Let the workers of loaders of this dataset, whose graph is ``opened``, follow a plan of faults."""
+    graph: Any = GraphWithFaults(opened, faults)
 
     def open_source(request: SourceRequest) -> BatchSource:
         return start_source(

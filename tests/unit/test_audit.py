@@ -52,11 +52,18 @@ def test_a_flood_of_one_caller_is_cut_and_counted(
     assert caplog.messages[-1].endswith("(995 refusals of this caller before this one were not logged)")
 
 
-def test_a_flood_of_many_callers_is_cut(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
-    for number in range(5000):
-        audit.refused(Identity(address=f"2001:db8:{number:x}::/64"), "wrong token")
+def test_a_flood_of_many_callers_is_cut(
+    audit: AuditLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    callers = [Identity(address=f"2001:db8:{number:x}::/64") for number in range(5000)]
+    for caller in callers:
+        audit.refused(caller, "wrong token")
     assert len(caplog.messages) == 60
-    assert len(audit._callers) <= 1024
+    clock.now = 61.0
+    audit.refused(callers[-1], "wrong token")
+    assert caplog.messages[-1].endswith("(1 refusals of this caller before this one were not logged)")
+    audit.refused(callers[-1025], "wrong token")  # The counts of 1,024 callers are kept.
+    assert caplog.messages[-1].endswith("wrong token")
 
 
 @pytest.mark.parametrize(

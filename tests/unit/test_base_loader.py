@@ -16,11 +16,14 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, SamplingError, WorkerDied
+from gigl_loader.channel.frame import Frame
 from gigl_loader.sampling.plan import BatchPlan
-from tests.support.pyg_graphs import homogeneous, same_batch
+from tests.support.made import record_sources
+from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
 from tests.support.scripted import Script, ScriptedDataset
 
-DATASET = DistDataset.from_pyg(homogeneous())
+GRAPH = graph_of(homogeneous())
+DATASET = DistDataset(GRAPH)
 NUM_BATCHES = 10
 
 
@@ -125,7 +128,7 @@ def test_batches_may_be_kept() -> None:
 
 def test_out_of_order_batches_make_a_whole_epoch() -> None:
     script = Script(order=lambda batches: sorted(batches, key=lambda batch: (batch % 3, -batch)))
-    loader = _loader(ScriptedDataset(DATASET, script), in_order=False)
+    loader = _loader(ScriptedDataset(GRAPH, script), in_order=False)
     seen = list(loader)
     assert not _same(seen, EPOCHS[0])
     assert len(seen) == NUM_BATCHES
@@ -135,7 +138,7 @@ def test_out_of_order_batches_make_a_whole_epoch() -> None:
 
 def test_a_nested_epoch_out_of_order_loses_and_repeats_nothing() -> None:
     script = Script(order=lambda batches: sorted(batches, key=lambda batch: (batch % 3, -batch)))
-    loader = _loader(ScriptedDataset(DATASET, script), in_order=False)
+    loader = _loader(ScriptedDataset(GRAPH, script), in_order=False)
     outer = []
     for batch in loader:
         outer.append(batch)
@@ -150,7 +153,7 @@ def test_a_nested_epoch_out_of_order_loses_and_repeats_nothing() -> None:
 
 def test_a_failed_batch_is_raised_in_its_place_and_the_epoch_goes_on() -> None:
     script = Script(faults={3: SamplingError("batch 3 cannot be")})
-    iterator = iter(_loader(ScriptedDataset(DATASET, script)))
+    iterator = iter(_loader(ScriptedDataset(GRAPH, script)))
     seen = [next(iterator) for _ in range(3)]
     with pytest.raises(SamplingError, match="batch 3 cannot be"):
         next(iterator)
@@ -160,7 +163,7 @@ def test_a_failed_batch_is_raised_in_its_place_and_the_epoch_goes_on() -> None:
 
 def test_a_failed_last_batch_ends_the_epoch() -> None:
     script = Script(faults={9: SamplingError("no")})
-    loader = _loader(ScriptedDataset(DATASET, script))
+    loader = _loader(ScriptedDataset(GRAPH, script))
     iterator = iter(loader)
     assert len(list(islice(iterator, 9))) == 9
     with pytest.raises(SamplingError):
@@ -172,7 +175,7 @@ def test_a_failed_last_batch_ends_the_epoch() -> None:
 
 def test_nothing_is_lost_by_a_timeout() -> None:
     script = Script(waits={4: TimeoutError("slow")})
-    iterator = iter(_loader(ScriptedDataset(DATASET, script)))
+    iterator = iter(_loader(ScriptedDataset(GRAPH, script)))
     seen = list(islice(iterator, 4))
     with pytest.raises(TimeoutError, match="slow"):
         next(iterator)
@@ -181,7 +184,7 @@ def test_nothing_is_lost_by_a_timeout() -> None:
 
 def test_a_dead_worker_is_told_and_the_state_is_still_good() -> None:
     script = Script(waits={4: WorkerDied("gone")})
-    loader = _loader(ScriptedDataset(DATASET, script))
+    loader = _loader(ScriptedDataset(GRAPH, script))
     seen: list[Any] = []
     with pytest.raises(WorkerDied, match="gone"):
         seen.extend(loader)
@@ -209,11 +212,14 @@ def test_an_interrupted_batch_is_not_lost(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_interrupted_start_of_an_epoch_does_not_disturb_another(num_workers: int) -> None:
+def test_an_interrupted_start_of_an_epoch_does_not_disturb_another(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    sources: list[Any] = record_sources(monkeypatch)
     with _loader(num_workers=num_workers) as loader:
         iterator = iter(loader)
         seen = list(islice(iterator, 4))
-        source: Any = loader._source
+        (source,) = sources
         start = source.start_epoch
 
         def interrupted(epoch: int, first_batch: int = 0) -> None:
@@ -256,7 +262,7 @@ def test_no_source_is_left_when_construction_fails() -> None:
 
     script = Script()
     with pytest.raises(ValueError, match="a bad plan"):
-        Late(ScriptedDataset(DATASET, script), [2], num_workers=1)
+        Late(ScriptedDataset(GRAPH, script), [2], num_workers=1)
     assert script.starts == []
 
 
@@ -265,7 +271,7 @@ def test_no_source_is_left_when_construction_fails() -> None:
 
 def test_a_loader_that_was_shut_down_says_so() -> None:
     script = Script()
-    loader = _loader(ScriptedDataset(DATASET, script))
+    loader = _loader(ScriptedDataset(GRAPH, script))
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
@@ -284,7 +290,7 @@ def test_a_loader_that_was_shut_down_says_so() -> None:
 
 def test_leaving_the_block_shuts_down_also_by_an_error() -> None:
     script = Script()
-    with pytest.raises(ZeroDivisionError), _loader(ScriptedDataset(DATASET, script)):
+    with pytest.raises(ZeroDivisionError), _loader(ScriptedDataset(GRAPH, script)):
         raise ZeroDivisionError
     assert script.closed == 1
 
@@ -350,7 +356,9 @@ def test_a_forked_child_is_refused_and_does_no_harm(num_workers: int) -> None:
 # The rest
 
 
-def test_stats_tell_where_time_went() -> None:
+def test_stats_tell_where_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = record_sources(monkeypatch)
+
     def transform(batch: Data) -> Data:
         time.sleep(0.001)
         return batch
@@ -362,7 +370,7 @@ def test_stats_tell_where_time_went() -> None:
     assert stats["seconds_transforming"] >= 0.01
     for kind in ("waiting", "copying", "collating"):
         assert 0 < stats[f"seconds_{kind}"] < 5
-    assert set(stats) >= set(loader._source.stats())
+    assert set(stats) >= set(sources[0].stats())
 
 
 def test_the_text_of_a_loader_tells_what_it_is() -> None:
@@ -380,12 +388,18 @@ def test_a_name_is_for_messages() -> None:
         next(loader)
 
 
-def test_collating_a_batch_touches_no_data() -> None:
+def test_collating_a_batch_touches_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch's tensors are the frame's memory, but for ``edge_index`` and ``seed_index``."""
+    sources = record_sources(monkeypatch)
     loader = _loader()
-    frames = []
-    original = loader._source.receive
-    loader._source.receive = lambda timeout: frames.append(original(timeout)) or frames[-1]  # type: ignore
+    frames: list[Frame] = []
+    receive = sources[0].receive
+
+    def received(timeout: float) -> Frame:
+        frames.append(receive(timeout))
+        return frames[-1]
+
+    monkeypatch.setattr(sources[0], "receive", received)
     batch = next(loader)
     (frame,) = frames
     begin = frame.buffer.ctypes.data

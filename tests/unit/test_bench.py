@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,10 @@ from gigl_loader.bench.suite import Suite
 from gigl_loader.bench.workload import QUICK, Workload, prepare
 from gigl_loader.cli.app import build_app
 from gigl_loader.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
 TINY = Workload(nodes=400, edges=3_000, dim=4, fanout=(3, 2), batch_size=10, batches=4)
 
@@ -185,16 +190,37 @@ def test_the_slowest_rank_decides() -> None:
     assert figures["cpu_s_per_kseed"] == pytest.approx(4.0)
 
 
+def figures_of(*told: dict[str, float]) -> Mapping[str, float]:
+    """Return the figures of two hosts whose ranks told this."""
+
+    class Scripted:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.hear = lambda: list(told)
+
+        def within(self, _: float) -> AbstractContextManager[None]:
+            return nullcontext()
+
+        def __enter__(self) -> Scripted:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts, "Crowd", Scripted)
+        patch.setattr(hosts, "bare_transfer", lambda **_: 1.0)
+        return hosts.hosts_case(Path(), Path(), TINY)()[hosts.HOSTS]
+
+
 def test_all_cpu_seconds_are_told_apart() -> None:
-    parts = hosts._breakdown([said(), said()])
+    parts = figures_of(said(), said())
     expected = {"sampling": 0.6, "gathering": 0.45, "wire": 2.45, "rest": 0.5}
     for name, value in expected.items():
         assert parts[f"cpu_{name}_s_per_kseed"] == pytest.approx(value)
-    assert sum(parts.values()) == pytest.approx(4.0)
+    assert sum(parts[f"cpu_{name}_s_per_kseed"] for name in expected) == pytest.approx(4.0)
 
 
 def test_the_wire_is_compared_with_what_is_really_remote() -> None:
-    wire = hosts._wire([said(), said()])
+    wire = figures_of(said(), said())
     assert wire["wire_mb_per_batch"] == pytest.approx(2.0)
     assert wire["wire_over_remote"] == pytest.approx(1.25)
     assert wire["calls_per_batch"] == 4

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from gigl_client import RemoteDistDataset
 from gigl_loader.bench import store, store_load
 from gigl_loader.bench.loading import Pass
 from gigl_loader.bench.store_load import CROWDED, IDLE, crowd_case, idle_case, kill_case, recovered
 from gigl_loader.bench.workload import Workload, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 TINY = Workload(nodes=400, edges=3_000, dim=4, fanout=(3, 2), batch_size=10, batches=4)
 
@@ -36,21 +43,54 @@ def test_setups_are_named() -> None:
     ]
 
 
+TOTAL = Pass(seeds=1000, nodes=1, edges=1_900_000, targets=200_000, batches=2)
+
+
+class _Spending:
+    """A dataset, and a loader of it, whose counters are first 0 and then ``SPENT``."""
+
+    def __init__(self) -> None:
+        self._loads, self._stats = (iter([dict.fromkeys(SPENT, 0.0), SPENT]) for _ in range(2))
+
+    def server_stats(self, *, timeout: float) -> dict[str, Any]:
+        spent = next(self._loads)
+        totals = {name: spent[name] for name in ("sampling_s", "gathering_s")}
+        peer = {"bytes_in": spent["between_in"], "bytes_out": spent["between_out"]}
+        return {"": {"totals": totals, "peers": [peer]}}
+
+    def stats(self) -> dict[str, float]:
+        return next(self._stats)
+
+
+def _figures(setup: store.Setup) -> Mapping[str, float]:
+    """Return the figures of an epoch that costs ``SPENT`` and gives ``TOTAL``, in 1 s of CPU, 0.3 s own."""
+    spending, own = _Spending(), iter([0.0, 0.3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "LocalCluster", lambda *_, **__: nullcontext(SimpleNamespace(addresses=[])))
+        patch.setattr(RemoteDistDataset, "connect", lambda *_, **__: nullcontext(spending))
+        patch.setattr(store, "open_loader", lambda *_: nullcontext(spending))
+        patch.setattr(Pass, "over", lambda _: TOTAL)
+        patch.setattr(store, "CpuMeter", lambda: SimpleNamespace(read=lambda: (1.0, 0.0)))
+        patch.setattr("time.thread_time", lambda: next(own))
+        patch.setattr(store, "bare_transfer", lambda **_: 1.0)
+        return store.store_case(Path(), None, TINY, setup, epochs=1)()[str(setup)]
+
+
 def test_all_cpu_seconds_are_told_apart() -> None:
-    parts = store._breakdown(SPENT, tree=1.0, own=0.3, seeds=1000)
-    assert parts["cpu_wire_s_per_kseed"] == pytest.approx(0.4)
-    assert sum(parts.values()) == pytest.approx(1.0)
+    figures = _figures(store.DIRECT)
+    assert figures["cpu_wire_s_per_kseed"] == pytest.approx(0.4)
+    parts = [figures[f"cpu_{name}_s_per_kseed"] for name in ("sampling", "gathering", "wire", "rest")]
+    assert sum(parts) == pytest.approx(figures["cpu_s_per_kseed"]) == pytest.approx(1.0)
 
 
 def test_what_crosses_is_compared_with_what_must() -> None:
-    total = Pass(seeds=1000, nodes=1, edges=1_900_000, targets=200_000, batches=2)
-    wire = store._wire(SPENT, total, store.DIRECT)
+    wire = _figures(store.DIRECT)
     assert wire["received_over_frame"] == pytest.approx(1.1)
     # 100,000 lists with 950,000 edges a batch, half of them elsewhere: a million numbers of 4 bytes.
     assert wire["between_mb"] == pytest.approx(4.0)
     assert wire["between_over_lists"] == pytest.approx(1.0)
     for setup in (store.FLIGHT, store.THROUGH):  # No other server; rows cross, too.
-        assert "between_over_lists" not in store._wire(SPENT, total, setup)
+        assert "between_over_lists" not in _figures(setup)
 
 
 def test_recovery_is_from_the_kill_to_the_end_of_the_longest_wait() -> None:
@@ -60,15 +100,39 @@ def test_recovery_is_from_the_kill_to_the_end_of_the_longest_wait() -> None:
 
 
 def test_a_loader_that_fails_ends_the_race_with_its_error() -> None:
-    loaders: Any = [[1], _Broken()]
-    assert len(store_load._race(loaders[:1] * 2, 0.01)) == 2
+    assert _crowd([_Stub(), _Stub()], 0.2)["fewest_batches"] > 0
     with pytest.raises(ZeroDivisionError):
-        store_load._race(loaders, 60)
+        _crowd([_Stub(), _Stub(broken=True)], 60)
 
 
-class _Broken:
-    def __iter__(self) -> Any:
-        raise ZeroDivisionError
+class _Stub:
+    """A loader whose epochs have one batch, or fail."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.is_open = True
+
+    def __iter__(self) -> Iterator[int]:
+        if self.broken:
+            raise ZeroDivisionError
+        time.sleep(0.001)  # Lets the other one run.
+        yield 1
+
+    def shutdown(self) -> None:
+        self.is_open = False
+
+
+def _crowd(loaders: list[_Stub], seconds: float) -> Mapping[str, float]:
+    """Return what the case of many loaders finds of these."""
+    left = list(loaders)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_load, "LocalCluster", lambda *_, **__: nullcontext(SimpleNamespace(addresses=[])))
+        patch.setattr(RemoteDistDataset, "connect", lambda *_, **__: nullcontext())
+        patch.setattr(store_load, "open_loader", lambda *_, **__: left.pop(0))
+        try:
+            return crowd_case(Path(), None, TINY, loaders=len(loaders), seconds=seconds)()[CROWDED]
+        finally:
+            assert not any(each.is_open for each in loaders)
 
 
 @pytest.mark.slow

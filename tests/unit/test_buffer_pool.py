@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from gigl_server.frames.buffer_pool import BufferPool
 
@@ -99,10 +100,12 @@ class _Collecting(deque[Any]):
         return super().__len__()
 
 
-def test_a_buffer_that_comes_back_while_its_thread_takes_one_blocks_nobody() -> None:
-    memory = BufferPool(4 * MB)
+def test_a_buffer_that_comes_back_while_its_thread_takes_one_blocks_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lent: list[Any] = []
-    memory._returned = _Collecting(lent)
+    monkeypatch.setattr("gigl_server.frames.buffer_pool.deque", lambda: _Collecting(lent))
+    memory = BufferPool(4 * MB)
     lent.append(memory.take(MB))
     taker = threading.Thread(target=memory.take, args=(MB,), daemon=True)
     taker.start()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gigl_loader.cli import cluster_loads
-from gigl_loader.cli.cluster_loads import Loads, ServerLoad
+from gigl_loader.cli.cluster_loads import Loads, Looker, ServerLoad
 from gigl_loader.cli.cluster_tables import tables
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.request_reader import WIRE_VERSION
 
 
@@ -28,7 +31,13 @@ def load_of(wire_version: int = WIRE_VERSION, **fields: Any) -> dict[str, Any]:
     own = messages.Description(version="9.9", wire_version=wire_version)
     load: Any = messages.ServerLoad(ready=True, workers=2, **fields)
     load.self.CopyFrom(own)
-    return cluster_loads._plain(load)
+    store = SimpleNamespace(load=lambda _: load, close=lambda: None)
+    view = SimpleNamespace(graph="", servers=[SimpleNamespace(control_address="", partitions=())])
+    first = SimpleNamespace(cluster=lambda _: view)
+    with pytest.MonkeyPatch.context() as patch, Looker("10.0.0.7:7070", Caller(), 1.0) as looker:
+        patch.setattr(cluster_loads, "client_of", lambda *_: nullcontext(first))
+        patch.setattr(cluster_loads, "StoreClient", lambda *_: store)
+        return looker.look().servers[0].load
 
 
 def shown(*servers: ServerLoad) -> list[str]:

@@ -17,7 +17,10 @@ from gigl_loader.rpc.control import STORE_SERVICE
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Unknown
+from gigl_server.identity import Identity
+from gigl_server.quotas import Quota
 from tests.support.leftovers import wait_until
+from tests.support.made import record_made
 from tests.support.peers import TOKEN
 from tests.support.peers import served as peer_served
 from tests.support.raw_http2 import WINDOW, RawConnection
@@ -108,7 +111,7 @@ def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
         channel = opened(client)
         silent = stalled(served, 2000 // connections, connections=connections)
         try:
-            assert wait_until(lambda: not served.control._authenticated.idle, seconds=20)
+            assert wait_until(lambda: not served.calls.idle, seconds=20)
             began = time.monotonic()
             for batch in range(8):
                 client.heartbeat([channel], 20)
@@ -117,16 +120,26 @@ def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
         finally:
             for connection in silent:
                 connection.close()
-        assert wait_until(lambda: served.control._authenticated.idle, seconds=20)
+        assert wait_until(lambda: served.calls.idle, seconds=20)
 
 
-def test_one_caller_has_a_share_of_all_calls() -> None:
+def test_one_caller_has_a_share_of_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    quotas = record_made(monkeypatch, Quota)
     with controlled(calls=200) as served, client_of(served.endpoint) as client:
         (silent,) = stalled(served, 300)
         with silent:
             assert wait_until(lambda: b"too many calls" in silent.received(0.1), seconds=20)
-        assert wait_until(lambda: not served.control._authenticated._calls._all, seconds=20)
+        assert wait_until(lambda: _free(quotas[0]) == 200, seconds=20)
         opened(client)
+
+
+def _free(quota: Quota) -> int:
+    """Return how many calls four strangers may have among them, a quarter each at most."""
+    strangers = [Identity(address=f"10.0.0.{number}") for number in range(4)]
+    entered = [each for each in strangers for _ in range(50) if quota.enter(each)]
+    for each in entered:
+        quota.leave(each)
+    return len(entered)
 
 
 def test_calls_wait_without_threads() -> None:

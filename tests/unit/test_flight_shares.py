@@ -9,6 +9,7 @@ import resource
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from gigl_loader.rpc.tokens import Token, authorization
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import connections as connections_module
+from gigl_server.ports.byte_semaphore import ByteSemaphore
 from gigl_server.ports.connections import Connections, place_of
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN, remote_store
@@ -31,8 +33,7 @@ from tests.support.stalled import StalledCaller
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_server.peer_server import PeerServer
-    from gigl_server.ports.flight import DataService
+    from gigl_loader.rpc.endpoint import Endpoint
 
 HOSTILE = "the-token-of-another-team-in-this-cluster"
 CREDENTIALS = Credentials(token=TOKEN, other_tokens=(Token(name="hostile", secret=HOSTILE),))
@@ -57,28 +58,41 @@ def ticket(request: FeatureRequest | NeighborRequest) -> bytes:
     return encode(Envelope(graph=graph.manifest.digest, partition=0), request, graph.schema)
 
 
+@dataclass(frozen=True)
+class Served:
+    """A service and what it lends to callers."""
+
+    endpoint: Endpoint
+    calls: ByteSemaphore
+    turns: ByteSemaphore
+    sending: ByteSemaphore
+    """Bytes of replies."""
+
+
 @contextmanager
-def serving() -> Iterator[PeerServer]:
-    with build_server(small_graph(), [0], "127.0.0.1:0", CREDENTIALS) as server:
-        yield server
+def serving() -> Iterator[Served]:
+    lent: dict[str, ByteSemaphore] = {}
+    init = ByteSemaphore.__init__
+
+    def named(semaphore: ByteSemaphore, total: int, **options: Any) -> None:
+        init(semaphore, total, **options)
+        lent[options["what"]] = semaphore
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ByteSemaphore, "__init__", named)
+        server = build_server(small_graph(), [0], "127.0.0.1:0", CREDENTIALS)
+    with server:
+        yield Served(server.endpoint, lent["calls"], lent["turns"], lent["replies"])
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PeerServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr("gigl_server.ports.queries._SENT_BYTES", SENT_BYTES)
     with serving() as found:
         yield found
 
 
-def data_of(server: PeerServer) -> DataService:
-    return server._data
-
-
-def sent(server: PeerServer) -> int:
-    return data_of(server)._queries.sending.lent
-
-
-def gathers(server: PeerServer) -> bool:
+def gathers(server: Served) -> bool:
     """Return whether a caller with the other token gets its rows."""
     store = remote_store(small_graph(), server.endpoint, timeout_s=30.0)
     try:
@@ -90,7 +104,7 @@ def gathers(server: PeerServer) -> bool:
         store.close()
 
 
-def samples(server: PeerServer) -> bool:
+def samples(server: Served) -> bool:
     """Return whether a caller with the other token gets its lists."""
     store = remote_store(small_graph(), server.endpoint, timeout_s=30.0)
     try:
@@ -100,16 +114,16 @@ def samples(server: PeerServer) -> bool:
 
 
 @pytest.mark.parametrize("request_", [ROWS, LISTS], ids=["rows", "neighbors"])
-def test_whoever_does_not_read_holds_its_share_and_no_turn(server: PeerServer, request_: Any) -> None:
+def test_whoever_does_not_read_holds_its_share_and_no_turn(server: Served, request_: Any) -> None:
     with StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         answered = [hostile.ask(ticket(request_)) for _ in range(8)]
         assert 1 <= sum(answered) < len(answered)
-        assert sent(server) <= SENT_BYTES // 2
-        assert data_of(server)._turns.lent == 0
+        assert server.sending.lent <= SENT_BYTES // 2
+        assert server.turns.lent == 0
         assert gathers(server)
         assert samples(server)
-    assert wait_until(lambda: sent(server) == 0, seconds=20)
-    assert data_of(server)._calls.lent == 0
+    assert wait_until(lambda: server.sending.lent == 0, seconds=20)
+    assert server.calls.lent == 0
 
 
 def test_calls_are_counted_until_their_replies_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,23 +140,23 @@ def test_a_hoarder_makes_room_for_who_has_nothing(
     monkeypatch.setattr(connections_module, "_UNREAD_S", 0.5)
     with serving() as server, StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert [hostile.ask(ticket(ROWS)) for _ in range(3)] == [True, True, False]
-        with data_of(server)._queries.sending.lend(70 << 20):  # Of a third caller.
+        with server.sending.lend(70 << 20):  # Of a third caller.
             assert gathers(server)
     told = "a reply was not read for 0.5 s, and other callers wait"
     assert wait_until(lambda: told in caplog.text, seconds=20)
 
 
 def test_a_reply_that_nobody_reads_is_ended(
-    server: PeerServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     threads = len(os.listdir("/proc/self/task"))
     with StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert hostile.ask(ticket(ROWS))
         assert hostile.ask(ticket(LISTS))
-        assert sent(server) > 30 << 20
+        assert server.sending.lent > 30 << 20
         monkeypatch.setattr(connections_module, "_MAX_CALL_S", 0.1)
-        assert wait_until(lambda: sent(server) == 0, seconds=20)
-        assert data_of(server)._calls.lent == 0
+        assert wait_until(lambda: server.sending.lent == 0, seconds=20)
+        assert server.calls.lent == 0
     told = "a reply was not read for 0.1 s"
     assert wait_until(lambda: told in caplog.text, seconds=20)  # After the connection was cut.
     assert "refused 127.0.0.1: data port: connection of port" in caplog.text
@@ -153,7 +167,7 @@ def test_a_reply_that_nobody_reads_is_ended(
 # --- connections
 
 
-def test_connections_that_show_no_token_are_cut(server: PeerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_show_no_token_are_cut(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gathers(server)
     monkeypatch.setattr(connections_module, "_SILENT_S", 1.0)
     store = remote_store(small_graph(), server.endpoint)
@@ -185,7 +199,7 @@ def _ends(connection: socket.socket) -> bool:
 
 
 def test_the_oldest_of_too_many_connections_without_a_token_are_cut(
-    server: PeerServer, monkeypatch: pytest.MonkeyPatch
+    server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections_module, "_MAX_UNKNOWN", 10)
     place = (server.endpoint.host, server.endpoint.data_port)
@@ -198,7 +212,7 @@ def test_the_oldest_of_too_many_connections_without_a_token_are_cut(
 
 
 def test_bytes_without_a_token_are_bounded(
-    server: PeerServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections_module, "_MAX_UNKNOWN_BYTES", 8 << 20)
     client = flight.FlightClient(f"grpc+tcp://{server.endpoint.data_address}")
@@ -285,7 +299,7 @@ def _verbs(client: Any, options: Any) -> list[Any]:
 @pytest.mark.parametrize("token", [TOKEN, "", "wrong-token-of-some-length"])
 @pytest.mark.parametrize("number", range(7))
 def test_other_verbs_are_refused_without_innards(
-    served_once: PeerServer, token: str, number: int, caplog: pytest.LogCaptureFixture
+    served_once: Served, token: str, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = [(b"authorization", authorization(token).encode())] if token else []
     client = flight.FlightClient(f"grpc+tcp://{served_once.endpoint.data_address}")
@@ -316,7 +330,7 @@ def test_other_verbs_are_told_in_the_log(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.fixture(scope="module")
-def served_once() -> Iterator[PeerServer]:
+def served_once() -> Iterator[Served]:
     with serving() as server:
         yield server
 
@@ -331,7 +345,7 @@ def test_who_shows_a_wrong_token_is_told_in_the_log(caplog: pytest.LogCaptureFix
     assert "a-wrong-token" not in caplog.text
 
 
-def test_texts_of_strangers_are_escaped(served_once: PeerServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_of_strangers_are_escaped(served_once: Served, caplog: pytest.LogCaptureFixture) -> None:
     graph = small_graph()
     text = "\x1b[31mred\nlines\u202e"
     request = encode(

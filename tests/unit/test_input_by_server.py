@@ -10,7 +10,7 @@ import torch
 
 from gigl_loader import DistDataset
 from gigl_loader.loaders.seeds import read_seed_nodes
-from tests.support.pyg_graphs import heterogeneous, homogeneous
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
 
 
 class _Stored(DistDataset):
@@ -19,8 +19,8 @@ class _Stored(DistDataset):
         return 3
 
 
-HOMO = _Stored(DistDataset.from_pyg(homogeneous())._graph)
-HETERO = _Stored(DistDataset.from_pyg(heterogeneous())._graph)
+HOMO = _Stored(graph_of(homogeneous()))
+HETERO = _Stored(graph_of(heterogeneous()))
 
 
 def test_they_come_in_the_order_of_the_servers() -> None:

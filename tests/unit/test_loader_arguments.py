@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, KHopNeighborSamplerOptions
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.arguments import LoaderOptions
-from tests.support.pyg_graphs import heterogeneous, homogeneous
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
 
 
 class _NoSource(DistDataset):
@@ -26,12 +26,12 @@ class _NoSource(DistDataset):
 
 @pytest.fixture(scope="module")
 def homo() -> _NoSource:
-    return _NoSource(DistDataset.from_pyg(homogeneous())._graph)
+    return _NoSource(graph_of(homogeneous()))
 
 
 @pytest.fixture(scope="module")
 def hetero() -> _NoSource:
-    return _NoSource(DistDataset.from_pyg(heterogeneous())._graph)
+    return _NoSource(graph_of(heterogeneous()))
 
 
 LONG_OUT = torch.arange(290, 320)

@@ -1,4 +1,4 @@
-"""How the owners of nodes are asked. That the answers make the right batches is in test_stepped.py."""
+"""How the owners of nodes are asked. That the answers make the right batches is in test_distributed.py."""
 
 from __future__ import annotations
 

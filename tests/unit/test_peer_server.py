@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import numpy as np
@@ -25,11 +25,13 @@ from gigl_loader.rpc.checksums import UNREAD_HEADER, Crc32c, checksum_trailer
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.peer import check_peer, peer_stats
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.remote_store import fetch_split
-from gigl_loader.rpc.requests import Envelope, encode_ping
+from gigl_loader.rpc.requests import Envelope, encode, encode_ping
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import flight as data_port
+from gigl_server.ports.queries import Queries
 from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER, TOKEN, remote_store, served
@@ -206,15 +208,15 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
     monkeypatch.setattr(data_port, "_WAIT_FOR_A_TURN_S", 0.01)
     entered, leave = threading.Event(), threading.Event()
 
-    def dawdle(*_: object) -> list[Any]:
+    def dawdle(*_: object) -> NoReturn:
         entered.set()
         leave.wait(10)
-        return []
+        raise Refusal(RefusalKind.FAILED, "too late")
 
     with served(graph) as endpoint:
         slow, quick = remote_store(graph, endpoint), remote_store(graph, endpoint)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_server.ports.queries.Queries._pieces", dawdle)
+            patch.setattr(Queries, "answer", dawdle)
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)
@@ -237,7 +239,7 @@ def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)
         rows = FeatureRequest(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB
-        ticket = store._encoded(rows)
+        ticket = encode(Envelope(graph=graph.manifest.digest, partition=0), rows, graph.schema)
         for _ in range(3):
             with StalledCaller(endpoint.data_address, TOKEN) as leaving:
                 assert wait_until(lambda caller=leaving: caller.ask(ticket), seconds=10)

@@ -10,6 +10,7 @@ import pytest
 
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.peer import peer_stats
 from gigl_loader.rpc.requests import Envelope
 from gigl_server.peer_server import build_server
 from gigl_server.ports.probe import ControlProbe, DataProbe
@@ -34,10 +35,11 @@ def test_ports_that_answer_are_alive(credentials: Credentials, listen: str) -> N
         data = DataProbe(where, end.data_port, lambda: given, host="localhost", ping=PING)
         assert control.status() is grpc.StatusCode.OK
         control.check()
-        before = server._queries._counters.read().calls
+        before = peer_stats(end, given.caller(), timeout_s=10)
         data.check()
-        assert server._queries._counters.read().calls == before + 1
-        assert server._queries._counters.read().refused == 0
+        after = peer_stats(end, given.caller(), timeout_s=10)
+        assert after.calls == before.calls + 1
+        assert after.refused == 0
 
 
 def test_a_port_where_nobody_listens_is_dead() -> None:

@@ -8,14 +8,16 @@ import pytest
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader, FormatError, StorageUnavailable
+from gigl_server.sampling.scheduler import Scheduler
+from gigl_server.sampling.service import SamplingService
 from tests.support.clusters import addresses_of, check_same, embedded, servers_of
 from tests.support.learnable import learnable_graph
+from tests.support.made import record_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from gigl_server.sampling.service import SamplingService
     from gigl_server.server import StorageServer
 
 OPTIONS: dict[str, Any] = {"batch_size": 30, "shuffle": True, "seed": 9, "timeout": 20, "prefetch_size": 2}
@@ -34,14 +36,22 @@ def expected(graph: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def servers(graph: Path) -> Iterator[list[StorageServer]]:
-    with servers_of(graph, 1) as servers:
-        yield servers
+def served(graph: Path) -> Iterator[tuple[list[StorageServer], SamplingService]]:
+    """One server, and what samples in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        services = record_made(patch, SamplingService)
+        with servers_of(graph, 1) as servers:
+            yield servers, services[0]
 
 
 @pytest.fixture
-def service(servers: list[StorageServer]) -> SamplingService:
-    return servers[0]._service
+def servers(served: tuple[list[StorageServer], SamplingService]) -> list[StorageServer]:
+    return served[0]
+
+
+@pytest.fixture
+def service(served: tuple[list[StorageServer], SamplingService]) -> SamplingService:
+    return served[1]
 
 
 def opened(servers: list[StorageServer], **ways: Any) -> RemoteDistDataset:
@@ -67,8 +77,8 @@ def test_a_channel_that_cannot_be_opened_again_costs_no_batch(
         take(epoch, seen, 2)
         with monkeypatch.context() as patches:
             patches.setattr(service, "ring_door", "")
-            for channel in list(service._sessions.channels.values()):
-                service.close_channel(channel.job, channel.id)
+            for channel in service.load().channels:
+                service.destroy_producer(channel.job, channel.key)
             for _ in range(2):
                 with pytest.raises(StorageUnavailable, match="hands out no rings"):
                     take(epoch, seen, len(expected))
@@ -118,22 +128,21 @@ def test_a_server_that_only_stumbles_is_told_in_time_and_costs_no_batch(
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_frame_that_breaks_a_rule_is_asked_for_again(
     servers: list[StorageServer],
-    service: SamplingService,
     expected: list[Any],
     monkeypatch: pytest.MonkeyPatch,
     times: int,
 ) -> None:
     """After the third time in a row the trainer is told; the next call asks again."""
-    asks, damaged = service._scheduler, list[int]()
-    finish = asks.finish
+    damaged = list[int]()
+    finish = Scheduler.finish
 
-    def damage(task: Any, outcome: Any) -> None:
+    def damage(asks: Scheduler, task: Any, outcome: Any) -> None:
         if task.request.batch == 2 and len(damaged) < times:
             damaged.append(2)
             task.channel.ring.slot(task.slot)[:100] = 255
-        finish(task, outcome)
+        finish(asks, task, outcome)
 
-    monkeypatch.setattr(asks, "finish", damage)
+    monkeypatch.setattr(Scheduler, "finish", damage)
     with opened(servers, transport="ring") as dataset, loader(dataset) as batches:
         epoch, seen = iter(batches), list[Any]()
         take(epoch, seen, 2)

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
+from gigl_client.buffers import RingBuffers
 from gigl_client.dispatcher import FETCHERS
 from gigl_client.source import RemoteSource
 from gigl_loader.channel.slots import slot_of
@@ -26,6 +27,9 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
+from gigl_server.sampling.frame_maker import FrameMaker
+from gigl_server.sampling.scheduler import Scheduler
+from gigl_server.sampling.service import SamplingService
 from tests.support.leftovers import wait_until
 from tests.support.remote_sources import SmallCluster, served
 from tests.support.sources import NUM_BATCHES, PLAN, bytes_of, drain, small_graph, small_schedule
@@ -65,9 +69,58 @@ def expected() -> list[bytes]:
     return frames
 
 
-def _asked(source: Any) -> list[int]:
-    with source._changed:
-        return sorted(source._in_flight.sent)
+class Calls:
+    """Calls for batches that sources of this process sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[tuple[int, Any]] = []
+        sample = StoreClient.sample
+
+        def recorded(client: StoreClient, message: Any, timeout_s: float) -> Any:
+            call = sample(client, message, timeout_s)
+            self.sent.append((message.batch, call))
+            return call
+
+        monkeypatch.setattr(StoreClient, "sample", recorded)
+
+    @property
+    def under_way(self) -> list[int]:
+        return sorted(batch for batch, call in self.sent if not call.done())
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+class Slots:
+    """Slots of rings that sources of this process took, and those that came back without a frame."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken = self.given = 0
+        take, give = RingBuffers.take, RingBuffers.give
+
+        def taking(ring: RingBuffers) -> int | None:
+            slot = take(ring)
+            self.taken += slot is not None
+            return slot
+
+        def giving(ring: RingBuffers, slot: int) -> None:
+            give(ring, slot)
+            self.given += 1
+
+        monkeypatch.setattr(RingBuffers, "take", taking)
+        monkeypatch.setattr(RingBuffers, "give", giving)
+
+    @property
+    def all_are_back(self) -> bool:
+        given = self.given  # First: more may be taken meanwhile.
+        return given == self.taken
+
+
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
+    return Slots(monkeypatch)
 
 
 KINDS = [("ring", "auto"), ("flight", "through"), ("flight", "direct")]
@@ -75,16 +128,18 @@ KINDS = [("ring", "auto"), ("flight", "through"), ("flight", "direct")]
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_prefetching_begins_with_the_epoch_and_has_a_bound(
-    two: SmallCluster, expected: list[bytes], prefetch: int
+    two: SmallCluster, expected: list[bytes], calls: Calls, prefetch: int
 ) -> None:
     with closing(two.open(prefetch=prefetch)) as source:
         source.wait_until_up(20)
         two.gate.clear()
         source.start_epoch(0)
-        assert _asked(source) == list(range(2 * prefetch))
+        assert calls.under_way == list(range(2 * prefetch))
         two.gate.set()
-        assert wait_until(lambda: not _asked(source), seconds=20)
-        assert len(two.sampled) == 2 * prefetch  # Frames that nobody received are in flight, too.
+        assert wait_until(lambda: not calls.under_way, seconds=20)
+        # Frames that nobody received are in flight, too.
+        assert not wait_until(lambda: len(calls.sent) > 2 * prefetch, seconds=0.2)
+        assert len(two.sampled) == 2 * prefetch
         assert drain(source) == expected
 
 
@@ -99,12 +154,12 @@ def test_both_servers_get_their_share(two: SmallCluster) -> None:
 
 
 def test_without_prefetching_a_batch_is_asked_for_when_it_is_needed(
-    two: SmallCluster, expected: list[bytes]
+    two: SmallCluster, expected: list[bytes], calls: Calls
 ) -> None:
     with closing(two.open(prefetch=0)) as source:
         source.wait_until_up(20)
         source.start_epoch(0)
-        assert _asked(source) == []
+        assert not calls.sent
         for number in range(3):
             assert bytes_of(source.receive(20)) == expected[number]
             assert [each.batch for each in two.sampled] == list(range(number + 1))
@@ -182,6 +237,12 @@ def _is_up(source: RemoteSource) -> bool:
     return False
 
 
+def _close_channels(service: SamplingService) -> None:
+    """Close every channel, each with its producer."""
+    for channel in service.load().channels:
+        service.destroy_producer(channel.job, channel.key)
+
+
 def test_a_channel_that_is_not_known_any_more_is_opened_again_at_once(
     two: SmallCluster, expected: list[bytes]
 ) -> None:
@@ -189,9 +250,7 @@ def test_a_channel_that_is_not_known_any_more_is_opened_again_at_once(
         source.start_epoch(0)
         frames = drain(source, 3)
         for server in (0, 1):
-            service = two.service(server)
-            for channel in list(service._sessions.channels.values()):
-                service.close_channel(channel.job, channel.id)
+            _close_channels(two.service(server))
         assert frames + drain(source, NUM_BATCHES - 3) == expected
         assert source.stats()["reconnects"] == 2
 
@@ -340,15 +399,14 @@ def test_a_busy_server_is_asked_again(
 def test_bytes_that_are_no_frame_fail_their_batch_only(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks = one.service(0)._scheduler
-    finish = asks.finish
+    finish = Scheduler.finish
 
-    def damaged(task: Any, outcome: Any) -> None:
+    def damaged(asks: Scheduler, task: Any, outcome: Any) -> None:
         if task.request.batch == 2 and task.channel.ring is not None:
             task.channel.ring.slot(task.slot)[:100] = 255
-        finish(task, outcome)
+        finish(asks, task, outcome)
 
-    monkeypatch.setattr(asks, "finish", damaged)
+    monkeypatch.setattr(Scheduler, "finish", damaged)
     with closing(one.open(transport="ring")) as source:
         source.start_epoch(0)
         assert drain(source, 2) == expected[:2]
@@ -359,7 +417,11 @@ def test_bytes_that_are_no_frame_fail_their_batch_only(
 
 @pytest.mark.parametrize("kind", [RefusalKind.INVALID, RefusalKind.BUSY])
 def test_asks_that_are_refused_use_no_slot_up(
-    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, kind: RefusalKind
+    one: SmallCluster,
+    expected: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    slots: Slots,
+    kind: RefusalKind,
 ) -> None:
     def refuse(*_: Any) -> Any:
         asked.append(None)
@@ -372,7 +434,7 @@ def test_asks_that_are_refused_use_no_slot_up(
             patches.setattr(one.service(0), "submit", refuse)
             for epoch in range(12):
                 source.start_epoch(epoch)
-                assert wait_until(lambda: not source._dispatcher._calls, seconds=10)
+                assert wait_until(lambda: slots.all_are_back, seconds=10)
         assert len(asked) > 10, "there are ten slots"
         source.start_epoch(0)
         assert drain(source) == expected
@@ -381,18 +443,19 @@ def test_asks_that_are_refused_use_no_slot_up(
 
 
 def test_a_size_that_is_not_of_a_slot_uses_no_slot_up(
-    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+    one: SmallCluster, expected: list[bytes], slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(one.open(transport="ring", prefetch=2)) as source:
         source.wait_until_up(20)
         with monkeypatch.context() as patches:
-            patches.setattr("gigl_client.buffers.RingBuffers._check", _no_size)
+            patches.setattr(RingBuffers, "view", _no_size)
+            patches.setattr(RingBuffers, "lend", _no_size)
             for _ in range(6):
                 source.start_epoch(0)
                 for _ in range(2):
                     with pytest.raises(FormatError, match="no size"):
                         source.receive(20)
-        assert wait_until(lambda: not source._dispatcher._calls, seconds=10)
+            assert wait_until(lambda: slots.all_are_back, seconds=10)
         source.start_epoch(0)
         assert drain(source) == expected
         assert source.stats()["wire_bytes_in"] == 0
@@ -406,27 +469,25 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All threads that fetch are at it: what failed does not wait for them."""
-    service, maker = one.service(0), one.service(0)._maker
     fetching, sample, fetch_all = threading.Semaphore(0), threading.Event(), threading.Event()
-    make = maker.make
+    make = FrameMaker.make
 
     def held_up(*arguments: Any, **options: Any) -> None:
         fetching.release()
         assert fetch_all.wait(30)
         fetch_frame(*arguments, **options)
 
-    def made(task: Any, thread: int) -> Any:
+    def made(maker: FrameMaker, task: Any, thread: int) -> Any:
         assert task.request.batch < FETCHERS or sample.wait(30)
-        return make(task, thread)
+        return make(maker, task, thread)
 
     monkeypatch.setattr("gigl_client.receiver.fetch_frame", held_up)
-    monkeypatch.setattr(maker, "make", made)
+    monkeypatch.setattr(FrameMaker, "make", made)
     with closing(one.open(transport="flight", prefetch=FETCHERS + 1)) as source:
         source.start_epoch(0)
         try:
             assert all(fetching.acquire(timeout=20) for _ in range(FETCHERS))
-            for channel in list(service._sessions.channels.values()):
-                service.close_channel(channel.job, channel.id)
+            _close_channels(one.service(0))
             sample.set()
             assert wait_until(lambda: source.stats()["reconnects"] == 1, seconds=20)
         finally:
@@ -435,16 +496,15 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
         assert drain(source) == expected
 
 
-def test_calls_under_way_end_with_the_source(two: SmallCluster) -> None:
+def test_calls_under_way_end_with_the_source(two: SmallCluster, calls: Calls) -> None:
     """They would keep the memory that they were to fill."""
     two.gate.clear()
     source = two.open()
     source.wait_until_up(20)
     source.start_epoch(0)
-    calls = list(source._dispatcher._calls)
-    assert calls
+    assert calls.under_way
     source.close()
-    assert wait_until(lambda: all(call.done() for call in calls), seconds=10)
+    assert wait_until(lambda: not calls.under_way, seconds=10)
 
 
 def test_without_a_thread_to_be_had_a_channel_is_opened_by_the_next_call(
@@ -492,7 +552,7 @@ def test_what_nobody_hands_out_is_not_needed(
             source.start_epoch(0)
             assert drain(source) == expected
             assert source.stats()["transport"] == "flight"
-        assert not service._sessions.channels
+        assert not service.load().channels
         (record,) = [each for each in caplog.records if each.name == "gigl_client.channel"]
         assert "batches come over the network, not by a ring" in record.message
         assert why in record.message
@@ -569,7 +629,7 @@ def test_nothing_runs_on_when_a_source_is_closed_or_forgotten(two: SmallCluster)
         assert wait_until(lambda: _threads() <= before, seconds=10), _threads()
         for server in (0, 1):
             service = two.service(server)
-            assert wait_until(lambda found=service: not found._sessions.channels, seconds=10)
+            assert wait_until(lambda found=service: not found.load().channels, seconds=10)
 
 
 def _threads() -> set[threading.Thread]:

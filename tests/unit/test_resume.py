@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError
 from gigl_loader.loaders.progress import Progress
-from tests.support.pyg_graphs import homogeneous, same_batch
+from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
 from tests.support.scripted import Script, ScriptedDataset
 
 DATA = homogeneous()
-DATASET = DistDataset.from_pyg(DATA)
+GRAPH = graph_of(DATA)
+DATASET = DistDataset(GRAPH)
 NUM_BATCHES = 10
 
 
@@ -250,7 +251,7 @@ def test_a_refused_state_changes_nothing() -> None:
 def test_out_of_order_batches_are_resumed_exactly(stop_after: int) -> None:
     def script() -> ScriptedDataset:
         order = Script(order=lambda batches: sorted(batches, key=lambda batch: (batch % 3, -batch)))
-        return ScriptedDataset(DATASET, order)
+        return ScriptedDataset(GRAPH, order)
 
     loader = _loader(script(), in_order=False)
     seen = list(islice(iter(loader), stop_after))
@@ -262,7 +263,7 @@ def test_out_of_order_batches_are_resumed_exactly(stop_after: int) -> None:
 
 
 def test_a_failed_batch_is_wanted_again_by_a_resume() -> None:
-    loader = _loader(ScriptedDataset(DATASET, Script(faults={3: SamplingError("no")})))
+    loader = _loader(ScriptedDataset(GRAPH, Script(faults={3: SamplingError("no")})))
     iterator = iter(loader)
     list(islice(iterator, 3))
     with pytest.raises(SamplingError):

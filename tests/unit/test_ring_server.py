@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import selectors
 import socket
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -144,7 +145,7 @@ def test_a_visitor_that_cannot_be_let_in_ends_no_door(
     door: RingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(door._selector, "register", _no_room)
+        patch.setattr(selectors.DefaultSelector, "register", _no_room)
         with knock(door) as visitor:
             assert said(visitor) == (b"", 0)
     assert works(door)

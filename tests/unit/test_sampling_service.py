@@ -15,11 +15,16 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.limits import Limits
+from gigl_server.sampling.frame_maker import FrameMaker
+from gigl_server.sampling.sampler_pool import SamplerPool
 from gigl_server.sessions.channel import ChannelOptions
 from tests.support.leftovers import wait_until
+from tests.support.made import record_made
 from tests.support.plans import with_sampler
 from tests.support.sources import NUM_BATCHES, PLAN, SourceKind, drain, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Clock, Gate, Trainer, ask_of, service_of
@@ -68,8 +73,11 @@ def test_partitions_elsewhere_are_asked_through_a_store(wanted: list[bytes]) -> 
         trainer.ask(3)
         assert trainer.fetch(trainer.answers.next()[1]) == wanted[3]
         assert service.load().workers == 4  # They wait most of the time.
+    rows = GatherRequest(
+        kind="node", columns=("x",), rows=np.arange(3), distinct=True, out=[np.zeros((3, 64), np.uint8)]
+    )
     with pytest.raises(RuntimeError, match="shutdown"):
-        store._pool.submit(print)  # type: ignore[union-attr]
+        store.gather([rows])
 
 
 def test_a_repeated_ask_gives_the_same_bytes(wanted: list[bytes]) -> None:
@@ -148,7 +156,7 @@ def test_a_mistake_of_ours_ends_the_ask_and_not_the_thread(
     with service_of() as service:
         trainer = Trainer(service)
         with monkeypatch.context() as patch:
-            patch.setattr(service._maker, "make", lambda *_: 1 / 0)
+            patch.setattr(FrameMaker, "make", lambda *_: 1 / 0)
             trainer.ask(2)
             refusal = trainer.answers.next()[1].refusal
         assert refusal is not None
@@ -651,11 +659,10 @@ def test_leases_are_of_channels_each_renewed_by_what_names_it() -> None:
             service.heartbeat(JOB, [beating.channel.id])
             service.create_producer(JOB, key="train", plan=PLAN.to_json(), graph=DIGEST)
             service.sweep()
-        assert {each.id for each in service._sessions.channels.values()} == {
-            asking.channel.id,
-            beating.channel.id,
-        }
-        assert service.load().producers == 1
+        load = service.load()
+        assert (len(load.channels), load.producers) == (2, 1)
+        everyone = [each.channel.id for each in (asking, beating, dead, other)]
+        assert service.heartbeat(JOB, everyone) == [asking.channel.id, beating.channel.id]
         for trainer in (dead, other):
             refused(RefusalKind.NOT_FOUND, "no such channel", trainer.ask, 0)
 
@@ -688,18 +695,20 @@ def test_a_frame_that_nobody_fetches_is_dropped_in_time() -> None:
         trainer.ask(0)
 
 
-def test_idle_servers_give_memory_back() -> None:
+def test_idle_servers_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    samplers, memory = record_made(monkeypatch, SamplerPool), record_made(monkeypatch, BufferPool)
     clock = Clock()
     with service_of(clock=clock) as service:
         trainer = Trainer(service)
         trainer.ask(0)
         trainer.fetch(trainer.answers.next()[1])
-        assert wait_until(lambda: service._samplers.idle == 1, seconds=5)
+        assert wait_until(lambda: samplers[0].idle == 1, seconds=5)
+        assert memory[0].held
         clock.now += 61
         service.heartbeat(JOB, [trainer.channel.id])
         service.sweep()
-        assert service._samplers.idle == 0
-        assert service._memory.held == 0
+        assert samplers[0].idle == 0
+        assert memory[0].held == 0
 
 
 # --- life
@@ -771,20 +780,21 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.Monkey
     hang.set()
 
 
-def test_samplers_are_shared_by_equal_plans_and_bounded() -> None:
+def test_samplers_are_shared_by_equal_plans_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    samplers = record_made(monkeypatch, SamplerPool)
     with service_of(memory=8 << 20) as service:  # An eighth for idle ones; each has some 100 kB.
         for key in ("a", "b"):
             trainer = Trainer(service, key=key)
             trainer.ask(0)
             trainer.answers.next()
-        assert wait_until(lambda: service._samplers.idle == 1, seconds=5)
+        assert wait_until(lambda: samplers[0].idle == 1, seconds=5)
         for seed in range(20):
             trainer = Trainer(service, key=f"seed {seed}", plan=replace(PLAN, run_seed=seed))
             trainer.ask(0)
             trainer.answers.next()
         assert wait_until(lambda: service.load().busy == 0, seconds=5)
-        assert 2 <= service._samplers.idle < 15
-        assert service._samplers.idle_bytes <= 1 << 20
+        assert 2 <= samplers[0].idle < 15
+        assert samplers[0].idle_bytes <= 1 << 20
 
 
 def test_load_counts_what_was_done() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError, SharedTensors
+from tests.support.made import record_sources
 from tests.support.pyg_graphs import homogeneous, same_batch
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -106,10 +107,11 @@ def test_what_cannot_be_drawn_by_is_refused(
         loader_of(weights, **options)
 
 
-def test_who_keeps_the_lock_while_waiting_for_a_batch_is_told() -> None:
+def test_who_keeps_the_lock_while_waiting_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[Any] = record_sources(monkeypatch)
     weights = ones()
     with loader_of(weights, num_workers=1, timeout=0.8) as loader:
-        loader._source.wait_until_up(20)
+        sources[0].wait_until_up(20)
         with (
             weights.lock(),
             pytest.raises(SamplingError, match=rf"free within 0.4 s: process {os.getpid()} "),

@@ -15,7 +15,9 @@ from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
+from gigl_server.sampling.sampler_pool import SamplerPool
 from tests.support.leftovers import wait_until
+from tests.support.made import record_made
 from tests.support.plans import with_sampler
 from tests.support.sources import PLAN, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, ask_of, service_of
@@ -209,7 +211,8 @@ def test_a_plan_that_wants_gigabytes_fails_in_one_line_and_takes_none() -> None:
         assert other.answers.next()[1].handle
 
 
-def test_a_batch_larger_than_most_is_sampled_with_more_memory() -> None:
+def test_a_batch_larger_than_most_is_sampled_with_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    samplers = record_made(monkeypatch, SamplerPool)
     plan = with_sampler(PLAN, num_neighbors={EDGE_TYPE: (500, 500)}, replace=True)
     everyone = np.arange(600)
     with service_of(memory=1 << 30, workers=4) as service:  # 262,144 edges for each thread, or 1,048,576.
@@ -218,7 +221,7 @@ def test_a_batch_larger_than_most_is_sampled_with_more_memory() -> None:
         outcome = trainer.answers.next()[1]
         assert outcome.handle, failure_of(outcome)
         assert trainer.channel.allowance == 524_288
-        assert service._samplers.idle_bytes <= 128 << 20
+        assert samplers[0].idle_bytes <= 128 << 20
 
 
 def test_a_frame_beyond_its_bound_fails_before_it_is_gathered() -> None:

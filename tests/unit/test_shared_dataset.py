@@ -11,20 +11,27 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader, FormatError, StorageUnavailable
+from gigl_loader.hosts.host_group import HostGroup
+from gigl_loader.hosts.peers import Peers
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.credentials import Credentials, new_token
 from gigl_loader.rpc.host_service import HostService
+from gigl_loader.sampling.features import GatherRequest
 from tests.support import slow_peers
+from tests.support.made import record_sources
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from gigl_loader.graph.graph import Graph
     from gigl_loader.group import RankGroup
+    from gigl_loader.sampling.partitioned import PartitionedStore
 
 TWO_HOSTS = ["a", "b"]
 
@@ -162,31 +169,55 @@ def test_a_rank_that_closes_first_serves_until_the_others_have_closed(host_graph
 
 
 @pytest.mark.usefixtures("no_leftovers")
-def test_a_loader_that_samples_in_this_process_lets_go_of_its_peers(host_graphs: list[Path]) -> None:
+def test_a_loader_that_samples_in_this_process_lets_go_of_its_peers(
+    host_graphs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "sharding": "none", "timeout": 20}
+    stores: list[list[PartitionedStore]] = [[], []]
+    open_store = Peers.open_store
+
+    def opening(peers: Peers, graph: Graph, **given: Any) -> PartitionedStore:
+        stores[peers.host_index].append(open_store(peers, graph, **given))
+        return stores[peers.host_index][-1]
+
+    monkeypatch.setattr(Peers, "open_store", opening)
 
     def program(group: RankGroup) -> list[int]:
+        opened = stores[group.rank]
         with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
+            opened.clear()  # That of the cache has had its use.
             asked = []
             loader = DistNeighborLoader(dataset, [2], "train", **options)
             next(loader)
-            asked.append(_open_among(dataset._stores))
+            asked.append(_open_among(opened))
             loader.load_state_dict({**loader.state_dict(), "run_seed": loader.seed + 1})
             next(loader)
-            asked.append(_open_among(dataset._stores))
+            asked.append(_open_among(opened))
             loader.shutdown()
-            asked.append(_open_among(dataset._stores))
-            DistNeighborLoader(dataset, [2], "train", **options)  # Nobody shuts it down.
-            stores = list(dataset._stores)
-        assert _open_among(stores) == 0
+            asked.append(_open_among(opened))
+            left = DistNeighborLoader(dataset, [2], "train", **options)  # Nobody shuts it down.
+        assert len(opened) == 3
+        assert _open_among(opened) == 0
+        del left
         return asked
 
     assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [[1, 1, 0]] * 2
+    stores.clear()  # They keep files of the graph open.
 
 
-def _open_among(stores: Iterable[Any]) -> int:
+def _open_among(stores: Iterable[PartitionedStore]) -> int:
     """Return how many stores can still be asked."""
-    return sum(not store._pool._shutdown for store in stores)
+    return sum(map(_answers, stores))
+
+
+def _answers(store: PartitionedStore) -> bool:
+    rows = store.bounds("node")[:-1].copy()  # One of each partition.
+    out = [np.zeros((len(rows), 24), np.uint8)]
+    try:
+        store.gather([GatherRequest(kind="node", columns=("x",), rows=rows, distinct=True, out=out)])
+    except RuntimeError:  # Its threads have ended. What a peer cannot answer is another error.
+        return False
+    return True
 
 
 def test_a_dataset_of_several_hosts_refuses_to_be_pickled(host_graphs: list[Path]) -> None:
@@ -313,12 +344,18 @@ def test_a_closed_dataset_makes_no_batches(graph: Path, host_graphs: list[Path])
     assert len(set(_values(run_ranks(2, program, hosts=TWO_HOSTS)))) == 1
 
 
+def _leave_at_once(dataset: DistDataset) -> None:
+    """Leave as an exception does: what this host serves ends, and nobody is waited for."""
+    with suppress(ZeroDivisionError), dataset:
+        raise ZeroDivisionError
+
+
 def test_closing_in_a_finally_does_not_wait(host_graphs: list[Path]) -> None:
     def program(group: RankGroup) -> float:
         dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
         if group.rank:
             group.collect("closed", timeout=20, what="close", ranks=[0])
-            dataset._leave(wait=False)
+            _leave_at_once(dataset)
             return 0.0
         began = time.monotonic()
 
@@ -393,7 +430,7 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
         dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
         if group.rank == 0:
             group.collect("begun", timeout=20, what="begin", ranks=[1])
-            dataset._membership._service.close()  # type: ignore[union-attr]
+            _leave_at_once(dataset)
             group.publish("gone", "yes")
             return ""
         with DistNeighborLoader(dataset, [4, 3], "train", timeout=1, **options) as loader:
@@ -409,7 +446,7 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
                 messages.append(str(caught.value))
             assert loader.state_dict() == state
             assert state["batches"] == 1
-        dataset._leave(wait=False)
+        _leave_at_once(dataset)
         return messages[-1]
 
     _, message = _values(run_ranks(2, program, hosts=TWO_HOSTS))
@@ -420,6 +457,7 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
 def test_a_peer_that_dies_in_a_late_round_is_named_before_the_loader_gives_up(
     host_graphs: list[Path], monkeypatch: pytest.MonkeyPatch, dying_round: int
 ) -> None:
+    sources: list[Any] = record_sources(monkeypatch)
     monkeypatch.setattr("gigl_loader.dataset._PEERS_SAMPLERS", f"{slow_peers.__name__}:open_samplers")
     monkeypatch.setenv(slow_peers.DYING_ROUND, str(dying_round))
     options: dict[str, Any] = {"batch_size": 50, "sharding": "none", "worker_concurrency": 1}
@@ -429,7 +467,7 @@ def test_a_peer_that_dies_in_a_late_round_is_named_before_the_loader_gives_up(
             if group.rank == 0:
                 return
             with DistNeighborLoader(dataset, [4, 3], "train", timeout=1.5, **options) as loader:
-                loader._source.wait_until_up(20)
+                sources[0].wait_until_up(20)
                 batches = iter(loader)
                 next(batches)
                 with pytest.raises(StorageUnavailable, match="host 0 did not answer"):
@@ -445,23 +483,20 @@ def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
     options: dict[str, Any] = {"batch_size": 25, "sharding": "none", "seed": 1, "shuffle": True}
     whole = list(DistNeighborLoader(DistDataset.open(graph), [4, 3], "train", num_workers=0, **options))
     listen = f"127.0.0.1:{_two_free_ports()}"
+    credentials = Credentials.plaintext(token=new_token())
 
     def serve(group: RankGroup) -> None:
-        dataset = DistDataset.open(host_graphs[0], timeout=20, listen=listen)
-        membership = dataset._membership
-        assert membership is not None
-        assert membership._service is not None
+        dataset = DistDataset.open(host_graphs[0], timeout=20, listen=listen, credentials=credentials)
         group.collect("begun", timeout=20, what="begin", ranks=[1])
-        membership._service.close()
+        _leave_at_once(dataset)
         group.publish("gone", "yes")
         group.collect("failed", timeout=20, what="fail", ranks=[1])
-        credentials = Credentials.plaintext(token=membership.peers.token)
         with HostService.start({"path": str(host_graphs[0])}, [0], listen=listen, credentials=credentials):
             group.publish("back", "yes")
             group.collect("done", timeout=20, what="end", ranks=[1])
 
     def train(group: RankGroup) -> list[Any]:
-        dataset = DistDataset.open(host_graphs[1], timeout=20)
+        dataset = DistDataset.open(host_graphs[1], timeout=20, credentials=credentials)
         loading: dict[str, Any] = {"timeout": 2, "num_workers": num_workers, "worker_concurrency": 1}
         with DistNeighborLoader(dataset, [4, 3], "train", **loading, **options) as loader:
             batches = iter(loader)
@@ -476,7 +511,7 @@ def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
                 with suppress(StorageUnavailable):
                     seen.extend(batches)
         group.publish("done", "yes")
-        dataset._leave(wait=False)
+        _leave_at_once(dataset)
         return seen
 
     _, seen = _values(
@@ -500,19 +535,24 @@ def _two_free_ports() -> int:
 
 
 def test_a_rank_that_never_closes_is_named_and_no_longer_served(
-    host_graphs: list[Path], caplog: pytest.LogCaptureFixture
+    host_graphs: list[Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    init: Any = HostGroup.__init__
+
+    def impatient(joined: HostGroup, *parts: Any) -> None:
+        *others, _ = parts
+        init(joined, *others, 0.1)  # Seconds; opening takes more.
+
+    monkeypatch.setattr(HostGroup, "__init__", impatient)
+
     def program(group: RankGroup) -> None:
         dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
-        membership = dataset._membership
-        assert membership is not None
         if group.rank == 0:
-            membership._timeout = 0.1
             dataset.close()
             group.publish("closed", "yes")
         else:
             group.collect("closed", timeout=20, what="close", ranks=[0])
-            dataset._leave(wait=False)
+            _leave_at_once(dataset)
 
     _values(run_ranks(2, program, hosts=TWO_HOSTS))
     assert "rank 1 did not close the dataset within 0.1 s: no longer serving them" in caplog.text

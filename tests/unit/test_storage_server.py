@@ -275,9 +275,11 @@ def test_a_server_that_drains_before_it_is_ready_samples_for_nobody(
 ) -> None:
     made, drained = threading.Event(), threading.Event()
     make_ready = SamplingService.make_ready
+    services: list[SamplingService] = []
 
     def slow(service: SamplingService, open_store: Any) -> None:
         make_ready(service, open_store)
+        services.append(service)
         made.set()
         assert drained.wait(20)
 
@@ -288,7 +290,7 @@ def test_a_server_that_drains_before_it_is_ready_samples_for_nobody(
         drained.set()
         assert server.settled.wait(20)
         assert not server.ready
-        assert server._service.state == "draining"
+        assert [service.state for service in services] == ["draining"]
 
 
 def test_no_partition_of_that_number(graph: Path) -> None:

@@ -344,7 +344,7 @@ def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatc
         stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
         assert "did not come in time" in stalled.exception(20).details()
         stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
-        assert wait_until(lambda: not served.control._authenticated.idle, seconds=10)
+        assert wait_until(lambda: not served.calls.idle, seconds=10)
         opened(client)
         assert "others wait: send it again" in stalled.exception(20).details()
         silent.set()
@@ -362,7 +362,7 @@ def test_a_job_that_sends_no_messages_holds_up_no_other(served: Served) -> None:
             call.future((b"" for _ in iter(silent.wait, True)), timeout=60, metadata=metadata)
             for _ in range(40)
         ]
-        assert wait_until(lambda: not served.control._authenticated.idle, seconds=10)
+        assert wait_until(lambda: not served.calls.idle, seconds=10)
         began = time.monotonic()
         client.heartbeat([], 20)
         assert time.monotonic() - began < 10  # 40 calls of 20 s each are before it.

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.pinned import PinnedSlots
 from gigl_loader.loaders.transfer import HostTransfer, StreamTransfer, SynchronousTransfer, transfer_to
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gigl_loader.loaders.transfer import Transfer
 
 CPU = torch.device("cpu")
 
@@ -29,6 +30,13 @@ def _loader(kind: str, **options: Any) -> DistNeighborLoader:
     return DistNeighborLoader(DistDataset.from_pyg(data), [4, 3], nodes, **{**defaults, **options})
 
 
+def _loading_by(transfer: Transfer, kind: str, **options: Any) -> DistNeighborLoader:
+    """Return a loader that takes ``transfer`` for the way to its device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gigl_loader.loaders.base.transfer_to", lambda *_, **__: transfer)
+        return _loader(kind, **options)
+
+
 def test_each_device_has_its_way() -> None:
     assert isinstance(transfer_to(CPU, non_blocking=True), HostTransfer)
     assert isinstance(transfer_to(torch.device("cuda:0"), non_blocking=False), SynchronousTransfer)
@@ -37,16 +45,13 @@ def test_each_device_has_its_way() -> None:
 @pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous"])
 def test_a_packed_copy_gives_the_same_batches(kind: str) -> None:
     expected = list(_loader(kind))
-    loader = _loader(kind)
-    loader._maker = BatchPipeline(SynchronousTransfer(CPU), None)
-    batches = list(loader)
+    batches = list(_loading_by(SynchronousTransfer(CPU), kind))
     assert len(batches) == len(expected)
     assert all(map(same_batch, batches, expected))
 
 
 def test_a_packed_copy_shares_nothing_with_the_frame() -> None:
-    loader = _loader("homogeneous")
-    loader._maker = BatchPipeline(SynchronousTransfer(CPU), None)
+    loader = _loading_by(SynchronousTransfer(CPU), "homogeneous")
     batch = next(loader)
     pointers = {batch.x.untyped_storage().data_ptr(), batch.n_id.untyped_storage().data_ptr()}
     assert len(pointers) == 1
@@ -141,9 +146,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> _Device:
 
 
 def _streaming(**options: Any) -> DistNeighborLoader:
-    loader = _loader("homogeneous", **options)
-    loader._maker = BatchPipeline(StreamTransfer(CPU), None)
-    return loader
+    return _loading_by(StreamTransfer(CPU), "homogeneous", **options)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -12,6 +12,7 @@ import pytest
 
 from gigl_loader.channel.message import Request, Response, Result, receive
 from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory
+from gigl_loader.channel.slots import SlotPool
 from gigl_loader.errors import FormatError
 from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.workers import handle as handle_module
@@ -143,7 +144,9 @@ def test_few_frames_are_lent_and_the_others_copied(handle: WorkerHandle) -> None
     assert handle.tally.copied_out == 4
 
 
-def test_a_copy_that_fails_leaves_its_slot_free(handle: WorkerHandle) -> None:
+def test_a_copy_that_fails_leaves_its_slot_free(
+    handle: WorkerHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class NoMemory:
         def __getitem__(self, key: slice) -> NoMemory:
             return self
@@ -151,7 +154,6 @@ def test_a_copy_that_fails_leaves_its_slot_free(handle: WorkerHandle) -> None:
         def copy(self) -> None:
             raise MemoryError
 
-    slots: Any = handle._ring.slots
     kept = []
     for batch in range(3):
         handle.send(request(batch))
@@ -159,10 +161,10 @@ def test_a_copy_that_fails_leaves_its_slot_free(handle: WorkerHandle) -> None:
         (delivery,) = handle.deliveries()
         if batch < 2:
             kept.append(handle.hand_out(delivery))
-    slots.buffer = lambda slot: NoMemory()
+    monkeypatch.setattr(SlotPool, "buffer", lambda *_: NoMemory())
     with pytest.raises(MemoryError):
         handle.hand_out(delivery)
-    assert slots.take() == 2
+    assert played(handle).ring.slots.take() == 2
 
 
 def test_answers_of_an_epoch_that_was_left_only_free_what_they_held(handle: WorkerHandle) -> None:

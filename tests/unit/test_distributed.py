@@ -206,7 +206,7 @@ def test_no_row_is_asked_for_twice() -> None:
         _frame(plan.open(graph, store), _request(graph, "item", list(range(30))))
         asked = [
             (part, kind, rows)
-            for part, each in store._stores.items()
+            for part, each in store.remote.items()
             if isinstance(each, Elsewhere)
             for kind, rows in each.rows
         ]
