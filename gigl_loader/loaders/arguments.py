@@ -17,12 +17,14 @@ from gigl_loader.sizes import byte_count, whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gigl_loader.sampling.plan import SamplerOptions
     from gigl_loader.shared import SharedTensors
 
 __all__ = [
     "CheckedOptions",
     "LoaderOptions",
     "byte_count",
+    "check_sampler_options",
     "flag",
     "full_signature",
     "optional_callable",
@@ -120,6 +122,16 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_sampler_options(value: Any) -> SamplerOptions:
+    """Return the options of a kind of sampler."""
+    if isinstance(value, type) or not callable(getattr(value, "plan", None)):
+        raise TypeError(
+            "sampler_options must be options of a kind of sampler, such as KHopNeighborSamplerOptions() or "
+            f"CustomSamplerOptions(...), got {value!r}"
+        )
+    return value  # type: ignore[no-any-return]
 
 
 def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import Unpack
 
-from gigl_loader.loaders.arguments import LoaderOptions, flag
+from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, flag
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator, check_column_names
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
@@ -71,7 +71,7 @@ class DistNeighborLoader(BaseDistLoader):
             Those of :class:`BaseDistLoader`.
         """
         self._input_nodes = input_nodes
-        self._sampler_options = sampler_options
+        self._sampler_options = check_sampler_options(sampler_options)
         self._num_neighbors = num_neighbors
         self._replace = flag("replace", replace)
         self._with_edge = None if with_edge is None else flag("with_edge", with_edge)

@@ -16,7 +16,7 @@ from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.request import SEED
-from gigl_loader.sampling.store import SLOT_BITS, DrawRule, Neighbors
+from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, DrawRule, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,6 +109,8 @@ class SamplingGraph:
     def __init__(self, graph: Graph, store: PartitionedStore) -> None:
         self._graph = graph
         self._store = store
+        self.max_edges = NO_BOUND
+        """One call of ``neighbors`` draws no more: the bound of a batch."""
 
     @property
     def schema(self) -> GraphSchema:
@@ -154,6 +156,7 @@ class SamplingGraph:
             rule=DrawRule(fanout=fanout, replace=replace, weight=weight),
             with_edge_ids=True,
             with_slots=True,
+            max_edges=self.max_edges,
         )
         [answers] = self._store.sample([request])
         return _in_order([places for _, places in shares], answers, len(targets))
@@ -189,7 +192,8 @@ class CustomSampler:
         self.costs = context.costs or CostCounter(store.wire)
         self._writer = FrameWriter(context)
         self._features: FeatureSource = StoredPlaces() if context.deferred else store
-        self._user: UserSampler = make(SamplingGraph(context.graph, store), **arguments)
+        self._graph = SamplingGraph(context.graph, store)
+        self._user: UserSampler = make(self._graph, **arguments)
 
     @property
     def scratch_bytes(self) -> int:
@@ -198,11 +202,16 @@ class CustomSampler:
     def sample(self, request: BatchRequest) -> Sampled:
         """Sample the batch; its nodes and edges are then known, its features not yet gathered.
 
-        ``SamplingError`` names a rule that the user's subgraph breaks; what the user's class raises passes.
+        ``SamplingError`` names a rule that the user's subgraph breaks, ``BatchTooLarge`` a batch beyond the
+        bounds; what the user's class raises passes.
         """
         writer, seeds = self._writer, request.inputs[SEED]
+        self._graph.max_edges = self.bounds.edges
         with self.costs.sampling():
-            subgraph = self._user.sample(SeedBatch(seeds, writer.key(request)))
+            try:
+                subgraph = self._user.sample(SeedBatch(seeds, writer.key(request)))
+            except native.BatchTooLarge:
+                raise self.bounds.too_many_edges(len(seeds)) from None
             drawn = _DrawnSubgraph(writer, subgraph, seeds)
             if drawn.num_edges > self.bounds.edges:
                 raise self.bounds.too_many_edges(len(seeds))

@@ -12,8 +12,11 @@ import pytest
 from gigl_client import RemoteDistDataset
 from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, SamplingError
 from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.sampling.bounds import BatchBounds, BatchTooLarge
+from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 from tests.support.clusters import addresses_of, check_same, servers_of
-from tests.support.pyg_graphs import heterogeneous, homogeneous
+from tests.support.plans import seed_request
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
 from tests.unit.test_cli import run
 
 if TYPE_CHECKING:
@@ -175,6 +178,22 @@ def test_arguments_of_other_samplers_are_refused(dataset: DistDataset) -> None:
         DistNeighborLoader(dataset, None, sampler_options=options, replace=True)
     with pytest.raises(ValueError, match="num_neighbors is needed"):
         DistNeighborLoader(dataset, None)
+
+
+@pytest.mark.parametrize("value", [None, "ppr", CustomSamplerOptions, {"kind": "custom"}])
+def test_options_of_no_sampler_are_refused(dataset: DistDataset, value: Any) -> None:
+    with pytest.raises(TypeError, match="sampler_options must be options of a kind of sampler"):
+        DistNeighborLoader(dataset, [3], sampler_options=value)
+
+
+def test_a_class_that_draws_too_much_is_bounded() -> None:
+    """Before memory is taken for the edges: a server gives a batch a part of its own."""
+    graph = graph_of(homogeneous())
+    plan = CustomSamplerOptions(HALVED).plan(graph.schema, "node", SamplerArguments())
+    bounds = BatchBounds(edges=20, nbytes=1 << 30)
+    sampler = BatchPlan(sampler=plan, run_seed=1).open(graph, bounds=bounds)
+    with pytest.raises(BatchTooLarge, match="a batch of 50 seeds has more than 20 edges"):
+        sampler.sample(seed_request(0, 0, np.arange(50)))
 
 
 def test_servers_import_only_what_is_allowed(tmp_path: Path) -> None:
