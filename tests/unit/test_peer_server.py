@@ -216,7 +216,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
     with served(graph) as endpoint:
         slow, quick = remote_store(graph, endpoint), remote_store(graph, endpoint)
         with monkeypatch.context() as patch:
-            patch.setattr(Queries, "answer", dawdle)
+            patch.setattr(Queries, "respond", dawdle)
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)
