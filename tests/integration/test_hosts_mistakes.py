@@ -98,7 +98,10 @@ def test_a_firewall_between_hosts(fork_server: ForkServer, graph: Path, tmp_path
             graph,
             tmp_path,
             hosts=network.hosts,
-            by_rank=[{}, {"dataset": {"listen": f"{network.hosts[1].address}:7300"}}],
+            by_rank=[
+                {"dataset": {"timeout": 15.0}},
+                {"dataset": {"timeout": 15.0, "listen": f"{network.hosts[1].address}:7300"}},
+            ],
         )
     told = r"host 1 at 10.77.0.2:7300 \(port 7301\): no answer .* in \d+\.\d s: is there a firewall between"
     check(ended, f"StorageUnavailable: {told}", f"StorageUnavailable: rank 0: {told}")
