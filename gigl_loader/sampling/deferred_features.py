@@ -113,7 +113,7 @@ def _names(frame: FrameSchema) -> Iterator[str]:
     """Yield the names of the arrays that both forms of a frame have."""
     yield from (each.name for each in frame.inputs)
     for arrays in (*frame.nodes, *frame.edges):
-        yield from (each.name for each in arrays.arrays if each.origin in ("sampled", "computed"))
+        yield from (each.name for each in arrays.arrays if each.origin == "sampled")
 
 
 def _check_places(name: str, places: Int64Array, count: int) -> None:

@@ -29,7 +29,7 @@ _I64, _I32 = Column("I64"), Column("I32")
 _DEFERRED = {"node": "position", "edge": "slot"}
 """By what a type is of: the array that a frame with deferred features has in place of all of them."""
 
-Origin = Literal["input", "sampled", "computed", "feature", "deferred"]
+Origin = Literal["input", "sampled", "feature", "deferred"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,6 @@ class FrameArray:
 
     name: str
     """In the frame."""
-    of: NodeType | EdgeType | None
-    """Its rows are the sampled nodes or edges of this type; ``None``: the entries of the input."""
     column: Column
     """Dtype, and shape of a row."""
     origin: Origin
@@ -63,7 +61,7 @@ class TypeArrays:
     def of_nodes(cls, schema: GraphSchema, kind: NodeType, features: Sequence[str]) -> TypeArrays:
         """Return ``n_id`` and the features of a node type."""
         name = type_name(kind)
-        node_ids = FrameArray(f"node/{name}/n_id", kind, _I64, "sampled")
+        node_ids = FrameArray(f"node/{name}/n_id", _I64, "sampled")
         columns = schema.nodes[kind].columns
         return cls(kind, name, (node_ids, *_features("node", kind, features, columns)))
 
@@ -73,9 +71,9 @@ class TypeArrays:
     ) -> TypeArrays:
         """Return ``rows``, ``colptr``, the edge ids where they are asked for, and the features."""
         prefix = f"edge/{type_name(kind)}"
-        rows = FrameArray(f"{prefix}/rows", kind, _I32, "sampled")
-        colptr = FrameArray(f"{prefix}/colptr", kind, _I64, "sampled")
-        ids = [FrameArray(f"{prefix}/e_id", kind, _I64, "sampled")] if with_edge else []
+        rows = FrameArray(f"{prefix}/rows", _I32, "sampled")
+        colptr = FrameArray(f"{prefix}/colptr", _I64, "sampled")
+        ids = [FrameArray(f"{prefix}/e_id", _I64, "sampled")] if with_edge else []
         columns = schema.edges[kind].columns
         arrays = (rows, colptr, *ids, *_features("edge", kind, features, columns))
         ends = (type_name(schema.neighbor_type(kind)), type_name(schema.target_type(kind)))
@@ -126,14 +124,14 @@ class TypeArrays:
             return self
         kept = tuple(each for each in self.arrays if each.origin != "feature")
         name = f"{self.prefix}/{_DEFERRED[self.prefix.partition('/')[0]]}"
-        return replace(self, arrays=(*kept, FrameArray(name, self.kind, _I64, "deferred")))
+        return replace(self, arrays=(*kept, FrameArray(name, _I64, "deferred")))
 
 
 def _features(
     what: str, kind: NodeType | EdgeType, names: Sequence[str], columns: Mapping[str, Column]
 ) -> Iterator[FrameArray]:
     for name in names:
-        yield FrameArray(f"{what}/{type_name(kind)}/{type_name(name)}", kind, columns[name], "feature", name)
+        yield FrameArray(f"{what}/{type_name(kind)}/{type_name(name)}", columns[name], "feature", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +174,7 @@ class FrameSchema:
         distinct_edges: bool = True,
     ) -> FrameSchema:
         """Return the schema of batches of nodes and edges around seeds of one type."""
-        inputs = (FrameArray("seeds", None, _I64, "input"), FrameArray("input_id", None, _I64, "input"))
+        inputs = (FrameArray("seeds", _I64, "input"), FrameArray("input_id", _I64, "input"))
         nodes = (TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ())) for each in schema.nodes)
         edges = (
             TypeArrays.of_edges(schema, each, columns.edges.get(each, ()), with_edge=with_edge)
@@ -254,8 +252,7 @@ class FrameSchema:
         for edges in self.edges:
             count = sum(counts.num_edges[edges.name])
             specs.update((each.name, each.column.spec(count)) for each in edges.arrays)
-            colptr = edges.arrays[1]
-            specs[colptr.name] = colptr.column.spec(counts.num_targets[edges.name] + 1)
+            specs[f"{edges.prefix}/colptr"] = _I64.spec(counts.num_targets[edges.name] + 1)
         return specs
 
 
@@ -266,7 +263,7 @@ def _per_hop(
     if not isinstance(counts, dict) or not all(_is_counts(value) for value in counts.values()):
         raise FormatError(f"frame: {key} must map types to lists of numbers per hop")
     expected = [each.name for each in types]
-    if list(counts) != expected and counts.keys() != set(expected):
+    if counts.keys() != set(expected):
         raise FormatError(f"frame: {key} has types {sorted(counts)!r:.200}, not {sorted(expected)!r:.200}")
     for name, value in counts.items():
         if len(value) != length:
@@ -275,7 +272,7 @@ def _per_hop(
 
 
 def _is_counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**48 for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 
 def _length(layout: Layout, name: str) -> int:
@@ -306,8 +303,7 @@ def _check_arrays(layout: Layout, expected: Mapping[str, ArraySpec]) -> None:
 def _check_edges(buffer: Bytes, layout: Layout, edges: TypeArrays, counts: FrameCounts) -> None:
     """Rows are neighbours that exist, and colptr cuts them in groups of targets that exist."""
     neighbors, targets = (sum(counts.num_nodes[end]) for end in edges.ends)
-    rows = layout.view(buffer, edges.arrays[0].name)
-    colptr = layout.view(buffer, edges.arrays[1].name)
+    rows, colptr = (layout.view(buffer, f"{edges.prefix}/{name}") for name in ("rows", "colptr"))
     if not 1 <= len(colptr) <= targets + 1:
         raise FormatError(f"frame: colptr of {edges.name} has {len(colptr)} entries for {targets} nodes")
     if colptr[0] != 0 or colptr[-1] != len(rows) or (colptr[1:] < colptr[:-1]).any():
