@@ -54,20 +54,21 @@ class WeightedPicker {
     skipped_.clear();
     int64_t left = list.total();
     Numbers numbers(address);
-    for (int64_t j = 0; j < count; ++j) {
+    for (int64_t j = 0; j < count && left > 0; ++j) {
       const int64_t number = numbers.Below(left);
       const int64_t passed = std::upper_bound(starts_.begin(), starts_.end(), number) - starts_.begin();
       const int64_t skipped = passed > 0 ? skipped_[passed - 1] : 0;
       const int64_t entry = list.Find(number + skipped);
       emit(entry);
       if (entry >= list.degree) return;
-      const int64_t weight = list.sums[entry] - list.before(entry);
-      starts_.insert(starts_.begin() + passed, list.before(entry) - skipped);
+      const int64_t before = list.before(entry);
+      if (before < 0 || list.sums[entry] - before > left) return;
+      const int64_t weight = list.sums[entry] - before;
+      starts_.insert(starts_.begin() + passed, before - skipped);
       skipped_.insert(skipped_.begin() + passed, skipped);
       for (size_t i = passed; i < skipped_.size(); ++i) skipped_[i] += weight;
       for (size_t i = passed + 1; i < starts_.size(); ++i) starts_[i] -= weight;
       left -= weight;
-      if (left <= 0) return;
     }
   }
 
