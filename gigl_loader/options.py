@@ -19,6 +19,7 @@ __all__ = [
     "StoreOptions",
     "Verify",
     "WorkerOptions",
+    "check_sampler_name",
     "check_verify",
 ]
 
@@ -109,3 +110,11 @@ def check_verify(verify: object) -> Verify:
         if verify == mode:
             return mode
     raise ValueError(f"verify must be one of {', '.join(map(repr, VERIFY_MODES))}, got {verify!r}")
+
+
+def check_sampler_name(name: str, sampler: object) -> str:
+    """Return ``sampler``, if it is ``"package.module:Class"``. ``ValueError`` begins with ``name``."""
+    module, _, found = sampler.partition(":") if isinstance(sampler, str) else ("", "", "")
+    if not all(part.isidentifier() for part in (*module.split("."), *found.split("."))):
+        raise ValueError(f"{name} must be package.module:Class, got {str(sampler)[:200]!r}")
+    return f"{module}:{found}"

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.options import check_sampler_name, check_verify
 from gigl_loader.sizes import byte_count, byte_text, whole_number
 
 if TYPE_CHECKING:
@@ -127,10 +128,7 @@ def _flag(name: str, value: Any) -> bool:
 
 def _check_samplers(name: str, samplers: tuple[str, ...]) -> None:
     for sampler in samplers:
-        module, colon, cls = sampler.partition(":")
-        parts = [*module.split("."), *cls.split(".")]
-        if not colon or not all(part.isidentifier() for part in parts):
-            raise ValueError(f"{name} must be package.module:Class, got {sampler!r}")
+        check_sampler_name(name, sampler)
 
 
 def _check_address(name: str, text: str) -> int:
@@ -164,8 +162,6 @@ def _check_partitions(name: str, partitions: tuple[int, ...]) -> None:
 
 
 def _check_verify(name: str, mode: str) -> None:
-    from gigl_loader.options import check_verify
-
     del name  # It is "verify" everywhere.
     check_verify(mode)
 

@@ -13,7 +13,9 @@ from gigl_client import RemoteDistDataset
 from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, SamplingError
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.sampling.bounds import BatchBounds, BatchTooLarge
+from gigl_loader.sampling.custom import SeedBatch
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
+from tests.support import oracle
 from tests.support.clusters import addresses_of, check_same, servers_of
 from tests.support.plans import seed_request
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
@@ -110,6 +112,12 @@ def test_an_epoch_goes_on_where_it_was_left(
         changed.load_state_dict(state)
 
 
+def test_numbers_of_a_batch_are_those_of_the_written_rules() -> None:
+    numbers = SeedBatch(np.array([4, 2]), key=2**63 + 5).uniform(7, 20)
+    key = oracle.batch_key(2**63 + 5, 7, [])
+    assert numbers.tolist() == [(oracle.philox(key, i, 0xFE << 56)[0] >> 11) / 2**53 for i in range(20)]
+
+
 # --- mistakes
 
 MISTAKES = {
@@ -150,7 +158,8 @@ def test_a_subgraph_that_breaks_a_rule_fails_its_batch(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no name", r'is named "package.module:Class"'),
+        ("no name", r"must be package.module:Class"),
+        ("a b:C", r"must be package.module:Class"),
         ("tests.nowhere:Halved", "cannot be imported: ModuleNotFoundError"),
         ("tests.support.user_samplers:Absent", "cannot be imported: AttributeError"),
         ("json:JSONDecoder", "it has no method sample"),
@@ -164,7 +173,30 @@ def test_a_class_that_is_not_there_is_refused_at_construction(
         _loader(dataset, None, CustomSamplerOptions(name))
 
 
-@pytest.mark.parametrize("value", [float("nan"), object(), (1, 2), {1: 2}, "x" * 70_000])
+@pytest.mark.parametrize("arguments", [{"fanot": 3}, {"graph": 3}])
+def test_arguments_that_the_class_does_not_take_are_refused_at_construction(
+    dataset: DistDataset, address: str, arguments: dict[str, Any]
+) -> None:
+    options = CustomSamplerOptions(HALVED, **arguments)
+    with pytest.raises(
+        ValueError, match=f"the sampler {HALVED} does not take these arguments: .*'{next(iter(arguments))}'"
+    ):
+        _loader(dataset, None, options)
+    with (
+        RemoteDistDataset.connect(address) as remote,
+        pytest.raises(ValueError, match=f"the sampler {HALVED} does not take these arguments"),
+    ):
+        next(_loader(remote, [1] if remote.schema.homogeneous else ("item", [1]), options))
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), (1, 2), {1: 2}, "x" * 70_000, _nested(30_000)])
 def test_arguments_that_json_does_not_carry_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="arguments of a custom sampler"):
         CustomSamplerOptions(HALVED, value=value)
@@ -172,7 +204,7 @@ def test_arguments_that_json_does_not_carry_are_refused(value: Any) -> None:
 
 def test_arguments_of_other_samplers_are_refused(dataset: DistDataset) -> None:
     options = CustomSamplerOptions(HALVED)
-    with pytest.raises(ValueError, match="num_neighbors has no meaning"):
+    with pytest.raises(ValueError, match="num_neighbors and weight_attr have no meaning"):
         DistNeighborLoader(dataset, [3], sampler_options=options)
     with pytest.raises(ValueError, match="replace=True has no meaning"):
         DistNeighborLoader(dataset, None, sampler_options=options, replace=True)

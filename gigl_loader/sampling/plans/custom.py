@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import re
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gigl_loader.options import check_sampler_name
 from gigl_loader.sampling.custom import CustomSampler
 from gigl_loader.sampling.frame_schema import FrameSchema
 from gigl_loader.sampling.request import SEED, InputColumn
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CustomPlan", "CustomSamplerOptions", "import_sampler"]
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MAX_ARGUMENTS = 1 << 16
 
 
@@ -39,19 +39,15 @@ class CustomSamplerOptions:
 
     def __init__(self, sampler: str, /, **arguments: Any) -> None:
         """``ValueError`` for what is no such name, or arguments that JSON does not give back equal."""
-        self._sampler = _checked_name(sampler)
+        self._sampler = check_sampler_name("a custom sampler", sampler)
         self._arguments = _checked_arguments(arguments)
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> CustomPlan:
-        for name, value in (
-            ("num_neighbors", arguments.num_neighbors),
-            ("weight_attr", arguments.weight_attr),
-        ):
-            if value is not None:
-                raise ValueError(
-                    f"{name} has no meaning for a custom sampler: pass {name}=None, and what the class "
-                    f"{self._sampler} takes to CustomSamplerOptions"
-                )
+        if arguments.num_neighbors is not None or arguments.weight_attr is not None:
+            raise ValueError(
+                "num_neighbors and weight_attr have no meaning for a custom sampler: pass None, and what the "
+                f"class {self._sampler} takes to CustomSamplerOptions"
+            )
         if arguments.replace:
             raise ValueError("replace=True has no meaning for a custom sampler: its class says how it draws")
         return CustomPlan(
@@ -98,7 +94,7 @@ class CustomPlan:
         return CustomSampler(context, import_sampler(self.sampler), self.arguments)
 
     def check_here(self) -> None:
-        import_sampler(self.sampler)
+        _check_takes(import_sampler(self.sampler), self.sampler, self.arguments)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -110,7 +106,7 @@ class CustomPlan:
 
     @classmethod
     def from_json(cls, fields: PlanFields) -> CustomPlan:
-        sampler = _checked_name(fields.text("sampler"))
+        sampler = check_sampler_name("a custom sampler", fields.text("sampler"))
         if fields.allowed_samplers is not None and sampler not in fields.allowed_samplers:
             raise ValueError(
                 f"the sampler {sampler[:200]} is not allowed here: start the server with --allow-sampler "
@@ -127,16 +123,10 @@ class CustomPlan:
         )
 
 
-def _checked_name(sampler: object) -> str:
-    if not isinstance(sampler, str) or not _NAME.fullmatch(sampler):
-        raise ValueError(f'a custom sampler is named "package.module:Class", got {str(sampler)[:200]!r}')
-    return sampler
-
-
 def _checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     try:
         text = json.dumps(dict(arguments), allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"arguments of a custom sampler are plain values, as JSON has them: {error}"
         ) from None
@@ -169,3 +159,15 @@ def import_sampler(sampler: str) -> Any:
     if not callable(getattr(found, "sample", None)):
         raise ValueError(f"{sampler} is no sampler: it has no method sample(batch)")
     return found
+
+
+def _check_takes(found: Any, sampler: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` where the class does not take the arguments."""
+    try:
+        signature = inspect.signature(found)
+    except ValueError:
+        return  # Some classes that are not written in Python have none.
+    try:
+        signature.bind(None, **arguments)
+    except TypeError as error:
+        raise ValueError(f"the sampler {sampler} does not take these arguments: {error}") from None

@@ -59,7 +59,9 @@ def read_producer_plan(
     if len(text) > limits.plan_bytes:
         raise Refusal(RefusalKind.INVALID, f"a plan of {len(text)} characters: at most {limits.plan_bytes}")
     try:
-        return read_plan(text, schema, allowed_samplers=allowed_samplers)
+        plan = read_plan(text, schema, allowed_samplers=allowed_samplers)
+        plan.sampler.check_here()
+        return plan
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None
 
