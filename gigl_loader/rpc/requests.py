@@ -154,12 +154,12 @@ def parse(
     return read
 
 
-_RULE_FLAGS = ("replace",)
-_FLAGS = (*_RULE_FLAGS, "with_edge_ids", "with_slots")
+_FLAGS = ("replace", "with_edge_ids", "with_slots")
 
 
 def _flags(request: NeighborRequest) -> list[str]:
-    return [name for name in _FLAGS if getattr(request.rule if name in _RULE_FLAGS else request, name)]
+    given = (request.rule.replace, request.with_edge_ids, request.with_slots)
+    return [name for name, flag in zip(_FLAGS, given, strict=True) if flag]
 
 
 def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
@@ -175,8 +175,8 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         hop=fields.number("hop", 0, _HOPS),
         rule=DrawRule(
             fanout=fields.number("fanout", -1, 2**31),
+            replace="replace" in flags,
             weight=_weight(fields, schema, edge_type),
-            **{name: name in flags for name in _RULE_FLAGS},
         ),
         with_edge_ids="with_edge_ids" in flags,
         with_slots="with_slots" in flags,

@@ -45,20 +45,11 @@ class WorkerConfig:
     """File descriptors by ``"weights"`` and ``"seeds"``, where seeds are drawn by weight."""
 
     def to_json(self) -> str:
-        plain = ("trainer_pid", "sampler", "plan", "concurrency", "timeout_s", "draw")
-        document: dict[str, Any] = {"worker": self.worker, "life": self.incarnation}
-        document |= {name: getattr(self, name) for name in plain}
-        document |= {
-            "inputs": [asdict(each) for each in self.inputs],
-            "ring": asdict(self.ring),
-            "reference": self.reference,
-        }
-        return json.dumps(document)
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: bytes) -> WorkerConfig:
         document = json.loads(text)
-        document["incarnation"] = document.pop("life")
         inputs = tuple(InputColumn(**each) for each in document.pop("inputs"))
         ring = RingLayout(**document.pop("ring"))
         return cls(**document, inputs=inputs, ring=ring)

@@ -11,7 +11,6 @@ import pytest
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.cluster.readiness import View
 from gigl_server.counters import Counters
@@ -20,14 +19,14 @@ from gigl_server.ports.control import ControlService
 from tests.support.made import record_made
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, small_graph
-from tests.support.store_service import ask_of, service_of
+from tests.support.store_service import service_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_server.sampling.service import SamplingService
 
-__all__ = ["Served", "client_of", "controlled", "opened", "sample_request"]
+__all__ = ["Served", "client_of", "controlled", "opened"]
 
 
 @dataclass(frozen=True)
@@ -96,10 +95,3 @@ def opened(client: StoreClient, *, key: str = "train", **order: Any) -> bytes:
     client.create_producer(key, PLAN.to_json(), small_graph().manifest.digest, 10)
     given = {"name": "train rank 0", "credit": 64, **order}
     return client.open_channel(key, timeout_s=10, **given).id
-
-
-def sample_request(channel: bytes, batch: int, **changes: Any) -> SampleRequest:
-    """Ask for a batch of the small graph's schedule."""
-    ask = ask_of(batch)
-    given = {"inputs": ask.inputs, "index": ask.index, **changes}
-    return SampleRequest(channel=channel, epoch=ask.epoch, batch=batch, **given)

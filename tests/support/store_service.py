@@ -9,13 +9,14 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_server.counters import Counters
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.limits import Limits
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.service import SamplingService
-from gigl_server.sessions.channel import ChannelOptions, ReceivedRequest
+from gigl_server.sessions.channel import ChannelOptions
 from tests.support.sources import PLAN, small_graph, small_schedule
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gigl_server.sampling.frame_maker import MadeFrame
     from gigl_server.sessions.channel import Result, SampleTask
 
-__all__ = ["JOB", "OTHER_JOB", "Answers", "Clock", "Gate", "Trainer", "ask_of", "service_of"]
+__all__ = ["JOB", "OTHER_JOB", "Answers", "Clock", "Gate", "Trainer", "sample_request", "service_of"]
 
 JOB, OTHER_JOB = b"j" * 32, b"o" * 32
 
@@ -59,11 +60,11 @@ class Answers:
         return len(self._outcomes)
 
 
-def ask_of(batch: int, *, epoch: int = 0, **changes: Any) -> ReceivedRequest:
-    """The ask for a batch of the small graph's schedule."""
+def sample_request(channel: bytes, batch: int, *, epoch: int = 0, **changes: Any) -> SampleRequest:
+    """Return the request for a batch of the small graph's schedule."""
     request = small_schedule().request(epoch, batch)
     given = {"inputs": request.input_bytes(), "index": request.index.tobytes(), **changes}
-    return ReceivedRequest(epoch=epoch, batch=batch, **given)
+    return SampleRequest(channel=channel, epoch=epoch, batch=batch, **given)
 
 
 class Trainer:
@@ -94,8 +95,7 @@ class Trainer:
     def ask(self, batch: int, **changes: Any) -> SampleTask:
         return self.service.submit(
             self.job,
-            self.channel.id,
-            ask_of(batch, **changes),
+            sample_request(self.channel.id, batch, **changes),
             lambda outcome: self.answers.put(batch, outcome),
         )
 

@@ -25,8 +25,8 @@ from tests.support.peers import TOKEN
 from tests.support.peers import served as peer_served
 from tests.support.raw_http2 import WINDOW, RawConnection
 from tests.support.sources import small_graph
-from tests.support.store_control import Served, client_of, controlled, opened, sample_request
-from tests.support.store_service import Gate
+from tests.support.store_control import Served, client_of, controlled, opened
+from tests.support.store_service import Gate, sample_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

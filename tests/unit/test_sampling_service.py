@@ -27,7 +27,7 @@ from tests.support.leftovers import wait_until
 from tests.support.made import record_made
 from tests.support.plans import with_sampler
 from tests.support.sources import NUM_BATCHES, PLAN, SourceKind, drain, small_graph
-from tests.support.store_service import JOB, OTHER_JOB, Clock, Gate, Trainer, ask_of, service_of
+from tests.support.store_service import JOB, OTHER_JOB, Clock, Gate, Trainer, sample_request, service_of
 
 if TYPE_CHECKING:
     from gigl_server.sessions.channel import Result
@@ -206,7 +206,7 @@ def test_channels_take_turns_by_their_shares() -> None:
 
         def ask(name: str, batch: int) -> None:
             channel = trainers[name].channel.id
-            service.submit(JOB, channel, ask_of(batch), lambda _: note(name))
+            service.submit(JOB, sample_request(channel, batch), lambda _: note(name))
 
         ask("c", 0)
         assert gate.entered.acquire(timeout=20)  # The only thread is busy: the others queue.
@@ -236,7 +236,7 @@ def test_many_trainers_go_on_at_one_pace() -> None:
 
             batch = counts[number] % NUM_BATCHES
             with suppress(Refusal):  # The service is closed.
-                service.submit(JOB, trainers[number].channel.id, ask_of(batch), done)
+                service.submit(JOB, sample_request(trainers[number].channel.id, batch), done)
 
         for number in range(24):
             for _ in range(8 if number else 1):  # The first asks for one batch at a time.
@@ -482,8 +482,7 @@ def test_what_a_job_has_is_nobody_elses(wanted: list[bytes]) -> None:
             "this job has no such channel here: open it again",
             service.submit,
             OTHER_JOB,
-            mine.channel.id,
-            ask_of(0),
+            sample_request(mine.channel.id, 0),
             print,
         )
         order = ChannelOptions(key="train", name="", credit=1)

@@ -20,7 +20,7 @@ from tests.support.leftovers import wait_until
 from tests.support.made import record_made
 from tests.support.plans import with_sampler
 from tests.support.sources import PLAN, small_graph
-from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, ask_of, service_of
+from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, sample_request, service_of
 
 if TYPE_CHECKING:
     from gigl_server.sessions.channel import Result
@@ -170,7 +170,7 @@ def test_an_honest_trainer_beside_eight_hostile_ones_keeps_its_part() -> None:
                     ask(trainer, owner, more)
 
             with suppress(Refusal):  # The service is closed.
-                service.submit(trainer.job, trainer.channel.id, ask_of(0, **more), done)
+                service.submit(trainer.job, sample_request(trainer.channel.id, 0, **more), done)
 
         for host in range(8):
             owner = Identity(address=f"10.0.1.{host}")

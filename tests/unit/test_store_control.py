@@ -39,8 +39,8 @@ from gigl_server.sessions.channel import SKIPPED
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, SourceKind, drain, small_graph
-from tests.support.store_control import Served, client_of, controlled, opened, sample_request
-from tests.support.store_service import Gate
+from tests.support.store_control import Served, client_of, controlled, opened
+from tests.support.store_service import Gate, sample_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -375,13 +375,12 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
     """The request holds them, too, and gives out copies."""
 
     class Request:
-        channel, epoch, batch, fence, slot = b"", 0, 0, 0, 0
-        inputs = index = bytes(8)
+        pass
 
     class Service:
         done: Any = None
 
-        def submit(self, job: bytes, channel: bytes, ask: Any, done: Any) -> None:
+        def submit(self, job: bytes, message: Any, done: Any) -> None:
             self.done = done
 
     replies: list[Any] = []

@@ -19,7 +19,6 @@ from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import SEED, BatchRequest
 from gigl_server.limits import Limits
-from gigl_server.sessions.channel import ReceivedRequest
 from gigl_server.sessions.validation import read_request
 from tests.support.pyg_graphs import homogeneous
 
@@ -59,15 +58,7 @@ def test_a_request_is_read_and_written_as_it_was() -> None:
     loader = _loader()
     data = bytes.fromhex(WRITTEN["request"])
     message = SampleRequest.FromString(data)
-    received = ReceivedRequest(
-        epoch=message.epoch,
-        batch=message.batch,
-        inputs=message.inputs,
-        index=message.index,
-        fence=message.fence,
-        slot=message.slot,
-    )
-    request = read_request(received, loader.plan.inputs, schema=loader.dataset.schema, limits=Limits())
+    request = read_request(message, loader.plan.inputs, schema=loader.dataset.schema, limits=Limits())
     assert len(request) == 30
     train = np.flatnonzero(homogeneous().train_mask.numpy())
     assert (request.inputs[SEED] == train[request.index]).all()

@@ -10,7 +10,7 @@ from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.ports.reports import cluster_view, server_load
-from gigl_server.sessions.channel import ChannelOptions, ReceivedRequest
+from gigl_server.sessions.channel import ChannelOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,13 +101,13 @@ class GraphStoreServicer:
         return self._of_job(call, request, destroy)
 
     def _sample(self, request: Any, call: ControlCall) -> None:
-        channel, received = request.channel, [_received(request)]
         _check_whole(request, call)
-        del request  # Frees a second copy of the seeds: the call may wait for minutes.
+        held = [request]
+        del request  # It is freed when its seeds are read: the call may wait for minutes.
         waiting = _Waiting(self._service, call, self._with_reason)
         call.on_gone(waiting.abandon)
         submit = self._service.submit
-        waiting.begun(self._in_job(call, lambda job: submit(job, channel, received.pop(), waiting.settle)))
+        waiting.begun(self._in_job(call, lambda job: submit(job, held.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
         created = self._service.create_producer(
@@ -205,17 +205,6 @@ class _Waiting:
 def _check_whole(request: Any, call: ControlCall) -> None:
     if not message_is_whole(request, call.metadata):
         raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
-
-
-def _received(request: Any) -> ReceivedRequest:
-    return ReceivedRequest(
-        epoch=request.epoch,
-        batch=request.batch,
-        fence=request.fence,
-        inputs=request.inputs,
-        index=request.index,
-        slot=request.slot,
-    )
 
 
 def _reply(result: Result) -> Any:

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.rpc.graph_store_pb2 import SampleRequest
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_server.counters import Counters
     from gigl_server.frames.ring import FrameRing
     from gigl_server.sampling.frame_maker import MadeFrame
-    from gigl_server.sessions.channel import Channel, ChannelOptions, ReceivedRequest, Result
+    from gigl_server.sessions.channel import Channel, ChannelOptions, Result
 
 __all__ = ["THREADS_PER_WORKER", "SamplingService"]
 
@@ -187,23 +188,21 @@ class SamplingService:
             self._sessions.check_room(job, options.key)
             return self._sessions.open_channel(job, options, self._new_ring(job, options))
 
-    def submit(
-        self, job: bytes, channel: bytes, received: ReceivedRequest, done: Callable[[Result], None]
-    ) -> SampleTask:
-        """Queue a request for a batch. Raises ``Refusal``.
+    def submit(self, job: bytes, message: SampleRequest, done: Callable[[Result], None]) -> SampleTask:
+        """Queue a request for a batch, as it was received. Raises ``Refusal``.
 
         ``done`` is called once: here, or by a sampling thread.
         """
         with self._lock:
             self._check_ready()
-            found = self._sessions.channel(job, channel)
-        check_slot(found, received.slot)
-        inputs = found.producer.plan.inputs
+            channel = self._sessions.channel(job, message.channel)
+        check_slot(channel, message.slot)
+        inputs = channel.producer.plan.inputs
         task = SampleTask(
-            channel=found,
-            request=read_request(received, inputs, schema=self._graph.schema, limits=self.limits),
-            fence=received.fence,
-            slot=received.slot,
+            channel=channel,
+            request=read_request(message, inputs, schema=self._graph.schema, limits=self.limits),
+            fence=message.fence,
+            slot=message.slot,
             done=done,
             came=self._clock(),
         )

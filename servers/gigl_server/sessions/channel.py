@@ -22,7 +22,6 @@ __all__ = [
     "ChannelOptions",
     "ChannelTotals",
     "Producer",
-    "ReceivedRequest",
     "Result",
     "SampleTask",
 ]
@@ -40,20 +39,6 @@ class ChannelOptions:
     deferred_features: bool = False
     ring_slots: int = 0
     ring_slot_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedRequest:
-    """Request for one batch, as received. Not validated."""
-
-    epoch: int
-    batch: int
-    inputs: bytes
-    """Input columns of the plan, one after the other."""
-    index: bytes
-    """Index of each entry, little-endian int64 [B]."""
-    fence: int = 0
-    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.rpc.graph_store_pb2 import SampleRequest
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import InputColumn
     from gigl_server.frames.ring_memory import RingMemory
     from gigl_server.identity import Identity
     from gigl_server.limits import Limits
-    from gigl_server.sessions.channel import Channel, ChannelOptions, ReceivedRequest
+    from gigl_server.sessions.channel import Channel, ChannelOptions
 
 __all__ = [
     "check_channel_options",
@@ -106,14 +107,14 @@ def check_slot(channel: Channel, slot: int) -> None:
 
 
 def read_request(
-    received: ReceivedRequest, inputs: Sequence[InputColumn], *, schema: GraphSchema, limits: Limits
+    message: SampleRequest, inputs: Sequence[InputColumn], *, schema: GraphSchema, limits: Limits
 ) -> BatchRequest:
     """Return the request for a batch. ``Refusal`` unless its entries fit the plan's ``inputs``."""
-    if max(received.epoch, received.batch, received.fence) >= 2**63:
+    if max(message.epoch, message.batch, message.fence) >= 2**63:
         raise Refusal(RefusalKind.INVALID, "epoch, batch and fence are below 2**63")
     try:
         request = BatchRequest.read(
-            received.epoch, received.batch, index=received.index, inputs=received.inputs, columns=inputs
+            message.epoch, message.batch, index=message.index, inputs=message.inputs, columns=inputs
         )
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None
