@@ -25,7 +25,15 @@ import typer
 
 from gigl_loader.errors import FormatError, GiglError
 
-__all__ = ["DEBUG_VARIABLE", "USAGE_ERROR", "exit_code", "importing", "one_line", "reported"]
+__all__ = [
+    "DEBUG_VARIABLE",
+    "USAGE_ERROR",
+    "exit_code",
+    "importing",
+    "one_line",
+    "reported",
+    "terminated_as_interrupted",
+]
 
 DEBUG_VARIABLE = "GIGL_DEBUG"
 
@@ -100,3 +108,17 @@ def importing() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that incomplete files are removed."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

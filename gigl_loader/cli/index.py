@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gigl_loader.cli.console import build_progress
-from gigl_loader.cli.errors import importing
+from gigl_loader.cli.errors import importing, terminated_as_interrupted
 
 __all__ = ["index"]
 
@@ -34,7 +34,7 @@ def index(
 
     edges = Graph.open(graph, verify="none").schema.edges
     columns = {kind: [*each.columns, *(["weight"] if each.weight else [])] for kind, each in edges.items()}
-    with build_progress(quiet=json) as progress:
+    with terminated_as_interrupted(), build_progress(quiet=json) as progress:
         schema = add_weights(graph, weight_columns(columns, weight), progress=progress)
     declared = {",".join(kind): list(each.weights) for kind, each in schema.edges.items() if each.weights}
     if json:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gigl_loader.cli.console import build_progress
-from gigl_loader.cli.errors import importing
+from gigl_loader.cli.errors import importing, terminated_as_interrupted
 
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
@@ -92,7 +89,7 @@ def partition(
             weights=weight,
         )
     )
-    with _terminated_as_interrupted(), build_progress(quiet=json) as progress:
+    with terminated_as_interrupted(), build_progress(quiet=json) as progress:
         schema = build_graph(
             tables,
             out,
@@ -120,20 +117,6 @@ def _working_memory(text: str) -> int:
             f"give at least {(taken + _LEAST_BYTES) >> 20}MiB"
         )
     return (limit - taken) * 7 // 8
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that temporary files are removed."""
-
-    def leave(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _report(out: Path, schema: GraphSchema, seconds: float, *, as_json: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ from gigl_loader.partition.limits import Budget, available_memory
 from gigl_loader.partition.weights import check_weight_column, index_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gigl_loader.graph.checksums import FileRecord
     from gigl_loader.graph.schema import EdgeType, GraphSchema
@@ -43,27 +45,49 @@ def add_weights(
 
     Those that are declared already are left as they are. All partitions lie at ``path``. The graph is whole
     at every moment: new files are written beside it, then ``graph.json`` is replaced. ``ValueError`` for a
-    column that cannot be weights, ``FormatError`` naming file and row for a value that is none.
+    column that cannot be weights, or while another process adds an index; ``FormatError`` naming file and
+    row for a value that is no weight.
     """
     folder = DiskFolder(path)
-    graph = Graph.open(folder, verify="none")
-    schema = graph.schema
-    new = {
-        kind: [name for name in names if name not in schema.edges[kind].weights]
-        for kind, names in weights.items()
-    }
-    for kind, names in new.items():
-        for name in names:
-            if name in schema.edges[kind].columns:
-                check_weight_column(schema.edges[kind].columns[name], f"column {name!r} of {kind}")
-    if not any(new.values()):
-        return schema
-    declared = {
-        kind: replace(edges, weights=tuple(sorted({*edges.weights, *new.get(kind, ())})))
-        for kind, edges in schema.edges.items()
-    }
-    changed = replace(schema, edges=declared)  # Refuses a column that is not there.
-    _remove_leftovers(folder, graph.manifest)
+    with _new_manifest(folder.path) as write_manifest:
+        graph = Graph.open(folder, verify="none")
+        schema = graph.schema
+        new = {
+            kind: [name for name in names if name not in schema.edges[kind].weights]
+            for kind, names in weights.items()
+        }
+        for kind, names in new.items():
+            for name in names:
+                if name in schema.edges[kind].columns:
+                    check_weight_column(schema.edges[kind].columns[name], f"column {name!r} of {kind}")
+        if not any(new.values()):
+            return schema
+        declared = {
+            kind: replace(edges, weights=tuple(sorted({*edges.weights, *new.get(kind, ())})))
+            for kind, edges in schema.edges.items()
+        }
+        changed = replace(schema, edges=declared)  # Refuses a column that is not there.
+        _remove_leftovers(folder)
+        try:
+            files = _indexed(
+                folder, graph.manifest, changed, new, memory_limit=memory_limit, progress=progress
+            )
+            write_manifest(Manifest(changed, graph.manifest.build, files, FORMAT_VERSION).to_bytes())
+        finally:
+            _remove_leftovers(folder)
+    return changed
+
+
+def _indexed(
+    folder: DiskFolder,
+    manifest: Manifest,
+    schema: GraphSchema,
+    new: Mapping[EdgeType, Sequence[str]],
+    *,
+    memory_limit: int | None,
+    progress: Progress | None,
+) -> dict[str, BlockRecord]:
+    """Write the new files. Return the records of all."""
     with Job(
         folder,
         scratch=None,
@@ -73,19 +97,18 @@ def add_weights(
         assigner=RangeAssigner(),
         progress=progress,
     ) as job:
-        job.files.update(graph.manifest.files)
+        job.files.update(manifest.files)
         for kind, names in new.items():
             for name in names:
-                index_weights(job, kind, name, declared[kind], check=True)
-        files = {name: _block_record(folder, name, record) for name, record in job.files.items()}
-    _replace_manifest(folder.path, Manifest(changed, graph.manifest.build, files, FORMAT_VERSION))
-    return changed
+                index_weights(job, kind, name, schema.edges[kind], check=True)
+        return {name: _block_record(folder, name, record) for name, record in job.files.items()}
 
 
-def _remove_leftovers(folder: DiskFolder, manifest: Manifest) -> None:
-    """Remove index files that a process left which was ended before it was done."""
+def _remove_leftovers(folder: DiskFolder) -> None:
+    """Remove index files that do not belong to the graph: their writer failed, or was killed."""
+    files = Graph.open(folder, verify="none").manifest.files
     for name in folder.names():
-        if "/weights/" in name and name not in manifest.files:
+        if "/weights/" in name and name not in files:
             (folder.path / name).unlink()
 
 
@@ -102,13 +125,37 @@ def _block_record(folder: DiskFolder, name: str, record: FileRecord) -> BlockRec
     return sums.finish(crc32c(np.ascontiguousarray(buffer[:header_bytes])))
 
 
-def _replace_manifest(path: Path, manifest: Manifest) -> None:
+@contextmanager
+def _new_manifest(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Lend what replaces ``graph.json``, to one process at a time: the file for its content is locked."""
     temporary = path / f".{MANIFEST_NAME}.new"
-    with open(temporary, "wb") as file:
-        file.write(manifest.to_bytes())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path / MANIFEST_NAME)
+    if not (path / MANIFEST_NAME).exists():
+        raise FileNotFoundError(2, "no such file", str(path / MANIFEST_NAME))
+    with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = os.path.samestat(os.fstat(file.fileno()), os.stat(temporary))
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
+            raise ValueError(f"{path}: another process adds an index: wait until it is done")
+
+        def write(manifest: bytes) -> None:
+            file.truncate(0)
+            file.write(manifest)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path / MANIFEST_NAME)
+            _sync_directory(path)
+
+        try:
+            yield write
+        finally:
+            if temporary.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(temporary)):
+                temporary.unlink()  # It was not written.
+
+
+def _sync_directory(path: Path) -> None:
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +14,12 @@ from gigl_loader.sampling.bounds import BatchBounds, BatchTooLarge
 from gigl_loader.sampling.custom import SeedBatch
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 from tests.support import oracle
-from tests.support.clusters import addresses_of, check_same, servers_of
+from tests.support.clusters import addresses_of, servers_of
+from tests.support.command_line import run
 from tests.support.plans import seed_request
-from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
-from tests.unit.test_cli import run
+from tests.support.pyg_graphs import graph_of, homogeneous
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 HALVED = "tests.support.user_samplers:Halved"
@@ -35,81 +32,16 @@ def _loader(dataset: Any, nodes: Any = None, sampler: Any = None, **options: Any
     return DistNeighborLoader(dataset, None, nodes, sampler_options=chosen, **{**OPTIONS, **options})
 
 
-def _epochs(dataset: Any, nodes: Any, **options: Any) -> list[Any]:
-    with _loader(dataset, nodes, **options) as loader:
-        return [batch for _ in range(2) for batch in loader]
-
-
-@pytest.fixture(scope="module", params=["homogeneous", "heterogeneous"])
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    hetero = request.param == "heterogeneous"
-    path = tmp_path_factory.mktemp("custom") / "graph"
-    data = heterogeneous() if hetero else homogeneous()
-    build_graph(tables_from_pyg(data), path, num_partitions=3, assigner="hash")
-    return path, ("item", None) if hetero else None
-
-
-@pytest.fixture(scope="module")
-def expected(built: tuple[Path, Any]) -> list[Any]:
-    path, nodes = built
-    return _epochs(DistDataset.open(path), nodes, num_workers=0)
-
-
-def test_batches_are_what_the_class_returned(built: tuple[Path, Any], expected: list[Any]) -> None:
-    _, nodes = built
-    if nodes is not None:
-        return
-    batch = expected[0]
+def test_batches_are_what_the_class_returned() -> None:
+    data = homogeneous()
+    with _loader(DistDataset.from_pyg(data), num_workers=0) as loader:
+        batch = next(loader)
     assert batch.num_sampled_nodes == [batch.batch_size, batch.num_nodes - batch.batch_size]
     assert batch.num_sampled_edges == [batch.edge_index.shape[1]]
-    data = homogeneous()
     assert (batch.n_id[batch.edge_index] == data.edge_index[:, batch.e_id]).all()
     assert (batch.x == data.x[batch.n_id]).all()
     assert (batch.edge_attr == data.edge_attr[batch.e_id]).all()
     assert (batch.edge_index[1] < batch.batch_size).all()
-
-
-def test_workers_give_the_same_batches(built: tuple[Path, Any], expected: list[Any]) -> None:
-    path, nodes = built
-    check_same(_epochs(DistDataset.open(path), nodes, num_workers=2), expected)
-
-
-@pytest.fixture(scope="module")
-def address(built: tuple[Path, Any]) -> Iterator[str]:
-    with servers_of(built[0], 3, allow_samplers=(HALVED, WRONG)) as servers:
-        yield addresses_of(servers)[0]
-
-
-@pytest.mark.parametrize("transport", ["ring", "flight"])
-@pytest.mark.parametrize("rows", ["through", "direct"])
-def test_storage_servers_give_the_same_batches(
-    built: tuple[Path, Any], address: str, expected: list[Any], transport: Any, rows: Any
-) -> None:
-    with RemoteDistDataset.connect(address, transport=transport, rows=rows, timeout=60) as dataset:
-        check_same(_epochs(dataset, built[1]), expected)
-
-
-def test_partitioning_changes_no_edge_of_a_batch(built: tuple[Path, Any], expected: list[Any]) -> None:
-    """The class asks for neighbours in the seeds' order, and keeps by the batch's numbers."""
-    data = homogeneous() if built[1] is None else heterogeneous()
-    check_same(_epochs(DistDataset.from_pyg(data), built[1], num_workers=0), expected)
-
-
-def test_an_epoch_goes_on_where_it_was_left(
-    built: tuple[Path, Any], address: str, expected: list[Any]
-) -> None:
-    path, nodes = built
-    with _loader(DistDataset.open(path), nodes) as loader:
-        list(islice(loader, 2))
-        state = json.loads(json.dumps(loader.state_dict()))
-    with RemoteDistDataset.connect(address, timeout=60) as dataset, _loader(dataset, nodes) as other:
-        other.load_state_dict(state)
-        check_same(list(other), expected[2 : len(other)])
-    with (
-        _loader(DistDataset.open(path), nodes, CustomSamplerOptions(HALVED, fanout=3)) as changed,
-        pytest.raises(ValueError, match="arguments is"),
-    ):
-        changed.load_state_dict(state)
 
 
 def test_numbers_of_a_batch_are_those_of_the_written_rules() -> None:
@@ -173,20 +105,14 @@ def test_a_class_that_is_not_there_is_refused_at_construction(
         _loader(dataset, None, CustomSamplerOptions(name))
 
 
-@pytest.mark.parametrize("arguments", [{"fanot": 3}, {"graph": 3}])
+@pytest.mark.parametrize("name", ["fanot", "graph"])
 def test_arguments_that_the_class_does_not_take_are_refused_at_construction(
-    dataset: DistDataset, address: str, arguments: dict[str, Any]
+    dataset: DistDataset, name: str
 ) -> None:
-    options = CustomSamplerOptions(HALVED, **arguments)
-    with pytest.raises(
-        ValueError, match=f"the sampler {HALVED} does not take these arguments: .*'{next(iter(arguments))}'"
-    ):
+    options = CustomSamplerOptions(HALVED, **{name: 3})
+    message = f"the sampler {HALVED} does not take these arguments: .*'{name}'"
+    with pytest.raises(ValueError, match=message):
         _loader(dataset, None, options)
-    with (
-        RemoteDistDataset.connect(address) as remote,
-        pytest.raises(ValueError, match=f"the sampler {HALVED} does not take these arguments"),
-    ):
-        next(_loader(remote, [1] if remote.schema.homogeneous else ("item", [1]), options))
 
 
 def _nested(depth: int) -> list[Any]:
@@ -231,12 +157,19 @@ def test_a_class_that_draws_too_much_is_bounded() -> None:
 def test_servers_import_only_what_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "graph"
     build_graph(tables_from_pyg(homogeneous()), path)
-    with (
-        servers_of(path, 1) as servers,
-        RemoteDistDataset.connect(addresses_of(servers)[0]) as remote,
-        pytest.raises(ValueError, match=f"{HALVED} is not allowed here: .* --allow-sampler {HALVED}"),
-    ):
-        next(_loader(remote))
+    refusals = {
+        CustomSamplerOptions(HALVED): f"{HALVED} is not allowed here: .* --allow-sampler {HALVED}",
+        CustomSamplerOptions(
+            WRONG
+        ): f"the sampler {WRONG} does not take these arguments: missing .* 'mistake'",
+    }
+    with servers_of(path, 1, allow_samplers=(WRONG,)) as servers:
+        for options, message in refusals.items():
+            with (
+                RemoteDistDataset.connect(addresses_of(servers)[0]) as remote,
+                pytest.raises(ValueError, match=message),
+            ):
+                next(_loader(remote, None, options))
     refused = run("serve", str(path), "--listen", "127.0.0.1:0", "--allow-sampler", "tests.nowhere:Mine")
     assert refused.returncode == 2
     assert "allow_sampler: the sampler tests.nowhere:Mine cannot be imported" in refused.stderr

@@ -13,7 +13,7 @@ import pytest
 
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
-from tests.integration.test_serve import COMMAND, address_in, line_with
+from tests.support.command_line import COMMAND, address_in, line_with
 from tests.support.leftovers import wait_until
 from tests.support.listeners import shut_listener
 from tests.support.store_graph import write_graph

@@ -29,6 +29,7 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.local_cluster import LocalCluster
+from tests.support.command_line import COMMAND, address_in, line_with
 from tests.support.leftovers import is_gone, wait_until
 from tests.support.plans import neighbor_plan
 from tests.support.store_graph import write_graph
@@ -44,7 +45,6 @@ PLAN = neighbor_plan(
     node_columns={"node": ("x",)},
     edge_columns={},
 )
-COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +80,6 @@ def client_at(address: str, job: str = "") -> closing[StoreClient]:
         host_index=0, host=where.host, control_port=where.port, data_port=where.port, partitions=()
     )
     return closing(StoreClient(endpoint, Caller(), job))
-
-
-def line_with(process: subprocess.Popen[str], words: str) -> str:
-    """Read the log up to a line that has these words."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if words in line:
-            return line
-    raise AssertionError(f"the log ended without {words!r}")
-
-
-def address_in(line: str) -> str:
-    return line.partition(" at ")[2].split(",")[0].split()[0]
 
 
 def test_a_server_logs_its_states_and_drains_on_sigterm(graph: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from tests.support.certificates import Authority
+from tests.support.command_line import COMMAND
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
 from tests.support.store_graph import write_graph
@@ -26,7 +26,6 @@ from tests.support.store_graph import write_graph
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
 AUTHORITY = Authority()
 HEAVY = ("numpy", "pyarrow", "grpc", "typer")
 
@@ -39,7 +38,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(graph: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*COMMAND, str(graph), "--listen", "127.0.0.1:0", "--workers", "1", *options],
+        [*COMMAND, "serve", str(graph), "--listen", "127.0.0.1:0", "--workers", "1", *options],
         text=True,
         stderr=subprocess.PIPE,
     )

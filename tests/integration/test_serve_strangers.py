@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gigl_loader.rpc.credentials import Credentials, authorization
-from tests.integration.test_serve import COMMAND, address_in, line_with
+from tests.support.command_line import COMMAND, address_in, line_with
 from tests.support.leftovers import wait_until
 from tests.support.raw_http2 import PREFACE, RawConnection, frame
 from tests.support.store_graph import write_graph

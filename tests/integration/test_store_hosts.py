@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gigl_loader.rpc.certificates import self_signed
+from tests.support.command_line import COMMAND
 from tests.support.hosts import Host, Network, missing_for_hosts
 from tests.support.ranks import Place, Ranks
 from tests.support.store_server import PROGRAM
@@ -124,7 +124,7 @@ def test_plain_text_between_hosts_is_said_on_both_sides(
         places = [Place({"RANK": str(host.index), **host.environment}, host) for host in network.hosts]
         with Ranks(fork_server, PROGRAM, places, tmp_path, special=special) as ranks:
             (trainer,) = ranks.finish(seconds=DEADLINE, ranks=[TRAINER])
-            top = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "top", "--once"]
+            top = [*COMMAND, "top", "--once"]
             shown = [*top, f"{first.address}:{PORT}", "--token-file", str(tmp_path / "token")]
             refused = third.run(*shown, seconds=DEADLINE)
             allowed = third.run(*shown, "--insecure", seconds=DEADLINE)

@@ -11,7 +11,7 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import build_graph, tables_from_pyg
 
-__all__ = ["graph_of", "heterogeneous", "homogeneous", "same_batch", "tensors_of"]
+__all__ = ["graph_of", "heterogeneous", "homogeneous", "same_batch", "tensors_of", "weighted"]
 
 
 def homogeneous(num_nodes: int = 300, num_edges: int = 2400, *, seed: int = 0) -> Data:
@@ -57,6 +57,17 @@ def heterogeneous(*, seed: int = 0) -> HeteroData:
         ]
         data[source, relation, destination].edge_index = torch.stack(ends)
     data["user", "buys", "item"].edge_attr = torch.randn(700, 2, generator=random)
+    return data
+
+
+def weighted(*, hetero: bool = False) -> Any:
+    """One of the graphs with a column ``w`` of some edge types. A third of their edges has no weight."""
+    data = heterogeneous() if hetero else homogeneous()
+    random = torch.Generator().manual_seed(1)
+    stores = [data["user", "buys", "item"], data["user", "follows", "user"]] if hetero else [data]
+    for store in stores:
+        count = store.edge_index.shape[1]
+        store.w = torch.rand(count, generator=random) * (torch.arange(count) % 3).float()
     return data
 
 

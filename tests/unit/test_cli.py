@@ -17,11 +17,7 @@ from gigl_loader.cli.app import build_app
 from gigl_loader.cli.checkup import Finding, examine
 from gigl_loader.cli.errors import DEBUG_VARIABLE, exit_code, one_line, reported
 from gigl_loader.errors import FormatError, SamplingError
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from gigl_loader.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+from tests.support.command_line import run
 
 
 def test_version_is_that_of_the_package() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from typer.testing import CliRunner
 from gigl_loader.cli.app import build_app
 from gigl_loader.cli.table_options import TableOptions, open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph
-
-_COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()"]
+from tests.support.command_line import COMMAND
 
 
 def _run(*arguments: Any, code: int = 0) -> str:
@@ -224,7 +222,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, kind: signal.Signals) -> None:
         np.save(tmp_path / f"{name}.npy", random.integers(0, 10**6, 4 * 10**6))
     before = sorted(tmp_path.iterdir())
     command = [
-        *(*_COMMAND, "partition", str(tmp_path / "graph"), "--memory-limit", "150MB"),
+        *(*COMMAND, "partition", str(tmp_path / "graph"), "--memory-limit", "150MB"),
         *("--edges", f"{tmp_path}/src.npy,{tmp_path}/dst.npy", "--nodes", "1000000"),
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

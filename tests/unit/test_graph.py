@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph, MemoryFolder
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from tests.support.graph_files import as_alpha, as_version_1, edited, rewrite
 
 WRITES = ("author", "writes", "paper")
 
@@ -89,7 +88,7 @@ def test_the_arrays_are_those_of_the_tables(built: Path) -> None:
 
 def test_a_graph_of_an_early_version_opens(built: Path, tmp_path: Path) -> None:
     older = Path(shutil.copytree(built, tmp_path / "older"))
-    _older(older)
+    as_alpha(older)
     graph = Graph.open(older)
     graph.verify()
     edges = graph.schema.edges[WRITES]
@@ -190,50 +189,15 @@ TOPOLOGY = "part-00000/topology/author+writes+paper.safetensors"
 IDS = "ids/paper.safetensors"
 
 
-def _edit(path: Path, change: Callable[[dict[str, Any]], None], *, signed: bool = True) -> None:
-    """Change ``graph.json``, with a digest that fits when ``signed``."""
-    document = json.loads((path / "graph.json").read_text())
-    change(document)
-    if signed:
-        document.pop("digest", None)
-        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-        document["digest"] = hashlib.sha256(text.encode()).hexdigest()
-    (path / "graph.json").write_text(json.dumps(document))
-
-
 def _flip(file: Path, place: int) -> None:
     data = bytearray(file.read_bytes())
     data[place] ^= 1
     file.write_bytes(data)
 
 
-def _rewrite(path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the arrays of a file, with checksums that fit: what only a check of meaning can find."""
-    from gigl_loader.graph.document import write_document
-    from gigl_loader.graph.folder import DiskFolder
-
-    arrays = {key: array.copy() for key, array in safetensors.numpy.load_file(path / name).items()}
-    change(arrays)
-    (path / name).unlink()
-    record = write_document(DiskFolder(path), name, arrays)
-    _edit(path, lambda document: document["files"].__setitem__(name, record.to_json()))
-
-
-def _older(path: Path) -> None:
-    """Make of a graph one of an early version, whose topology carries weights and times."""
-    for part in range(2):
-        _rewrite(path, f"part-{part:05d}/{TOPOLOGY.partition('/')[2]}", _weigh)
-    _edit(path, lambda document: document["schema"]["edges"][0].update(weight=True, time=True))
-
-
-def _weigh(arrays: dict[str, Any]) -> None:
-    count = len(arrays["indices"])
-    arrays.update(weight=np.zeros(count, np.float32), time=np.zeros(count, np.int64))
-
-
 def _older_with(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    _older(path)
-    _rewrite(path, TOPOLOGY, change)
+    as_alpha(path)
+    rewrite(path, TOPOLOGY, change)
 
 
 def _set(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -252,26 +216,29 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "an empty manifest": (lambda path: (path / "graph.json").write_text(""), "not JSON"),
     "a manifest that is a list": (lambda path: (path / "graph.json").write_text("[]"), "not an object"),
-    "another format": (lambda path: _edit(path, _set("format", "other")), "not that of a graph"),
+    "another format": (lambda path: edited(path, _set("format", "other")), "not that of a graph"),
     "a newer version": (
-        lambda path: _edit(path, _set("version", 3)),
+        lambda path: edited(path, _set("version", 3)),
         "format version 3, this library reads 1 to 2",
     ),
     "a changed manifest": (
-        lambda path: _edit(
+        lambda path: edited(
             path, lambda document: document["schema"]["nodes"][0].update(count=4), signed=False
         ),
         "do not match their digest",
     ),
     "no digest": (
-        lambda path: _edit(path, lambda document: document.pop("digest"), signed=False),
+        lambda path: edited(path, lambda document: document.pop("digest"), signed=False),
         "do not match their digest",
     ),
-    "no schema": (lambda path: _edit(path, lambda document: document.pop("schema")), "'schema'"),
-    "bad schema": (lambda path: _edit(path, _set("schema", {"edge_dir": 3})), "bad graph schema"),
-    "files that are no records": (lambda path: _edit(path, _set("files", {"a": 1})), "bad file record"),
+    "no schema": (lambda path: edited(path, lambda document: document.pop("schema")), "'schema'"),
+    "bad schema": (lambda path: edited(path, _set("schema", {"edge_dir": 3})), "bad graph schema"),
+    "files that are no records": (
+        lambda path: edited(path, _set("files", {"a": 1})),
+        "bad file record",
+    ),
     "a file without a record": (
-        lambda path: _edit(path, lambda document: document["files"].pop(TOPOLOGY)),
+        lambda path: edited(path, lambda document: document["files"].pop(TOPOLOGY)),
         r"missing from graph\.json",
     ),
     "a missing file": (lambda path: (path / TOPOLOGY).unlink(), "missing from"),
@@ -290,7 +257,7 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a changed header": (lambda path: _flip(path / TOPOLOGY, 12), TOPOLOGY.replace("+", r"\+")),
     "changed space in a header": (lambda path: _space(path / TOPOLOGY), "does not match its checksum"),
     "an unknown array": (
-        lambda path: _rewrite(path, TOPOLOGY, _set("more", np.zeros(1))),
+        lambda path: rewrite(path, TOPOLOGY, _set("more", np.zeros(1))),
         "'more' is not in the schema",
     ),
     "a missing array": (
@@ -298,7 +265,7 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'weight' is missing",
     ),
     "no indices": (
-        lambda path: _rewrite(path, TOPOLOGY, lambda arrays: arrays.pop("indices")),
+        lambda path: rewrite(path, TOPOLOGY, lambda arrays: arrays.pop("indices")),
         "no 1-D array 'indices'",
     ),
     "another dtype": (
@@ -306,19 +273,21 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'weight' is F64",
     ),
     "too short an indptr": (
-        lambda path: _rewrite(path, TOPOLOGY, lambda arrays: arrays.update(indptr=arrays["indptr"][:-1])),
+        lambda path: rewrite(path, TOPOLOGY, lambda arrays: arrays.update(indptr=arrays["indptr"][:-1])),
         "'indptr' is I64",
     ),
     "an indptr that ends elsewhere": (
-        lambda path: _rewrite(path, TOPOLOGY, _put("indptr", -1, 99)),
+        lambda path: rewrite(path, TOPOLOGY, _put("indptr", -1, 99)),
         "indptr runs from 0 to 99",
     ),
     "an indptr that begins elsewhere": (
-        lambda path: _rewrite(path, TOPOLOGY, _put("indptr", 0, -1)),
+        lambda path: rewrite(path, TOPOLOGY, _put("indptr", 0, -1)),
         "indptr runs from -1",
     ),
     "a file that no type has": (
-        lambda path: _edit(path, lambda document: document["files"].update(more=document["files"][TOPOLOGY])),
+        lambda path: edited(
+            path, lambda document: document["files"].update(more=document["files"][TOPOLOGY])
+        ),
         "more: is no file of this schema",
     ),
     "a name that occurs twice": (
@@ -334,39 +303,37 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
         "Infinity is no number",
     ),
     "nodes of a split that are not there": (
-        lambda path: _edit(path, lambda document: document["schema"]["nodes"][1]["splits"].update(train=3)),
+        lambda path: edited(path, lambda document: document["schema"]["nodes"][1]["splits"].update(train=3)),
         "split 'train' of node type 'paper': 2 nodes stored, the schema says 3",
     ),
     "ids that are said to be positions": (
-        lambda path: _edit(path, lambda document: document["schema"]["nodes"][1].update(ids="identity")),
+        lambda path: edited(path, lambda document: document["schema"]["nodes"][1].update(ids="identity")),
         r"ids/paper\.safetensors: is no file of this schema",
     ),
     "edges that are not there": (
-        lambda path: _edit(path, lambda document: document["schema"]["edges"][0].update(count=6)),
+        lambda path: edited(path, lambda document: document["schema"]["edges"][0].update(count=6)),
         "5 edges stored, the schema says 6",
     ),
     "too short a directory": (
-        lambda path: _rewrite(path, IDS, lambda arrays: arrays.update(ids=arrays["ids"][:-1])),
+        lambda path: rewrite(path, IDS, lambda arrays: arrays.update(ids=arrays["ids"][:-1])),
         r"'ids' is I64 \[3\]",
     ),
     "half a directory": (
-        lambda path: _rewrite(path, IDS, lambda arrays: arrays.pop("positions")),
+        lambda path: rewrite(path, IDS, lambda arrays: arrays.pop("positions")),
         "cannot hold sparse ids",
     ),
     "another split": (
-        lambda path: _rewrite(
-            path, "part-00000/splits/paper.safetensors", _set("val", np.zeros(0, np.int64))
-        ),
+        lambda path: rewrite(path, "part-00000/splits/paper.safetensors", _set("val", np.zeros(0, np.int64))),
         r"splits \['test', 'train', 'val'\]",
     ),
     "a split of another dtype": (
-        lambda path: _rewrite(
+        lambda path: rewrite(
             path, "part-00000/splits/paper.safetensors", _set("test", np.zeros(0, np.int32))
         ),
         r"'test' is I32",
     ),
     "too few rows of a column": (
-        lambda path: _rewrite(
+        lambda path: rewrite(
             path, "part-00001/nodes/paper.safetensors", lambda arrays: arrays.update(x=arrays["x"][1:])
         ),
         "'x' is F32",
@@ -403,28 +370,28 @@ VERIFYING: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a changed id": (lambda path: _flip(path / IDS, -1), "do not match their checksum"),
     "an indptr that falls": (
-        lambda path: _rewrite(path, _busy(path), _put("indptr", 1, 10**6)),
+        lambda path: rewrite(path, _busy(path), _put("indptr", 1, 10**6)),
         "'indptr' falls at row 2",
     ),
     "an index out of range": (
-        lambda path: _rewrite(path, _busy(path), _put("indices", 0, 3)),
+        lambda path: rewrite(path, _busy(path), _put("indices", 0, 3)),
         r"'indices' is 3 at row 0, outside \[0, 3\)",
     ),
-    "a negative index": (lambda path: _rewrite(path, _busy(path), _put("indices", 0, -1)), "'indices' is -1"),
+    "a negative index": (lambda path: rewrite(path, _busy(path), _put("indices", 0, -1)), "'indices' is -1"),
     "ids that are not found again": (
-        lambda path: _rewrite(path, IDS, lambda arrays: arrays.update(ids=arrays["ids"][::-1].copy())),
+        lambda path: rewrite(path, IDS, lambda arrays: arrays.update(ids=arrays["ids"][::-1].copy())),
         "is not found again",
     ),
     "ids that do not ascend": (
-        lambda path: _rewrite(path, IDS, lambda arrays: arrays["sorted_ids"].fill(4)),
+        lambda path: rewrite(path, IDS, lambda arrays: arrays["sorted_ids"].fill(4)),
         "ids in ascending order",
     ),
     "a position out of range": (
-        lambda path: _rewrite(path, IDS, _put("positions", 0, 4)),
+        lambda path: rewrite(path, IDS, _put("positions", 0, 4)),
         r"'positions' is 4 at row 0, outside \[0, 4\)",
     ),
     "a split outside its part": (
-        lambda path: _rewrite(
+        lambda path: rewrite(
             path,
             "part-00000/splits/paper.safetensors",
             lambda arrays: next(array for array in arrays.values() if len(array)).__setitem__(0, -1),
@@ -468,27 +435,9 @@ def test_every_changed_byte_is_found(copy: Path) -> None:
     Graph.open(copy).verify()
 
 
-def _as_version_1(path: Path) -> None:
-    """Write ``graph.json`` as the library did before there were blocks."""
-    document = json.loads((path / "graph.json").read_text())
-    for name, entry in document["files"].items():
-        data = (path / name).read_bytes()
-        header = data[: 8 + int.from_bytes(data[:8], "little")]
-        spans = json.loads(header[8:])
-        sums = {
-            array: zlib.crc32(data[len(header) :][slice(*spec["data_offsets"])])
-            for array, spec in spans.items()
-        }
-        document["files"][name] = {"nbytes": entry["nbytes"], "header": zlib.crc32(header), "arrays": sums}
-    document.pop("digest")
-    document["version"] = 1
-    document["checksum"] = zlib.crc32(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
-    (path / "graph.json").write_text(json.dumps(document))
-
-
 def test_a_graph_of_version_1_opens_and_is_verified_array_by_array(copy: Path) -> None:
     digest = Graph.open(copy).manifest.digest
-    _as_version_1(copy)
+    as_version_1(copy)
     graph = Graph.open(copy)
     graph.verify()
     assert graph.manifest.digest != digest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
 from tests.fuzz.live.target import Target
 from tests.support.certificates import Authority
+from tests.support.command_line import COMMAND
 from tests.support.hostile_clients import PLAN
 from tests.support.leftovers import wait_until
 from tests.support.ranks import free_port
@@ -28,7 +28,6 @@ from tests.support.ranks import free_port
 __all__ = ["TOKEN", "Service", "peer_service", "storage_server"]
 
 TOKEN = "a-token-for-fuzzing-never-a-secret"
-_COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
 _READY_S = 60.0
 _END_S = 40.0
 _LEASE_S = 5
@@ -62,7 +61,15 @@ def storage_server(graph: Path, folder: Path, *, tls: bool) -> Iterator[Service]
     folder.mkdir()
     (folder / "token").write_text(TOKEN)
     port = _two_free_ports()
-    command = [*_COMMAND, str(graph), "--listen", f"127.0.0.1:{port}", "--token-file", str(folder / "token")]
+    command = [
+        *COMMAND,
+        "serve",
+        str(graph),
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--token-file",
+        str(folder / "token"),
+    ]
     command += ["--lease", str(_LEASE_S), "--drain", "2", "--workers", "1"]
     authority = b""
     if tls:
