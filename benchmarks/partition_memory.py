@@ -68,6 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=5_000_000)
     parser.add_argument("--dim", type=int, default=64, help="float32 features per node")
     parser.add_argument("--edge-dim", type=int, default=0, help="float32 features per edge")
+    parser.add_argument("--weight", action="store_true", help="one float32 weight per edge, indexed")
     parser.add_argument("--skew", type=float, default=2.0, help="node ids are uniform numbers to this power")
     parser.add_argument("--memory-limit", default="2GB")
     parser.add_argument("--num-partitions", type=int, default=1)
@@ -100,6 +101,8 @@ def _generate(inputs: Path, options: argparse.Namespace, bars: Progress) -> None
 
     for name in ("src", "dst"):
         _write_npy(inputs / f"{name}.npy", options.edges, ids, bars)
+    if options.weight:
+        _write_npy(inputs / "w.npy", options.edges, lambda rows: features(rows, 1)[:, 0], bars)
     _write_npy(inputs / "x.npy", options.nodes, lambda rows: features(rows, options.dim), bars)
     if options.edge_dim:
         _write_npy(
@@ -120,12 +123,13 @@ def _write_npy(path: Path, rows: int, make: Any, bars: Progress) -> None:
 
 
 def _build(inputs: Path, graph: Path, options: argparse.Namespace, bars: Progress) -> dict[str, Any]:
-    names = ["src", "dst", *(["edge_attr"] if options.edge_dim else [])]
+    names = ["src", "dst", *(["edge_attr"] if options.edge_dim else []), *(["w"] if options.weight else [])]
     command = [
         *(*_COMMAND, "partition", str(graph), "--json", "--memory-limit", options.memory_limit),
         *("--edges", ",".join(str(inputs / f"{name}.npy") for name in names)),
         *("--nodes", str(inputs / "x.npy")),
         *("--num-partitions", str(options.num_partitions), "--assigner", options.assigner),
+        *(("--weight", "w") if options.weight else ()),
     ]
     limit = parse_bytes(options.memory_limit)
     task = bars.add_task("building", total=None)

@@ -19,6 +19,7 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "partition_memory.py"
         ["--edges", "4000000", "--skew", "6"],
         ["--edges", "4000000", "--num-partitions", "3", "--assigner", "hash"],
         ["--edges", "1000000", "--edge-dim", "64"],
+        ["--edges", "4000000", "--weight"],
     ],
 )
 def test_a_build_stays_below_its_memory_limit(tmp_path: Path, options: list[str]) -> None:
