@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError, WorkerDied
@@ -86,11 +88,14 @@ def test_a_batch_that_fails_is_raised_in_its_place_with_the_far_traceback() -> N
 
 
 def test_a_worker_that_hangs_is_a_timeout_that_tells_who_and_nothing_is_lost() -> None:
-    with _loader(FaultPlan(what="stop", at_batch=0), num_workers=1, timeout=1) as loader:
+    with _loader(FaultPlan(what="stop", at_batch=0), num_workers=1, timeout=3) as loader:
         iterator = iter(loader)
         with pytest.raises(TimeoutError, match="worker 0"):
             next(iterator)
-        os.kill(loader.stats()["workers"][0]["pid"], signal.SIGCONT)
+        worker = psutil.Process(loader.stats()["workers"][0]["pid"])
+        while worker.status() != psutil.STATUS_STOPPED:  # It may have been too slow to come so far.
+            time.sleep(0.05)
+        worker.resume()
         assert _same(list(iterator), EXPECTED)
 
 

@@ -115,7 +115,7 @@ def test_a_server_that_only_stumbles_is_told_in_time_and_costs_no_batch(
     expected: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with opened(servers) as dataset, loader(dataset, timeout=0.5) as batches:
+    with opened(servers) as dataset, loader(dataset, timeout=2) as batches:
         epoch, seen = iter(batches), list[Any]()
         take(epoch, seen, 2)
         with monkeypatch.context() as patches:

@@ -433,7 +433,7 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
             _leave_at_once(dataset)
             group.publish("gone", "yes")
             return ""
-        with DistNeighborLoader(dataset, [4, 3], "train", timeout=1, **options) as loader:
+        with DistNeighborLoader(dataset, [4, 3], "train", timeout=4, **options) as loader:
             batches = iter(loader)
             next(batches)
             group.publish("begun", "yes")
@@ -466,7 +466,7 @@ def test_a_peer_that_dies_in_a_late_round_is_named_before_the_loader_gives_up(
         with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
             if group.rank == 0:
                 return
-            with DistNeighborLoader(dataset, [4, 3], "train", timeout=1.5, **options) as loader:
+            with DistNeighborLoader(dataset, [4, 3], "train", timeout=5, **options) as loader:
                 sources[0].wait_until_up(20)
                 batches = iter(loader)
                 next(batches)
@@ -497,7 +497,7 @@ def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
 
     def train(group: RankGroup) -> list[Any]:
         dataset = DistDataset.open(host_graphs[1], timeout=20, credentials=credentials)
-        loading: dict[str, Any] = {"timeout": 2, "num_workers": num_workers, "worker_concurrency": 1}
+        loading: dict[str, Any] = {"timeout": 6, "num_workers": num_workers, "worker_concurrency": 1}
         with DistNeighborLoader(dataset, [4, 3], "train", **loading, **options) as loader:
             batches = iter(loader)
             seen = [next(batches)]
