@@ -34,6 +34,7 @@ __all__ = [
     "start_gap",
     "start_method",
     "target_device",
+    "whole_epoch",
     "whole_number",
     "worker_options",
 ]
@@ -152,6 +153,13 @@ def run_seed(value: Any) -> int | None:
     if seed >= 2**64:
         raise ValueError(f"seed must be below 2**64, got {seed}")
     return seed
+
+
+def whole_epoch(value: Any) -> int:
+    epoch = whole_number("epoch", value, minimum=0)
+    if epoch >= 2**63:
+        raise ValueError(f"epoch must be below 2**63, got {epoch}")
+    return epoch
 
 
 def sharding(value: Any, *, many_ranks: bool) -> str:

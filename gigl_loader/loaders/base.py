@@ -7,19 +7,20 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from typing_extensions import Self
 
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.arguments import CheckedOptions, LoaderOptions, full_signature
+from gigl_loader.loaders.arguments import CheckedOptions, LoaderOptions, full_signature, whole_epoch
 from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
-from gigl_loader.loaders.seeds import SeedNodes
+from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
@@ -226,11 +227,10 @@ class BaseDistLoader:
         self._random_seed = options.seed is None
         self._delivered = 0
         self._owner = os.getpid()
-        self._current: Progress | None = None
+        self._latest: _Place | None = None
         """Of the latest iterator; ``None`` also when a state was loaded since."""
-        self._resumed: Progress | None = None
-        """Loaded, and not yet begun."""
-        self._next_epoch = 0
+        self._pending = Progress(epoch=0)
+        """Of the epoch that the next iterator to be advanced begins."""
         self._seeds = self.seed_nodes()
         self._seed_weights = read_seed_weights(
             seed_weights, self._seeds, self.dataset.schema, shuffle=self.shuffle
@@ -267,30 +267,76 @@ class BaseDistLoader:
         return self._schedule.sharded(shard).num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or the one that ``load_state_dict`` put back.
+        """Return an iterator over the next epoch, or the rest of the one that ``load_state_dict`` put back.
 
-        Where a process group has appeared since the loader was built, this rank takes its share first.
+        The epoch is the iterator's from its first batch on: one that is never advanced takes no epoch. Where
+        a process group has appeared since the loader was built, this rank takes its share first.
         """
         self._check_usable()
-        self._look_around(self._resumed)
-        progress = self._resumed or Progress(epoch=self._next_epoch)
-        if self._placement.agreement is not None:
-            # The end of a rank with one batch less is the last batch of the others.
-            given = min(progress.first + len(progress.ahead), self._schedule.num_steps - 1)
-            where = {"seed": self.seed, "epoch": progress.epoch, "batch": given}
-            self._placement.agreement.begin(where, self._timeout)
-        self._resumed = None
-        self._next_epoch = progress.epoch + 1
-        self._current = progress
-        self._frames.turn_to(progress)
-        return _EpochIterator(self, progress)
+        self._look_around(self._pending if self._pending.loaded else None)
+        self._latest = place = _Place()
+        self._frames.turn_to(self._pending)
+        return _EpochIterator(self, place)
 
     def __next__(self) -> Any:
         """Return the next batch of the latest iterator, beginning one if there is none."""
-        if self._current is None:
+        if self._latest is None:
             iter(self)
-        assert self._current is not None
-        return self._next(self._current)
+        assert self._latest is not None
+        return self._next(self._latest)
+
+    def __call__(self, nodes: Any) -> Any:
+        """Return the batch of ``nodes`` in the present epoch: ``sample(nodes)``."""
+        return self.sample(nodes)
+
+    def sample(self, nodes: Any, *, epoch: int | None = None) -> Any:
+        """Return the batch whose seeds are ``nodes``: ids of this loader's seed type, as for ``input_nodes``.
+
+        By itself: it counts for no epoch and no ``stats``. Equal seeds and epochs (by default, :attr:`epoch`)
+        give equal batches, the same as when the seeds come in the course of an epoch. It costs what opening
+        a sampler costs: build a loader for many.
+        """
+        self._check_usable()
+        epoch = self.epoch if epoch is None else whole_epoch(epoch)
+        seeds = read_seed_nodes(self.dataset, (self._seeds.node_type, nodes))
+        schedule = Schedule(
+            {SEED: seeds.positions},
+            batch_size=len(seeds.positions),
+            shuffle=False,
+            drop_last=False,
+            run_seed=self.seed,
+            places=seeds.places,
+        )
+        request = replace(
+            self._source_request(schedule), num_workers=0, group=None, alone=True, start_gap_s=None
+        )
+        with closing(self.dataset.open_source(request)) as source:
+            source.start_epoch(epoch, 0)
+            return self._maker.make(source.receive(self._timeout), self.collate)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0."""
+        epoch: int = self._standing().state()["epoch"]
+        return epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next ``iter()`` begin ``epoch``, as ``DistributedSampler`` does.
+
+        Not needed: epochs follow each other by themselves. A state that was loaded stays where it is of this
+        epoch.
+        """
+        epoch = whole_epoch(epoch)
+        if epoch != self._pending.epoch:
+            if self._pending.loaded:
+                logger.warning(
+                    "%s: set_epoch(%d) sets the state of epoch %d aside that was loaded",
+                    self.name,
+                    epoch,
+                    self._pending.epoch,
+                )
+            self._pending = Progress(epoch=epoch)
+        self._latest = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest iterator stands, as plain values (JSON will do).
@@ -298,10 +344,8 @@ class BaseDistLoader:
         Counts the batches that were handed out, not those sampled ahead. A loader of the same inputs
         and options that loads it, with any number of workers, goes on with the very next batch.
         """
-        progress = self._current if self._resumed is None else self._resumed
-        if progress is None:
-            progress = Progress(epoch=self._next_epoch)
-        return {"format": FORMAT, "run_seed": self.seed, **progress.state(), "made_with": self._made_with}
+        state = self._standing().state()
+        return {"format": FORMAT, "run_seed": self.seed, **state, "made_with": self._made_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()``, or ``next(loader)``, go on where ``state`` was taken.
@@ -322,8 +366,7 @@ class BaseDistLoader:
             with self._placement.telling_failures():
                 self._plan(state["run_seed"])
                 self._start()
-        self._resumed, self._current = progress, None
-        self._next_epoch = progress.epoch + 1
+        self._pending, self._latest = progress, None
 
     def stats(self) -> dict[str, Any]:
         """Return counters since construction: batches, seconds by kind, and those of the source.
@@ -463,7 +506,7 @@ class BaseDistLoader:
         """Become the loader that would have been built now."""
         self._place()
         self._frames.close()
-        self._current, self._resumed = None, resumed
+        self._latest = None
         with self._placement.telling_failures():
             self._maker.transfer = self._transfer()
             # A loaded state says which run this is; ranks that loaded another one are told apart later.
@@ -486,6 +529,7 @@ class BaseDistLoader:
             drop_last=self.drop_last,
             run_seed=run_seed,
             shard=self._shard,
+            places=self._seeds.places,
             draw=seed_draw(
                 self._seed_weights,
                 self._seeds,
@@ -497,28 +541,46 @@ class BaseDistLoader:
 
     def _start(self) -> None:
         """Start what makes the batches."""
-        self._source = self.dataset.open_source(
-            SourceRequest(
-                plan=self.plan,
-                schedule=self._schedule,
-                name=self.name,
-                num_workers=self.num_workers,
-                workers=self._options.workers,
-                store=self._options.store,
-                timeout_s=self._timeout,
-                topology=self.topology,
-                group=self._placement.group,
-                alone=self._placement.agreement is None,
-                start_gap_s=self._options.start_gap_s,
-            )
-        )
+        self._source = self.dataset.open_source(self._source_request(self._schedule))
         self._frames = FrameStream(self._source)
 
-    def _next(self, progress: Progress) -> Any:
+    def _source_request(self, schedule: Schedule) -> SourceRequest:
+        return SourceRequest(
+            plan=self.plan,
+            schedule=schedule,
+            name=self.name,
+            num_workers=self.num_workers,
+            workers=self._options.workers,
+            store=self._options.store,
+            timeout_s=self._timeout,
+            topology=self.topology,
+            group=self._placement.group,
+            alone=self._placement.agreement is None,
+            start_gap_s=self._options.start_gap_s,
+        )
+
+    def _standing(self) -> Progress:
+        """Return the progress of the latest iterator, or of the epoch that it is to begin."""
+        latest = self._latest
+        return self._pending if latest is None or latest.progress is None else latest.progress
+
+    def _begin(self, place: _Place) -> Progress:
+        """Give an iterator the next epoch."""
+        progress = self._pending
+        if self._placement.agreement is not None:
+            # The end of a rank with one batch less is the last batch of the others.
+            given = min(progress.first + len(progress.ahead), self._schedule.num_steps - 1)
+            where = {"seed": self.seed, "epoch": progress.epoch, "batch": given}
+            self._placement.agreement.begin(where, self._timeout)
+        place.progress, self._pending = progress, Progress(epoch=progress.epoch + 1)
+        return progress
+
+    def _next(self, place: _Place) -> Any:
         self._check_usable()
+        progress = place.progress or self._begin(place)
         if progress.ended:
             raise StopIteration
-        self._current = progress
+        self._latest = place
         try:
             frame = self._frames.receive(progress, self._timeout)
             if frame is None:
@@ -560,12 +622,20 @@ class BaseDistLoader:
         )
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Place of one iterator."""
+
+    progress: Progress | None = None
+    """``None`` until its first batch is requested."""
+
+
 class _EpochIterator(Iterator[Any]):
     """One epoch of a loader, at its own place."""
 
-    def __init__(self, loader: BaseDistLoader, progress: Progress) -> None:
+    def __init__(self, loader: BaseDistLoader, place: _Place) -> None:
         self._loader = loader
-        self._progress = progress
+        self._place = place
         self._placement = loader._placement
 
     def __next__(self) -> Any:
@@ -574,4 +644,4 @@ class _EpochIterator(Iterator[Any]):
                 f"{self._loader.name}: this epoch was begun before the process group appeared, when this "
                 "process had the whole input: begin another"
             )
-        return self._loader._next(self._progress)
+        return self._loader._next(self._place)

@@ -83,22 +83,11 @@ def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeTy
 class Collator:
     """Makes the batches of one run: ``Data`` for a homogeneous graph, else ``HeteroData``."""
 
-    def __init__(
-        self,
-        schema: GraphSchema,
-        frame: FrameSchema,
-        *,
-        num_hops: int | None = None,
-        places: Tensor | None = None,
-    ) -> None:
-        """``places`` maps an entry's index to its place in the user's input, where these differ.
-
-        ``num_hops`` is needed where the plan has no edge type to tell it.
-        """
+    def __init__(self, schema: GraphSchema, frame: FrameSchema, *, num_hops: int | None = None) -> None:
+        """``num_hops`` is needed where the plan has no edge type to tell it."""
         self._seed_type = frame.seed_type
         self._homogeneous = schema.homogeneous
         self._num_hops = frame.num_hops if num_hops is None else num_hops
-        self._places = places
         message_types = _message_types(schema)
         # A batch of one node and one edge type has its attributes side by side.
         taken = (
@@ -152,15 +141,10 @@ class Collator:
         return data
 
     def _seed_attributes(self, tensors: FrameTensors, distinct: int) -> dict[str, Any]:
-        places = tensors.tensor("input_id")
-        if self._places is not None:
-            # Looked up in the frame: asking the device would make the host wait for it.
-            indices = torch.from_numpy(tensors.frame.array("input_id"))
-            places = self._places[indices].to(places.device, non_blocking=True)
         seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(self._seed_type, "n_id")
         return {
             "batch_size": distinct,
-            "input_id": places,
+            "input_id": tensors.tensor("input_id"),
             "batch": seeds,
             "seed_index": seed_index(seeds, node_ids[:distinct]),
         }

@@ -103,13 +103,7 @@ class DistNeighborLoader(BaseDistLoader):
 
     @cached_property
     def _collator(self) -> Collator:
-        places = self._seeds.places
         # The plan of a graph without edges has no hops, while the user may have asked for some.
         num_neighbors = self._num_neighbors
         asked = None if num_neighbors is None or isinstance(num_neighbors, Mapping) else len(num_neighbors)
-        return Collator(
-            self.dataset.schema,
-            self.plan.frame(self.dataset.schema),
-            num_hops=asked,
-            places=None if places is None else torch.from_numpy(places),
-        )
+        return Collator(self.dataset.schema, self.plan.frame(self.dataset.schema), num_hops=asked)

@@ -39,6 +39,8 @@ class Progress:
     """Batches given beyond ``first``; empty when all come, and in order."""
     ended: bool = False
     """The user was told that the epoch is over."""
+    loaded: bool = False
+    """Put back by ``load_state_dict``."""
 
     @property
     def is_under_way(self) -> bool:
@@ -75,7 +77,8 @@ def read_state(state: Mapping[str, Any], *, num_batches: int, most_batches: int)
         raise ValueError(f"batches of the state must lie in [0, {most_batches}], got {first!r}")
     if not isinstance(ahead, list) or any(type(n) is not int or not first < n < most_batches for n in ahead):
         raise ValueError(f"ahead of the state must list batches in ({first}, {most_batches}), got {ahead!r}")
-    return Progress(epoch=epoch, first=min(first, num_batches), ahead={n for n in ahead if n < num_batches})
+    ahead = {batch for batch in ahead if batch < num_batches}
+    return Progress(epoch=epoch, first=min(first, num_batches), ahead=ahead, loaded=True)
 
 
 def describe_run(

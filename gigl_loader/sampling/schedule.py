@@ -63,10 +63,12 @@ class Schedule:
         drop_last: bool,
         run_seed: int,
         shard: Shard = WHOLE,
+        places: Int64Array | None = None,
         draw: SeedDraw | None = None,
     ) -> None:
         """``inputs``: the columns of the plan by name, [N] each.
 
+        ``places`` [N]: where each entry stands in the user's input, if that is not its number here.
         With ``draw``, only the number of entries of a request counts: its seeds are drawn by the sampler.
         """
         if batch_size < 1:
@@ -78,6 +80,7 @@ class Schedule:
         self.drop_last = drop_last
         self.run_seed = run_seed
         self.shard = shard
+        self.places = places
         self.draw = draw
         self._whole_steps = self.num_entries // (batch_size * shard.world_size)
         self._order: tuple[int, Int64Array] | None = None
@@ -93,6 +96,7 @@ class Schedule:
             drop_last=self.drop_last,
             run_seed=self.run_seed,
             shard=shard,
+            places=self.places,
             draw=self.draw,
         )
 
@@ -116,9 +120,8 @@ class Schedule:
             if self.shuffle
             else np.arange(places.start, places.stop, dtype=np.int64)
         )
-        return BatchRequest(
-            epoch, batch, index, {name: column[index] for name, column in self.inputs.items()}
-        )
+        inputs = {name: column[index] for name, column in self.inputs.items()}
+        return BatchRequest(epoch, batch, index if self.places is None else self.places[index], inputs)
 
     @property
     def _remaining(self) -> int:

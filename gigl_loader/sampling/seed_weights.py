@@ -112,7 +112,8 @@ class SeedDraw:
         chosen = np.searchsorted(sums, drawn * total, side="right")
         # A product of tiny numbers may round up to the total, beyond the last seed that has a weight.
         np.minimum(chosen, np.searchsorted(sums, total), out=chosen)
-        return BatchRequest(asked.epoch, asked.batch, chosen, {SEED: self._positions[chosen]})
+        index = chosen if self._places is None else self._places[chosen]
+        return BatchRequest(asked.epoch, asked.batch, index, {SEED: self._positions[chosen]})
 
     def _complaint(self, weights: Float64Array) -> str:
         wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))

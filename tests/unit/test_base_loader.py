@@ -57,11 +57,82 @@ def test_each_iter_is_the_next_epoch(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stop_after", [0, 1, 4])
+@pytest.mark.parametrize("stop_after", [1, 4])
 def test_a_break_leaves_the_next_epoch_whole(num_workers: int, stop_after: int) -> None:
     with _loader(num_workers=num_workers) as loader:
         assert _same(list(islice(loader, stop_after)), EPOCHS[0][:stop_after])
         assert _same(list(loader), EPOCHS[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterator_that_is_never_advanced_takes_no_epoch(num_workers: int) -> None:
+    """Lightning makes some for its checks."""
+    with _loader(num_workers=num_workers) as loader:
+        iter(loader)
+        assert list(islice(loader, 0)) == []
+        unused = iter(loader)
+        assert loader.epoch == 0
+        assert _same(list(loader), EPOCHS[0])
+        assert loader.epoch == 1
+        assert _same(list(unused), EPOCHS[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_epoch_may_be_set(num_workers: int) -> None:
+    with _loader(num_workers=num_workers) as loader:
+        for epoch in (2, 0, 1):
+            loader.set_epoch(epoch)
+            assert loader.epoch == epoch
+            assert _same(list(loader), EPOCHS[epoch])
+        next(iter(loader))
+        assert loader.epoch == 2
+        loader.set_epoch(0)
+        assert _same([next(loader)], EPOCHS[0][:1])
+
+
+def test_a_loaded_state_outlasts_its_own_epoch_being_set(caplog: pytest.LogCaptureFixture) -> None:
+    first = _loader()
+    list(first)
+    list(islice(first, 3))
+    loader = _loader()
+    loader.load_state_dict(first.state_dict())
+    loader.set_epoch(1)
+    assert loader.epoch == 1
+    assert _same(list(loader), EPOCHS[1][3:])
+    loader.load_state_dict(first.state_dict())
+    loader.set_epoch(2)
+    assert "set_epoch(2) sets the state of epoch 1 aside that was loaded" in caplog.text
+    assert _same(list(loader), EPOCHS[2])
+
+
+@pytest.mark.parametrize(
+    ("epoch", "kind"), [(-1, ValueError), (2**63, ValueError), (1.5, TypeError), (True, TypeError)]
+)
+def test_what_is_no_epoch_is_refused(epoch: Any, kind: type[Exception]) -> None:
+    loader = _loader()
+    for use in (loader.set_epoch, lambda epoch: loader.sample([0], epoch=epoch)):
+        with pytest.raises(kind, match="epoch"):
+            use(epoch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_one_batch_is_sampled_by_itself(num_workers: int) -> None:
+    """Seeds in their order give the batch that has them in the course of an epoch."""
+    with _loader(num_workers=num_workers) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        for epoch in (0, 1):
+            expected = EPOCHS[epoch][3]
+            batch = loader.sample(expected.batch, epoch=epoch)
+            assert batch.input_id.tolist() == list(range(len(expected.batch)))
+            batch.input_id = expected.input_id
+            assert same_batch(batch, expected)
+        assert same_batch(loader(first.batch.tolist()), loader.sample(first.batch, epoch=0))
+        assert _same([first, *batches], EPOCHS[0])
+        with pytest.raises(ValueError, match="unknown"):
+            loader([10**9])
+        with pytest.raises(ValueError, match="at least one seed"):
+            loader([])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

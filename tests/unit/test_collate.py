@@ -133,16 +133,13 @@ def test_tensors_of_the_host_alias_the_frame() -> None:
     assert batch.n_id.data_ptr() == batch.node.data_ptr()
 
 
-def test_places_stand_in_for_the_index_of_a_seed() -> None:
+def test_columns_that_are_not_gathered_are_not_in_the_batch() -> None:
     _, frame = _homogeneous()
     schema = _schema(
         nodes={NODE: _node_schema(9)}, edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={})}
     )
-    collate = Collator(
-        schema, _plan(schema, NODE, with_edge=False).frame(schema), places=torch.tensor([100, 200, 300])
-    )
+    collate = Collator(schema, _plan(schema, NODE, with_edge=False).frame(schema))
     batch = collate(HostTensors(frame, ReusedMemory()))
-    assert batch.input_id.tolist() == [300, 100, 200]
     assert "e_id" not in batch
     assert "x" not in batch
 

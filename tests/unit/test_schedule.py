@@ -131,3 +131,9 @@ def test_a_shard_of_no_rank_is_refused(rank: int) -> None:
 def test_no_batch_size_below_one() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         _schedules(3, world_size=1, batch_size=0)
+
+
+def test_the_index_of_an_entry_is_its_place_in_the_input() -> None:
+    (schedule,) = _schedules(3, world_size=1, batch_size=2, places=np.array([100, 200, 300]))
+    assert _batches(schedule, 0) == [[100, 200], [300]]
+    assert schedule.request(0, 0).inputs[SEED].tolist() == [0, 7]

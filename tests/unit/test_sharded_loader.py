@@ -280,7 +280,7 @@ def test_a_state_loaded_on_one_rank_only_is_told() -> None:
         state = loader.state_dict()
         if group.rank:
             loader.load_state_dict({**state, "batches": 2})
-        iter(loader)
+        next(iter(loader))
         group.publish("begun", "yes")
         group.collect("begun", timeout=0.5, what="begin")
 
