@@ -15,9 +15,15 @@ from typing_extensions import Self
 
 from gigl_loader.group import RankGroup
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.arguments import CheckedOptions, LoaderOptions, full_signature, whole_epoch
+from gigl_loader.loaders.arguments import (
+    CheckedOptions,
+    LoaderOptions,
+    full_signature,
+    whole_epoch,
+)
 from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.dataset import Dataset, check_dataset
+from gigl_loader.loaders.other_arguments import check_other_arguments
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
@@ -121,6 +127,7 @@ class BaseDistLoader:
         in_order: bool = True,
         max_worker_restarts: int = 2,
         name: str | None = None,
+        **others: Any,
     ) -> None:
         """Check the arguments, then start what makes the batches.
 
@@ -178,7 +185,12 @@ class BaseDistLoader:
             How many deaths of sampling processes are made good before ``WorkerDied``.
         ``name``
             Of this loader, in messages. Ranks that share an input find each other's loaders by it.
+        ``others``
+            ``persistent_workers``, ``pin_memory``, ``is_sorted`` and ``filter_per_worker`` are accepted and
+            have no effect: workers always persist, frames are always pinned for CUDA. ``TypeError`` for any
+            other name, with what to use instead.
         """
+        check_other_arguments(type(self), others)
         check_dataset(dataset)
         self.dataset = dataset
         self._timeout = arguments.seconds("timeout", timeout, above_zero=True)

@@ -70,5 +70,5 @@ def test_a_state_may_still_bring_another_random_seed() -> None:
 
 
 def test_every_argument_of_the_base_is_one_of_the_options() -> None:
-    names = set(BaseDistLoader.__init__.__annotations__) - {"dataset", "return"}
+    names = set(BaseDistLoader.__init__.__annotations__) - {"dataset", "others", "return"}
     assert names == set(LoaderOptions.__annotations__)

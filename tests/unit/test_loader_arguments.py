@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, KHopNeighborSamplerOptions
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.arguments import LoaderOptions
-from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
 
 
 class _NoSource(DistDataset):
@@ -156,19 +156,56 @@ def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exc
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "remedy"),
     [
-        "with_weight",
-        "disjoint",
-        "time_attr",
-        "temporal_strategy",
-        "subgraph_type",
-        "bathc_size",
+        ("bathc_size", "did you mean batch_size?"),
+        ("frobnicate", "it has dataset, num_neighbors, input_nodes, replace, .*, name"),
+        ("data", "the first argument is dataset"),
+        ("collate_fn", "use transform="),
+        ("worker_init_fn", "sampling processes run no code of the script"),
+        ("generator", "pass seed="),
+        ("prefetch_factor", "use worker_concurrency="),
+        ("sampler", "pass the seeds as input_nodes"),
+        ("disjoint", ".*are not made yet"),
+        ("time_attr", ".*are not made yet"),
+        ("local_process_rank", ".*found from the process group"),
     ],
 )
-def test_arguments_that_do_not_exist_are_refused(homo: DistDataset, name: str) -> None:
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-        DistNeighborLoader(homo, [2], "train", **cast("Any", {name: None}))
+def test_arguments_that_do_not_exist_are_refused_with_what_to_use(
+    homo: DistDataset, name: str, remedy: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"^DistNeighborLoader\(\) has no argument '{name}': {remedy}"):
+        DistNeighborLoader(homo, [2], "train", **cast("Any", {name: 3}))
+
+
+def test_the_class_that_was_called_is_named(homo: DistDataset) -> None:
+    class MyLoader(DistNeighborLoader):
+        pass
+
+    with pytest.raises(TypeError, match=r"^MyLoader\(\) has no argument 'generator'"):
+        MyLoader(homo, [2], **cast("Any", {"generator": 3}))
+
+
+def test_arguments_of_other_libraries_that_change_nothing_are_accepted() -> None:
+    dataset = DistDataset.from_pyg(homogeneous())
+    others: Any = {
+        "persistent_workers": True,
+        "pin_memory": True,
+        "is_sorted": True,
+        "filter_per_worker": True,
+        "generator": None,
+        "collate_fn": None,
+        "prefetch_factor": None,
+        "disjoint": False,
+        "directed": True,
+        "subgraph_type": "directional",
+    }
+    options: dict[str, Any] = {"num_workers": 0, "seed": 1, "batch_size": 50}
+    with (
+        DistNeighborLoader(dataset, [2], **options, **others) as given,
+        DistNeighborLoader(dataset, [2], **options) as plain,
+    ):
+        assert all(map(same_batch, given, plain))
 
 
 TWO_HOPS = {
