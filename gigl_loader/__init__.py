@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gigl_loader.errors import StorageUnavailable as StorageUnavailable
     from gigl_loader.errors import WorkerDied as WorkerDied
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
+    from gigl_loader.loaders.dataset import Dataset as Dataset
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BaseDistLoader": "gigl_loader.loaders.base",
     "CustomSamplerOptions": "gigl_loader.sampling.plans.custom",
+    "Dataset": "gigl_loader.loaders.dataset",
     "DistDataset": "gigl_loader.dataset",
     "DistNeighborLoader": "gigl_loader.loaders.neighbor",
     "FormatError": "gigl_loader.errors",
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BaseDistLoader",
     "CustomSamplerOptions",
+    "Dataset",
     "DistDataset",
     "DistNeighborLoader",
     "FormatError",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
 from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
+from gigl_loader.queries import GraphQueries
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
 from gigl_loader.topology import Topology, announce_host
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSource, SourceRequest
+    from gigl_loader.sharding import Share
 
 
 __all__ = ["DistDataset"]
@@ -43,7 +45,7 @@ _SHARE_OF_PEERS = 0.4
 gives up, though it asks hop after hop, and the round before may have been slow, too."""
 
 
-class DistDataset:
+class DistDataset(GraphQueries):
     """A graph, of which this host holds all partitions, or some, and other hosts the others.
 
     Made by :meth:`open` (a directory that ``gigl-loader partition`` wrote) or :meth:`from_pyg` (an
@@ -175,29 +177,6 @@ class DistDataset:
         """Types, sizes, columns and splits."""
         return self._graph.schema
 
-    @property
-    def node_types(self) -> list[NodeType]:
-        return list(self.schema.nodes)
-
-    @property
-    def edge_types(self) -> list[EdgeType]:
-        return list(self.schema.edges)
-
-    @property
-    def edge_dir(self) -> Literal["in", "out"]:
-        """``"in"`` follows edges to their sources (as message passing wants), ``"out"`` to their targets."""
-        return self.schema.edge_dir
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of all types; ``schema.nodes[node_type].count`` has each."""
-        return sum(nodes.count for nodes in self.schema.nodes.values())
-
-    @property
-    def num_edges(self) -> int:
-        """Edges of all types; ``schema.edges[edge_type].count`` has each."""
-        return sum(edges.count for edges in self.schema.edges.values())
-
     def all_positions(self, node_type: NodeType) -> Int64Array:
         """Return the positions of all nodes of a type, by ascending node id."""
         return self._graph.all_positions(node_type)
@@ -210,13 +189,17 @@ class DistDataset:
         return self._membership.split(self._graph, node_type, split)
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
-        """Return the positions of these nodes, in order. ``ValueError`` names the first ten unknown."""
         return self._graph.positions(node_type, node_ids)
 
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
-        """Return the node ids at these positions, in order."""
+        """Return the node ids at ``positions``, int64 [N], in order."""
         ids = self._graph.node_ids(node_type)
         return positions if ids is None else ids[positions]
+
+    def _ids_of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
+        positions = self.all_positions(node_type) if split is None else self.split_positions(node_type, split)
+        [held] = share.slices([len(positions)])
+        return [self.node_ids(node_type, positions[held])]
 
     @property
     def graph_digest(self) -> str:

@@ -6,18 +6,15 @@ import math
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import numpy as np
-import torch
-
 from gigl_client.channel_config import check_ways
 from gigl_client.cluster import connect_cluster
 from gigl_client.nodes import RemoteNodes
 from gigl_client.producers import ProducerCreator
 from gigl_client.server_load import loads_of
-from gigl_client.sharding import read_share
 from gigl_client.source import RemoteSource
 from gigl_loader.group import RankGroup
 from gigl_loader.options import MAX_KEY
+from gigl_loader.queries import GraphQueries
 from gigl_loader.rpc.credentials import Caller
 
 if TYPE_CHECKING:
@@ -28,8 +25,9 @@ if TYPE_CHECKING:
     from gigl_client.cluster import Cluster
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.options import EdgeType, NodeType, StoreOptions
+    from gigl_loader.options import NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
+    from gigl_loader.sharding import Share
 
 
 __all__ = ["RemoteDistDataset"]
@@ -39,7 +37,7 @@ _MAX_SHARES = 64
 """Limit of a server on the share of one channel."""
 
 
-class RemoteDistDataset:
+class RemoteDistDataset(GraphQueries):
     """A graph on storage servers, for trainers that hold no part of it.
 
     Made by :meth:`connect`. Loaders accept it in place of a ``DistDataset``, and give the same batches. It is
@@ -108,35 +106,11 @@ class RemoteDistDataset:
         return self._cluster.schema
 
     @property
-    def node_types(self) -> list[NodeType]:
-        return list(self.schema.nodes)
-
-    @property
-    def edge_types(self) -> list[EdgeType]:
-        return list(self.schema.edges)
-
-    @property
-    def edge_dir(self) -> Literal["in", "out"]:
-        """``"in"`` samples the sources of edges (for message passing), ``"out"`` their targets."""
-        return self.schema.edge_dir
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of all types together; ``schema.nodes[node_type].count`` is that of one type."""
-        return sum(nodes.count for nodes in self.schema.nodes.values())
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edges of all types together; ``schema.edges[edge_type].count`` is that of one type."""
-        return sum(edges.count for edges in self.schema.edges.values())
-
-    @property
     def graph_digest(self) -> str:
         """Digest of the graph. Equal for graphs with the same contents, wherever they are stored."""
         return self._cluster.graph_digest
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
-        """Return the positions of ``node_ids``, int64 [N], in order. ``ValueError`` lists unknown ids."""
         self._cluster.check_usable()
         return self._nodes.positions(node_type, node_ids)
 
@@ -154,41 +128,6 @@ class RemoteDistDataset:
         """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
         self._cluster.check_usable()
         return self._nodes.split_positions(node_type, split)
-
-    def fetch_node_ids(
-        self,
-        split: str | None = None,
-        node_type: NodeType | None = None,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
-        balance: Literal["servers", "seeds"] = "servers",
-    ) -> dict[int, torch.Tensor]:
-        """Return node ids by the rank of the server that holds them, with an entry for every server.
-
-        The ids, int64 [N] and ascending, are those of ``split``, or of all nodes of the type. A loader takes
-        the whole mapping as ``input_nodes``, with ``sharding="none"`` where it is one rank's share.
-
-        ``rank``, ``world_size``
-            Return this rank's share only. Give both or neither. Shares cover every node once.
-        ``balance``
-            ``"servers"`` gives each rank the same number of servers, ``"seeds"`` the same number of nodes.
-        """
-        self._cluster.check_usable()
-        share = read_share(rank, world_size, balance)
-        lists = self._nodes.of_servers(self._node_type(node_type), split, share)
-        return {server: torch.from_numpy(ids.copy()) for server, ids in enumerate(lists)}
-
-    def partition_of(self, ids: torch.Tensor, node_type: NodeType | None = None) -> torch.Tensor:
-        """Return the partition that owns each node of ``ids`` (integers [N]), int64 [N].
-
-        ``ValueError`` lists the first ten unknown ids.
-        """
-        self._cluster.check_usable()
-        array = np.ascontiguousarray(torch.as_tensor(ids).cpu().numpy())
-        if array.dtype.kind not in "iu" or array.ndim != 1:
-            raise TypeError(f"node ids must be a 1-D tensor of integers, got {array.dtype} {array.shape}")
-        return torch.from_numpy(self._nodes.owners(self._node_type(node_type), array.astype(np.int64)))
 
     def server_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
         """Return the load of each server by rank: threads, queues, bytes, and this job's channels.
@@ -257,12 +196,9 @@ class RemoteDistDataset:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _node_type(self, node_type: NodeType | None) -> NodeType:
-        if node_type is not None:
-            return node_type
-        if len(self.node_types) > 1:
-            raise ValueError(f"node_type must be one of {', '.join(self.node_types)}")
-        return self.node_types[0]
+    def _ids_of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
+        self._cluster.check_usable()
+        return self._nodes.of_servers(node_type, split, share)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a RemoteDistDataset cannot be pickled: connect in the process that uses it")

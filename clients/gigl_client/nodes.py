@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_client.cluster import Cluster, Server
-    from gigl_client.sharding import Share
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import NodeSchema
     from gigl_loader.options import NodeType
+    from gigl_loader.sharding import Share
 
 
 __all__ = ["RemoteNodes"]
@@ -84,11 +84,6 @@ class RemoteNodes:
         lists = self._of_servers(held)
         slices = share.slices([len(ids) for ids in lists])
         return [ids[which] for ids, which in zip(lists, slices, strict=True)]
-
-    def owners(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
-        """Return the partition that owns each node, int64 [N]."""
-        bounds = np.array(self._known(node_type).bounds, np.int64)
-        return np.searchsorted(bounds, self.positions(node_type, ids), side="right") - 1
 
     def check_split(self, node_type: NodeType, split: str) -> None:
         """Raise ``ValueError`` unless nodes of this type have that split."""

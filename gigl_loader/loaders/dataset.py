@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gigl_loader.loaders.seeds import NodeDirectory
 
 if TYPE_CHECKING:
-    from gigl_loader.options import StoreOptions
+    import torch
+
+    from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 __all__ = ["Dataset", "check_dataset"]
 
 
 class Dataset(NodeDirectory, Protocol):
-    """A graph, and where batches of it come from."""
+    """A graph, and where batches of it come from: ``DistDataset`` and ``RemoteDistDataset`` are such."""
 
     @property
     def graph_digest(self) -> str:
         """Equal for equal graphs."""
+
+    @property
+    def node_types(self) -> list[NodeType]: ...
+    @property
+    def edge_types(self) -> list[EdgeType]: ...
+    @property
+    def edge_dir(self) -> Literal["in", "out"]: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_edges(self) -> int: ...
+    @property
+    def splits(self) -> dict[NodeType, dict[str, int]]: ...
+    def fetch_node_ids(
+        self,
+        split: str | None = None,
+        node_type: NodeType | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        balance: Literal["servers", "seeds"] = "servers",
+    ) -> dict[int, torch.Tensor]: ...
+    def partition_of(self, ids: torch.Tensor, node_type: NodeType | None = None) -> torch.Tensor: ...
 
     def check_options(self, store: StoreOptions) -> None:
         """Raise ``ValueError`` for what only another kind of dataset understands."""
 
     def open_source(self, request: SourceRequest) -> BatchSource:
         """Return where the batches of a loader come from."""
+
+    def close(self) -> None:
+        """Let go of what the dataset holds. Closing twice is fine."""
 
 
 def check_dataset(value: Any) -> None:

@@ -104,8 +104,7 @@ def _only_type(schema: GraphSchema, nodes: Any) -> NodeType:
 
 def _joined(by_server: Mapping[Any, Any], num_servers: int) -> Int64Array:
     """Return node ids given by server rank, in the order of the ranks. Some servers may have none."""
-    if not num_servers:
-        raise TypeError("input_nodes by server rank needs a RemoteDistDataset; pass a tensor of node ids")
+    num_servers = max(num_servers, 1)  # A dataset that is no graph store has all ids under 0.
     unknown = [rank for rank in by_server if type(rank) is not int or not 0 <= rank < num_servers]
     if unknown:
         raise ValueError(

@@ -28,6 +28,7 @@ VALUES = frozenset(
         "processes",
         "resources",
         "retry",
+        "sharding",
         "shared",
         "sizes",
         "strict_json",
@@ -47,7 +48,8 @@ MAY_IMPORT = {
     "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
     "workers": VALUES | {"native", "graph", "channel", "sampling"},
     "hosts": VALUES | {"graph", "sampling", "workers.config", "rpc"},
-    "dataset": VALUES | {"graph", "sampling", "workers", "hosts.rendezvous"},
+    "queries": VALUES | {"graph.schema"},
+    "dataset": VALUES | {"queries", "graph", "sampling", "workers", "hosts.rendezvous"},
     "loaders": VALUES
     | {
         "native",
@@ -250,6 +252,7 @@ def test_nothing_is_public_by_accident() -> None:
     assert gigl_loader.__all__ == [
         "BaseDistLoader",
         "CustomSamplerOptions",
+        "Dataset",
         "DistDataset",
         "DistNeighborLoader",
         "FormatError",

@@ -52,11 +52,11 @@ BAD_INPUTS: list[tuple[Any, type[Exception], str]] = [
     (np.array([2**63], dtype=np.uint64), ValueError, "must fit 64 signed bits, got 9223372036854775808"),
     ("training", ValueError, r"no split 'training'; known: 'test', 'train', 'val'"),
     (3, TypeError, "must be a tensor of node ids, the name of a split or None, got 3"),
-    ({0: torch.tensor([1])}, TypeError, "by server rank needs a RemoteDistDataset"),
+    ({1: torch.tensor([1])}, ValueError, "has 1 for the rank of a server; there are 1, from 0"),
     (("nodes", torch.tensor([1])), ValueError, "unknown node type 'nodes'; known: node"),
     (("node", torch.tensor([1]), 3), TypeError, r"must be \(node type, nodes\)"),
     ((torch.tensor([1]), "node"), TypeError, r"must be \(node type, nodes\)"),
-    (("node", {0: torch.tensor([1])}), TypeError, "by server rank needs a RemoteDistDataset"),
+    (("node", {"0": torch.tensor([1])}), ValueError, "has '0' for the rank of a server"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import multiprocessing
 import pickle
@@ -17,7 +18,7 @@ import torch
 
 from gigl_client import Caller, RemoteDistDataset
 from gigl_client.discovery import read_addresses
-from gigl_loader import DistDataset, DistNeighborLoader, SharedTensors, StorageUnavailable
+from gigl_loader import Dataset, DistDataset, DistNeighborLoader, SharedTensors, StorageUnavailable
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc import certificates
 from gigl_loader.rpc.credentials import Credentials
@@ -72,8 +73,10 @@ def loader(dataset: Any, input_nodes: Any = "train", **options: Any) -> DistNeig
 
 
 def test_it_describes_the_same_graph(here: DistDataset, there: RemoteDistDataset) -> None:
-    for name in ("schema", "node_types", "edge_types", "edge_dir", "num_nodes", "num_edges", "graph_digest"):
+    names = "schema node_types edge_types edge_dir num_nodes num_edges splits graph_digest"
+    for name in names.split():
         assert getattr(there, name) == getattr(here, name)
+    assert there.splits["node"].keys() == {"train", "val", "test"}
     assert (here.num_servers, there.num_servers) == (0, 2)
     assert repr(there) == (
         "RemoteDistDataset(2 servers, 300 nodes of 1 types, 2,400 edges of 1 types, edge_dir='in')"
@@ -103,9 +106,22 @@ def test_nodes_are_found_as_in_the_graph_itself(here: DistDataset, there: Remote
     ],
     ids=range(8),
 )
-def test_what_the_graph_has_not_is_refused(there: RemoteDistDataset, ask: Any, rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        ask(there)
+def test_what_the_graph_has_not_is_refused(
+    here: DistDataset, there: RemoteDistDataset, ask: Any, rule: str
+) -> None:
+    for dataset in (here, there):
+        with pytest.raises(ValueError, match=rule):
+            ask(dataset)
+
+
+def test_both_kinds_of_dataset_have_one_face(here: DistDataset, there: RemoteDistDataset) -> None:
+    datasets: list[Dataset] = [here, there]
+    names = {name for name in dir(Dataset) if not name.startswith("_")}
+    assert {"fetch_node_ids", "partition_of", "splits", "close"} <= names
+    for name in names:
+        faces = [getattr(type(dataset), name) for dataset in datasets]
+        if callable(faces[0]):
+            assert inspect.signature(faces[0]) == inspect.signature(faces[1])
 
 
 @pytest.mark.parametrize("split", ["train", None])
@@ -123,14 +139,18 @@ def test_node_lists_are_by_the_server_that_holds_the_nodes(
 
 
 @pytest.mark.parametrize("balance", ["servers", "seeds"])
-def test_ranks_share_node_lists(there: RemoteDistDataset, balance: Any) -> None:
-    whole = there.fetch_node_ids("train")
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_ranks_share_node_lists(
+    here: DistDataset, there: RemoteDistDataset, where: str, balance: Any
+) -> None:
+    dataset = {"here": here, "there": there}[where]
+    whole = dataset.fetch_node_ids("train")
     shares = [
-        there.fetch_node_ids("train", "node", rank=rank, world_size=3, balance=balance) for rank in range(3)
+        dataset.fetch_node_ids("train", "node", rank=rank, world_size=3, balance=balance) for rank in range(3)
     ]
     for server, ids in whole.items():
         assert torch.equal(torch.cat([share[server] for share in shares]), ids)
-    if balance == "seeds":
+    if balance == "seeds" or where == "here":
         sizes = [sum(map(len, share.values())) for share in shares]
         assert max(sizes) - min(sizes) <= 1
 
@@ -148,6 +168,16 @@ def test_a_loader_gives_the_same_batches(
     with loader(there, input_nodes, num_workers=num_workers) as batches:
         check_same(list(batches), expected)
         assert batches.stats()["batches"] == len(expected)
+
+
+def test_node_lists_of_any_dataset_are_the_input_of_a_loader(
+    here: DistDataset, there: RemoteDistDataset
+) -> None:
+    ids = here.fetch_node_ids("val", rank=1, world_size=2)
+    assert list(ids) == [0]
+    expected = list(loader(here, ids[0], num_workers=0))
+    check_same(list(loader(here, ids, num_workers=0, sharding="none")), expected)
+    assert torch.equal(here.partition_of(ids[0]), there.partition_of(ids[0]))
 
 
 def test_input_by_server_comes_in_the_order_of_the_servers(

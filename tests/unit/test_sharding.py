@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_client.sharding import BySeeds, ByServers, Whole, read_share
+from gigl_loader.sharding import BySeeds, ByServers, Whole, read_share
 
 LENGTHS = st.lists(st.integers(0, 10**6), min_size=1, max_size=9)
 

@@ -1,0 +1,123 @@
+"""Queries about a graph that every kind of dataset answers in the same way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gigl_loader.sharding import read_share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sharding import Share
+
+__all__ = ["GraphQueries"]
+
+
+class GraphQueries:
+    """Sizes, types, splits and nodes of a graph, whoever holds it."""
+
+    @property
+    def schema(self) -> GraphSchema:
+        """Types, sizes, columns and splits."""
+        raise NotImplementedError
+
+    @property
+    def node_types(self) -> list[NodeType]:
+        """Types of nodes, ascending."""
+        return list(self.schema.nodes)
+
+    @property
+    def edge_types(self) -> list[EdgeType]:
+        """Types of edges as (source, relation, destination), ascending."""
+        return list(self.schema.edges)
+
+    @property
+    def edge_dir(self) -> Literal["in", "out"]:
+        """``"in"`` samples the sources of edges (for message passing), ``"out"`` their destinations."""
+        return self.schema.edge_dir
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of all types together; ``schema.nodes[node_type].count`` is that of one type."""
+        return sum(nodes.count for nodes in self.schema.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges of all types together; ``schema.edges[edge_type].count`` is that of one type."""
+        return sum(edges.count for edges in self.schema.edges.values())
+
+    @property
+    def splits(self) -> dict[NodeType, dict[str, int]]:
+        """Number of nodes of each split, by node type and name. A type without splits has an empty entry."""
+        return {node_type: dict(nodes.splits) for node_type, nodes in self.schema.nodes.items()}
+
+    def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
+        """Return the positions of ``node_ids``, int64 [N], in order. ``ValueError`` lists unknown ids."""
+        raise NotImplementedError
+
+    def fetch_node_ids(
+        self,
+        split: str | None = None,
+        node_type: NodeType | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        balance: Literal["servers", "seeds"] = "servers",
+    ) -> dict[int, torch.Tensor]:
+        """Return node ids by the rank of the server that holds them, with an entry for every server.
+
+        The ids, int64 [N] and ascending, are those of ``split``, or of all nodes of the type. A loader takes
+        the whole mapping as ``input_nodes``, with ``sharding="none"`` where it is one rank's share. Where
+        there is no graph store, all ids are under 0.
+
+        ``node_type``
+            May be left out where there is one only.
+        ``rank``, ``world_size``
+            Return this rank's share only. Give both or neither. Shares cover every node once.
+        ``balance``
+            ``"servers"`` gives each rank the same number of servers, ``"seeds"`` the same number of nodes.
+
+        ``ValueError`` for an unknown type, split or share.
+        """
+        import torch
+
+        share = read_share(rank, world_size, balance)
+        lists = self._ids_of_servers(self._one_type(node_type), split, share)
+        return {server: torch.from_numpy(ids.copy()) for server, ids in enumerate(lists)}
+
+    def partition_of(self, ids: torch.Tensor, node_type: NodeType | None = None) -> torch.Tensor:
+        """Return the partition that owns each node of ``ids`` (integers [N]), int64 [N].
+
+        ``ValueError`` lists the first ten unknown ids.
+        """
+        import torch
+
+        array = np.ascontiguousarray(torch.as_tensor(ids).cpu().numpy())
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise TypeError(f"node ids must be a 1-D tensor of integers, got {array.dtype} {array.shape}")
+        kind = self._one_type(node_type)
+        positions = self.positions(kind, array.astype(np.int64))
+        bounds = np.array(self.schema.nodes[kind].bounds, np.int64)
+        return torch.from_numpy(np.searchsorted(bounds, positions, side="right") - 1)
+
+    def _ids_of_servers(self, node_type: NodeType, split: str | None, share: Share) -> Sequence[Int64Array]:
+        """Return a share of the ids of a split, or of all nodes, by server, int64, ascending."""
+        raise NotImplementedError
+
+    def _one_type(self, node_type: NodeType | None) -> NodeType:
+        if node_type is None:
+            if len(self.node_types) > 1:
+                raise ValueError(f"node_type must be one of {', '.join(self.node_types)}")
+            return self.node_types[0]
+        if node_type not in self.schema.nodes:
+            known = ", ".join(map(repr, self.node_types))
+            raise ValueError(f"unknown node type {node_type!r}; known: {known}")
+        return node_type
