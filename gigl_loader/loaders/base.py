@@ -182,7 +182,7 @@ class BaseDistLoader:
         ``in_order``
             False hands out batches as they become ready.
         ``max_worker_restarts``
-            How many deaths of sampling processes are made good before ``WorkerDied``.
+            How many sampling processes that died are replaced before ``WorkerDied``.
         ``name``
             Of this loader, in messages. Ranks that share an input find each other's loaders by it.
         ``others``

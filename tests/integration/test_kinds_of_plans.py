@@ -123,6 +123,18 @@ def test_an_epoch_goes_on_where_it_was_left(stored: Stored, kind: Kind, expected
         check_same(list(other), expected[2 : len(other)])
 
 
+def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, expected: list[Any]) -> None:
+    given = expected[1] if stored.nodes is None else expected[1][stored.nodes[0]]
+    with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
+        for dataset in (stored.dataset, remote):
+            with _loader(dataset, stored.nodes, kind, num_workers=0) as loader:
+                batch = loader.sample(given.batch, epoch=0)
+            place = batch if stored.nodes is None else batch[stored.nodes[0]]
+            assert place.input_id.tolist() == list(range(len(given.batch)))
+            place.input_id = given.input_id
+            check_same([batch], expected[1:2])
+
+
 def test_a_state_of_another_plan_is_refused(stored: Stored, kind: Kind) -> None:
     with _loader(stored.dataset, stored.nodes, kind, num_workers=0) as loader:
         state = loader.state_dict()
