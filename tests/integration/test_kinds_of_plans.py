@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HALVED = "tests.support.user_samplers:Halved"
-OPTIONS: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
+OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
 
 
 @dataclass(frozen=True)

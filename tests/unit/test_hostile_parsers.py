@@ -32,7 +32,7 @@ from tests.support.frames import frame_schema
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gigl_loader.channel.frame import Frame
 
@@ -165,18 +165,22 @@ def _benign(size: int) -> bytes:
     return f"{{{','.join(entry.format(number) for number in range(count))}}}".encode()
 
 
-def _cpu_s(read: Callable[[bytes], object], data: bytes, errors: tuple[type[Exception], ...]) -> float:
-    """Return the CPU seconds of reading, the best of two: the first may pay for an import.
+@pytest.fixture(autouse=True, scope="module")
+def _without_the_heap_of_the_process() -> Iterator[None]:
+    """Freeze what the process held before.
 
-    What the process held before is frozen: many small objects make the cyclic collector run, and a pass over
-    the heap of a process that imported torch takes 0.1 to 0.4 s, whatever is read.
+    Many small objects make the cyclic collector run. A pass over the heap of a process that imported torch takes
+    0.1 to 0.4 s, whatever is read.
     """
     gc.collect()
     gc.freeze()
-    try:
-        return min(_once_cpu_s(read, data, errors) for _ in range(2))
-    finally:
-        gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def _cpu_s(read: Callable[[bytes], object], data: bytes, errors: tuple[type[Exception], ...]) -> float:
+    """Return the CPU seconds of reading, the best of two: the first may pay for an import."""
+    return min(_once_cpu_s(read, data, errors) for _ in range(2))
 
 
 def _once_cpu_s(read: Callable[[bytes], object], data: bytes, errors: tuple[type[Exception], ...]) -> float:
