@@ -28,6 +28,7 @@ OPTIONS: dict[str, Any] = {
     "timeout": 30.0,
     "device": "cpu",
 }
+EPOCH = OPTIONS | {"batch_size": 48}
 FANOUT = [4, 3, 2]
 
 
@@ -74,7 +75,7 @@ def built(
     path = tmp_path_factory.mktemp("store") / "graph"
     tables = tables_from_pyg(kind.make())
     build_graph(tables, path, num_partitions=PARTITIONS, assigner=kind.assigner, edge_dir=kind.edge_dir)
-    return kind, path, embedded(path, FANOUT, kind.input_nodes, **OPTIONS)
+    return kind, path, embedded(path, FANOUT, kind.input_nodes, **EPOCH)
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size}servers")
@@ -89,7 +90,7 @@ def served(request: pytest.FixtureRequest, built: tuple[GraphKind, Path, list[An
 def test_an_epoch(served: Served, transport: Any, rows: Any) -> None:
     with (
         RemoteDistDataset.connect(served.address, transport=transport, rows=rows, timeout=30) as dataset,
-        DistNeighborLoader(dataset, FANOUT, served.kind.input_nodes, **OPTIONS) as loader,
+        DistNeighborLoader(dataset, FANOUT, served.kind.input_nodes, **EPOCH) as loader,
     ):
         assert len(loader) == len(served.expected)
         check_same(list(loader), served.expected)

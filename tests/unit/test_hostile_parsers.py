@@ -169,8 +169,8 @@ def _benign(size: int) -> bytes:
 def _without_the_heap_of_the_process() -> Iterator[None]:
     """Freeze what the process held before.
 
-    Many small objects make the cyclic collector run. A pass over the heap of a process that imported torch takes
-    0.1 to 0.4 s, whatever is read.
+    Many small objects make the cyclic collector run. A pass over the heap of a process that imported torch
+    takes 0.1 to 0.4 s.
     """
     gc.collect()
     gc.freeze()
