@@ -23,41 +23,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
 
-__all__ = ["Collator", "check_column_names", "reversed_edge_types", "seed_index"]
-
-_OF_NODES = frozenset(
-    {
-        *("n_id", "node", "num_nodes", "num_sampled_nodes", "num_sampled_edges"),
-        *("batch", "batch_size", "input_id", "seed_index"),
-    }
-)
-_OF_EDGES = frozenset({"edge_index", "e_id", "edge", "num_sampled_edges"})
-
-
-def check_column_names(schema: GraphSchema) -> None:
-    """Refuse, with ``ValueError``, columns that would hide an attribute of the batch."""
-    both = _OF_NODES | _OF_EDGES  # Side by side in a batch of one node and one edge type.
-    of_nodes, of_edges = (both, both) if schema.homogeneous else (_OF_NODES, _OF_EDGES)
-    for kinds, taken in ((schema.nodes, of_nodes), (schema.edges, of_edges)):
-        for kind, contents in kinds.items():
-            for column in contents.columns:
-                if column in taken:
-                    raise ValueError(
-                        f"column {column!r} of {kind!r} has the name of an attribute of every batch"
-                    )
-    if schema.homogeneous:
-        _check_side_by_side(schema)
-
-
-def _check_side_by_side(schema: GraphSchema) -> None:
-    """Refuse columns of nodes and edges whose attributes would have one name, the prefix notwithstanding."""
-    of_nodes = {name for nodes in schema.nodes.values() for name in nodes.columns}
-    of_edges = {name for edges in schema.edges.values() for name in edges.columns}
-    for column in sorted(of_nodes & of_edges):
-        if f"edge_{column}" in of_nodes | of_edges | _OF_EDGES:
-            raise ValueError(
-                f"nodes and edges both have a column {column!r}, and 'edge_{column}' is taken: rename one"
-            )
+__all__ = ["Collator", "reversed_edge_types", "seed_index"]
 
 
 def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import Unpack
 
+from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, flag
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
-from gigl_loader.loaders.collate import Collator, check_column_names
+from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerArguments, SamplerOptions
@@ -83,7 +84,11 @@ class DistNeighborLoader(BaseDistLoader):
 
     def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
         schema = self.dataset.schema
-        check_column_names(schema)
+        columns = ColumnPlan(
+            nodes={kind: tuple(nodes.columns) for kind, nodes in schema.nodes.items()},
+            edges={kind: tuple(edges.columns) for kind, edges in schema.edges.items()},
+        )
+        check_column_names(columns.nodes, columns.edges, homogeneous=schema.homogeneous)
         arguments = SamplerArguments(
             num_neighbors=self._num_neighbors,
             replace=self._replace,
@@ -91,10 +96,6 @@ class DistNeighborLoader(BaseDistLoader):
             weight_attr=self._weight_attr,
         )
         sampler = self._sampler_options.plan(schema, seed_type, arguments)
-        columns = ColumnPlan(
-            nodes={kind: tuple(nodes.columns) for kind, nodes in schema.nodes.items()},
-            edges={kind: tuple(edges.columns) for kind, edges in schema.edges.items()},
-        )
         return BatchPlan(sampler=sampler, run_seed=run_seed, columns=columns)
 
     def collate(self, tensors: FrameTensors) -> Any:

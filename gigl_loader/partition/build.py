@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.folder import DiskFolder, Folder
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
 from gigl_loader.graph.node_ids import Directory
@@ -16,7 +17,7 @@ from gigl_loader.partition.job import Job, Progress
 from gigl_loader.partition.limits import Budget, available_memory
 from gigl_loader.partition.nodes import build_nodes
 from gigl_loader.partition.staging import staged_directory
-from gigl_loader.partition.table import GraphTables
+from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, data_columns
 
 __all__ = ["build_graph"]
 
@@ -47,6 +48,7 @@ def build_graph(
         raise ValueError(f"num_partitions must lie in 1..{_MAX_PARTITIONS}, got {num_partitions}")
     if edge_dir not in ("in", "out"):
         raise ValueError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
+    _check_column_names(tables)
     chosen = assigner_named(assigner)
     budget = Budget(available_memory() // 2 if memory_limit is None else memory_limit)
 
@@ -68,6 +70,16 @@ def build_graph(
         return build(out, None)
     with staged_directory(Path(os.path.abspath(out)), overwrite=overwrite) as temporary:
         return build(DiskFolder(temporary), temporary / "scratch")
+
+
+def _check_column_names(tables: GraphTables) -> None:
+    nodes = {
+        node_type: data_columns(each.rows, NODE_ROLES)
+        for node_type, each in tables.nodes.items()
+        if each.rows is not None
+    }
+    edges = {edge_type: data_columns(each, EDGE_ROLES) for edge_type, each in tables.edges.items()}
+    check_column_names(nodes, edges, homogeneous=tables.homogeneous)
 
 
 def _build(job: Job, tables: GraphTables) -> GraphSchema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from gigl_loader.tensors import spec_of
 
 __all__ = ["tables_from_pyg"]
 
+logger = logging.getLogger(__name__)
 
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
 
@@ -34,7 +36,8 @@ def tables_from_pyg(data: Any, *, weight_attr: str | Mapping[EdgeType, str] | No
 
     Tensors with a row per node or edge become columns under their own names. Boolean ``train_mask``,
     ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. Other attributes
-    (texts, settings, tensors of another length) are left out. Edge ids are places in ``edge_index``.
+    (texts, settings, tensors of another length) are left out, and a logged warning names them. Edge ids are
+    places in ``edge_index``.
 
     ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
     type. ``ValueError`` where it is not there, or holds more than one number an edge.
@@ -44,10 +47,37 @@ def tables_from_pyg(data: Any, *, weight_attr: str | Mapping[EdgeType, str] | No
     node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
     edges = {key: _edge_table(key, store) for key, store in edge_stores.items()}
     nodes = {key: _node_table(key, store, edges) for key, store in node_stores.items()}
+    _warn_of_left_out(
+        data,
+        [
+            *((store, nodes[key].rows) for key, store in node_stores.items()),
+            *((store, edges[key]) for key, store in edge_stores.items()),
+        ],
+    )
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
         nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
     columns = {kind: table.columns for kind, table in edges.items()}
     return GraphTables(edges=edges, nodes=nodes, weights=declared(columns, weight_attr, "weight_attr"))
+
+
+def _warn_of_left_out(data: Any, tables: list[tuple[Any, Table | None]]) -> None:
+    """Name the attributes of PyG's stores that no table has."""
+    stored: dict[int, set[str]] = {id(store): set() for store in data.stores}
+    for store, table in tables:
+        stored[id(store)].update(table.columns if table is not None else ())
+    left_out = sorted(
+        {
+            name
+            for store in data.stores
+            for name in set(store.keys()) - _STRUCTURE
+            if stored[id(store)].isdisjoint({name, f"edge_{name}", f"node_{name}"})
+        }
+    )
+    if left_out:
+        logger.warning(
+            "left out of the graph, as they have no row per node or edge: %s; batches do not have them",
+            ", ".join(left_out),
+        )
 
 
 def _node_stores(data: Any) -> Iterator[tuple[NodeType, Any]]:
@@ -74,9 +104,7 @@ def _edge_table(edge_type: EdgeType, store: Any) -> Table:
     if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         raise FormatError(f"{what}: edge_index is {ends.dtype} {list(ends.shape)}, not int64 [2, E]")
     arrays, columns = {"src": ends[0], "dst": ends[1]}, {}
-    for name, value in _tensors(store):
-        if name in _STRUCTURE or len(value) != ends.shape[1] or not _is_edge_attr(store, name):
-            continue
+    for name, value in _rows(store, ends.shape[1], of_edges=True):
         key = f"edge_{name}" if name in EDGE_ROLES else name
         arrays[key], columns[key] = _array(value, f"{what}, {name}")
     return ArrayTable(what, arrays, columns)
@@ -86,9 +114,7 @@ def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]
     what = f"node type {node_type!r}"
     count = _num_nodes(node_type, store, edges)
     arrays, columns = {}, {}
-    for name, value in _tensors(store):
-        if name in _STRUCTURE or len(value) != count or _is_edge_attr(store, name):
-            continue
+    for name, value in _rows(store, count, of_edges=False):
         array, column = _array(value, f"{what}, {name}")
         key = f"node_{name}" if name in NODE_ROLES else name
         arrays[key], columns[key] = array, column
@@ -123,6 +149,13 @@ def _is_edge_attr(store: Any, name: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyG warns where it must guess the number of nodes
         return bool(store.is_edge_attr(name))
+
+
+def _rows(store: Any, count: int, *, of_edges: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that have a row for each of ``count`` nodes or edges."""
+    for name, value in _tensors(store):
+        if name not in _STRUCTURE and len(value) == count and _is_edge_attr(store, name) == of_edges:
+            yield name, value
 
 
 def _tensors(store: Any) -> Iterator[tuple[str, Any]]:

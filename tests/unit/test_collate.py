@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
-from gigl_loader.loaders.collate import Collator, check_column_names, reversed_edge_types, seed_index
+from gigl_loader.loaders.collate import Collator, reversed_edge_types, seed_index
 from gigl_loader.loaders.memory import ReusedMemory
 from gigl_loader.loaders.transfer import HostTensors, PackedTensors
 from gigl_loader.options import EdgeType
@@ -265,13 +265,6 @@ def test_the_seed_index_finds_each_seed_among_the_distinct_ones(seeds: list[int]
     assert found.dtype == torch.int64
 
 
-@pytest.mark.parametrize("column", ["n_id", "batch", "num_nodes", "seed_index"])
-def test_columns_named_like_an_attribute_of_the_batch_are_refused(column: str) -> None:
-    schema = _schema(nodes={NODE: _node_schema(9, **{column: Column("I64")})}, edges={})
-    with pytest.raises(ValueError, match=f"column '{column}' of 'node'"):
-        check_column_names(schema)
-
-
 def test_an_edge_column_named_like_one_of_the_nodes_gets_a_prefix() -> None:
     schema = _schema(
         nodes={NODE: _node_schema(9, time=Column("I64"))},
@@ -294,25 +287,7 @@ def test_an_edge_column_named_like_one_of_the_nodes_gets_a_prefix() -> None:
             "num_sampled_edges": {"node+to+node": [1]},
         },
     )
-    check_column_names(schema)
     plan = _plan(schema, NODE, hops=1, with_edge=False)
     batch = Collator(schema, plan.frame(schema))(HostTensors(frame, ReusedMemory()))
     assert batch.time.tolist() == [30, 40]
     assert batch.edge_time.tolist() == [0.5]
-
-
-def test_node_and_edge_columns_that_cannot_be_told_apart_are_refused() -> None:
-    schema = _schema(
-        nodes={NODE: _node_schema(9, time=Column("I64"), edge_time=Column("I64"))},
-        edges={EDGE: EdgeSchema(count=9, wide_indices=False, columns={"time": Column("F32")})},
-    )
-    with pytest.raises(ValueError, match="both have a column 'time', and 'edge_time' is taken: rename one"):
-        check_column_names(schema)
-
-
-def test_edge_columns_named_like_an_attribute_of_nodes_are_refused_where_they_lie_side_by_side() -> None:
-    edges = EdgeSchema(count=9, wide_indices=False, columns={"batch": Column("I64")})
-    nodes = {"a": _node_schema(9)}
-    check_column_names(_schema(homogeneous=False, nodes=nodes, edges={("a", "r", "a"): edges}))
-    with pytest.raises(ValueError, match="column 'batch' of"):
-        check_column_names(_schema(nodes={NODE: _node_schema(9)}, edges={EDGE: edges}))

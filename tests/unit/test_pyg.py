@@ -158,3 +158,23 @@ def test_tensors_that_require_gradients_or_are_not_contiguous_are_fine() -> None
     graph = _built(Data(x=values, edge_index=index))
     np.testing.assert_array_equal(graph.node_column("node", "x", 0), values.detach())
     assert _edges(graph, HOMOGENEOUS_EDGE) == [(0, 0, 1), (1, 1, 2), (2, 2, 3)]
+
+
+def test_attributes_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    data = Data(x=torch.zeros(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), edge_attr=torch.zeros(2))
+    tables_from_pyg(data)
+    assert not caplog.records
+    data.name, data.num_classes, data.prototypes = "three", 7, torch.zeros(5, 2)
+    tables_from_pyg(data)
+    assert [record.message for record in caplog.records] == [
+        "left out of the graph, as they have no row per node or edge: name, num_classes, prototypes; "
+        "batches do not have them"
+    ]
+    caplog.clear()
+    hetero = HeteroData()
+    hetero.licence = "free"
+    hetero["user"].x, hetero["item"].num_nodes = torch.zeros(3, 2), 4
+    hetero["user"].motto = "onwards"
+    hetero["user", "buys", "item"].edge_index = torch.tensor([[0], [1]])
+    tables_from_pyg(hetero)
+    assert "row per node or edge: licence, motto;" in caplog.text
