@@ -434,7 +434,7 @@ class BaseDistLoader:
         state = "" if self._frames.is_open else ", shut down"
         return (
             f"{type(self).__name__}({len(self):,} batches of {self.batch_size}, "
-            f"{self.num_workers} workers, on {self.device}{state})"
+            f"{self.num_workers} workers, seed {self.seed}, on {self.device}{state})"
         )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -445,7 +445,7 @@ def test_stats_tell_where_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_text_of_a_loader_tells_what_it_is() -> None:
-    assert repr(_loader()) == "DistNeighborLoader(10 batches of 30, 0 workers, on cpu)"
+    assert repr(_loader()) == "DistNeighborLoader(10 batches of 30, 0 workers, seed 3, on cpu)"
 
 
 def test_the_runtime_is_known() -> None:
