@@ -69,8 +69,8 @@ def steps_of(loader: DistNeighborLoader, micro_batches: int) -> Iterator[list[Da
 
 
 def loss_of(model: torch.nn.Module, batch: Data) -> torch.Tensor:
-    out = model(batch.x, batch.edge_index)[: batch.batch_size]
-    return cross_entropy(out, batch.y[: batch.batch_size])
+    out = model(batch.x, batch.edge_index)[batch.seed_index]
+    return cross_entropy(out, batch.y[batch.seed_index])
 
 
 def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: list[Data]) -> torch.Tensor:
@@ -95,8 +95,8 @@ def accuracy_of(model: torch.nn.Module, loader: DistNeighborLoader) -> float:
     # Without gradients nothing is exchanged, so ranks may have different numbers of batches.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     for batch in loader:
-        out = inner(batch.x, batch.edge_index)[: batch.batch_size]
-        right += torch.tensor([(out.argmax(dim=1) == batch.y[: len(out)]).sum(), len(out)])
+        out = inner(batch.x, batch.edge_index)[batch.seed_index]
+        right += torch.tensor([(out.argmax(dim=1) == batch.y[batch.seed_index]).sum(), len(out)])
     hits, seeds = mean_over_ranks(right).tolist()
     return hits / seeds
 

@@ -38,8 +38,9 @@ def accuracy_of(model: torch.nn.Module, loader: DistNeighborLoader) -> float:
     # Without gradients nothing is exchanged, so ranks may have different numbers of batches.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     for batch in loader:
-        out = inner(batch.x, batch.edge_index)[: batch.batch_size]
-        counts += torch.stack([(out.argmax(dim=1) == batch.y[: len(out)]).sum(), out.new_tensor(len(out))])
+        out = inner(batch.x, batch.edge_index)[batch.seed_index]
+        hits = (out.argmax(dim=1) == batch.y[batch.seed_index]).sum()
+        counts += torch.stack([hits, out.new_tensor(len(out))])
     if dist.is_initialized():
         dist.all_reduce(counts)
     right, seeds = counts.tolist()
@@ -66,8 +67,8 @@ def train(options: argparse.Namespace) -> float:
         for epoch in range(options.epochs):
             model.train()
             for batch in train_loader:
-                out = model(batch.x, batch.edge_index)[: batch.batch_size]
-                loss = cross_entropy(out, batch.y[: batch.batch_size])
+                out = model(batch.x, batch.edge_index)[batch.seed_index]
+                loss = cross_entropy(out, batch.y[batch.seed_index])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

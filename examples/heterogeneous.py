@@ -51,7 +51,7 @@ class Model(torch.nn.Module):
             # Nodes and edges of the outermost hop are of no use after the first layer.
             x, edges, _ = trim_to_layer(layer, batch.num_sampled_nodes, batch.num_sampled_edges, x, edges)
             x = {node_type: rows.relu() for node_type, rows in conv(x, edges).items()}
-        return self.head(x["user"])[: batch["user"].batch_size]
+        return self.head(x["user"])[batch["user"].seed_index]
 
 
 @torch.no_grad()
@@ -60,7 +60,7 @@ def accuracy_of(model: Model, loader: DistNeighborLoader) -> float:
     right = seeds = 0
     for batch in loader:
         out = model(batch)
-        right += int((out.argmax(dim=1) == batch["user"].y[: len(out)]).sum())
+        right += int((out.argmax(dim=1) == batch["user"].y[batch["user"].seed_index]).sum())
         seeds += len(out)
     return right / seeds
 
@@ -87,7 +87,7 @@ def main(epochs: int) -> float:
                 out = model(batch)
                 # The layers learn their widths from the first batch; before it there are no parameters.
                 optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
-                loss = torch.nn.functional.cross_entropy(out, batch["user"].y[: len(out)])
+                loss = torch.nn.functional.cross_entropy(out, batch["user"].y[batch["user"].seed_index])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

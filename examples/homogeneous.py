@@ -29,9 +29,9 @@ def accuracy_of(model: torch.nn.Module, loader: DistNeighborLoader) -> float:
     """Return the share of seeds that the model gets right."""
     right = seeds = 0
     for batch in loader:
-        out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        right += int((out.argmax(dim=1) == batch.y[: batch.batch_size]).sum())
-        seeds += batch.batch_size
+        out = model(batch.x, batch.edge_index)[batch.seed_index]
+        right += int((out.argmax(dim=1) == batch.y[batch.seed_index]).sum())
+        seeds += len(out)
     return right / seeds
 
 
@@ -48,8 +48,8 @@ def main(epochs: int) -> float:
     ):
         for epoch in range(epochs):
             for batch in train:
-                out = model(batch.x, batch.edge_index)[: batch.batch_size]
-                loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+                out = model(batch.x, batch.edge_index)[batch.seed_index]
+                loss = torch.nn.functional.cross_entropy(out, batch.y[batch.seed_index])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -68,7 +68,7 @@ class Stopwatch:
         self._last = now
 
 
-class Tally:
+class RunningMean:
     """Running mean of the loss and share of right answers over batches."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
     for epoch in range(1, recipe.epochs + 1):
         model.train()
-        clock, tally = Stopwatch(), Tally()
+        clock, mean = Stopwatch(), RunningMean()
         copied = _seconds_copying(train_loader)
         for batch in watch(f"epoch {epoch}", train_loader):
             clock.lap("waiting")
@@ -108,11 +108,11 @@ def train(
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            tally.add(logits, labels, loss)
+            mean.add(logits, labels, loss)
             clock.lap("computing")
         clock.lap("waiting")
         copying = _seconds_copying(train_loader) - copied
-        learnt = tally.result()
+        learnt = mean.result()
         yield EpochReport(
             epoch=epoch,
             loss=learnt.loss,
@@ -122,7 +122,7 @@ def train(
             waiting=clock.seconds["waiting"] - copying,
             copying=copying,
             computing=clock.seconds.get("computing", 0.0),
-            seeds=tally.seeds,
+            seeds=mean.seeds,
         )
 
 
@@ -130,11 +130,11 @@ def train(
 def evaluate(model: nn.Module, loader: Loader, *, target: str, watch: Watch) -> Evaluation:
     """Return how well the model does on the seeds of a loader."""
     model.eval()
-    tally = Tally()
+    mean = RunningMean()
     for batch in watch("evaluate", loader):
         logits, labels = model(batch), _labels(batch, target)
-        tally.add(logits, labels, nn.functional.cross_entropy(logits, labels))
-    return tally.result()
+        mean.add(logits, labels, nn.functional.cross_entropy(logits, labels))
+    return mean.result()
 
 
 def _labels(batch: Any, target: str) -> Tensor:

@@ -61,7 +61,7 @@ class WorkerHandle:
     def __init__(self, config: WorkerConfig, *, method: str, spare_slots: int) -> None:
         """Start the first process. Arrays of the consumer keep at most ``spare_slots`` slots at any time."""
         self.worker = config.worker
-        self.tally = WorkerStats()
+        self.stats = WorkerStats()
         self._config = config
         self._method = method
         self._spare_slots = spare_slots
@@ -137,14 +137,14 @@ class WorkerHandle:
         """
         slots = self._ring.slots
         self._undelivered -= 1
-        self.tally.batches += 1
-        self.tally.bytes += delivery.nbytes
+        self.stats.batches += 1
+        self.stats.bytes += delivery.nbytes
         if delivery.apart is not None:
             return self._lend_apart(delivery.apart)
         self._finished_slots.remove(delivery.slot)
         if slots.lent < self._spare_slots:
             return slots.lend(delivery.slot, delivery.nbytes)
-        self.tally.copied_out += 1
+        self.stats.copied_out += 1
         try:
             return slots.buffer(delivery.slot)[: delivery.nbytes].copy()
         finally:
@@ -196,7 +196,7 @@ class WorkerHandle:
 
     def restart(self) -> None:
         """Start another process after ``reap``, with the same ring and the next incarnation number."""
-        self.tally.reap()
+        self.stats.reap()
         self._config = replace(self._config, incarnation=self._config.incarnation + 1)
         self._start()
 
@@ -218,10 +218,10 @@ class WorkerHandle:
     def _start(self) -> None:
         self._ring.note(State.STARTING)
         self.incarnation = Incarnation(self._config, method=self._method, ring_fd=self._ring_fd)
-        self.tally.pid = self.incarnation.pid
+        self.stats.pid = self.incarnation.pid
 
     def _take(self, response: Response, fds: list[int]) -> Delivery | None:
-        self.tally.spent = response.spent
+        self.stats.spent = response.spent
         if response.result == Result.STARTED:
             self.incarnation.started = True
             return None
@@ -229,7 +229,7 @@ class WorkerHandle:
         if request is None:
             raise FormatError(f"worker {self.worker} answered what it was not asked")
         self._free_request_slots.append(request.request_slot)
-        self.tally.sampling_ns += response.sampling_ns
+        self.stats.sampling_ns += response.sampling_ns
         delivery = self._delivery(request, response, fds)
         if request.generation == self._generation:
             return delivery
@@ -256,15 +256,15 @@ class WorkerHandle:
     def _lend_apart(self, memory: Bytes) -> Bytes:
         # Each mapping holds a file descriptor, and a process may have only about a thousand of them.
         if len(self._maps) == _MAX_MAPS:
-            self.tally.copied_out += 1
+            self.stats.copied_out += 1
             return memory.copy()
         self._maps.add(id(memory))
         weakref.finalize(memory, self._maps.discard, id(memory)).atexit = False
         return memory
 
     def _count_oversize(self, nbytes: int) -> None:
-        self.tally.oversize += 1
-        if self.tally.oversize == 1:
+        self.stats.oversize += 1
+        if self.stats.oversize == 1:
             _LOGGER.warning(
                 "a frame of %.1f MB fits no slot of worker %d, which hold %.1f MB: a larger channel_size "
                 "saves the cost of fresh memory",

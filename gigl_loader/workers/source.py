@@ -100,7 +100,7 @@ class WorkerSource:
         except BaseException:
             self._close()
             raise
-        self._tallies = [handle.tally for handle in self._handles]
+        self._worker_stats = [handle.stats for handle in self._handles]
 
     @property
     def num_batches(self) -> int:
@@ -148,7 +148,7 @@ class WorkerSource:
         self._close()
 
     def stats(self) -> dict[str, Any]:
-        return {**statistics(self._tallies), "seconds_waiting": self._seconds_waiting}
+        return {**statistics(self._worker_stats), "seconds_waiting": self._seconds_waiting}
 
     def _start(self, plan: BatchPlan, sampler: str) -> None:
         options = self._options

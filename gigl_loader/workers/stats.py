@@ -55,8 +55,8 @@ class WorkerStats:
         }
 
 
-def statistics(tallies: Sequence[WorkerStats]) -> dict[str, Any]:
+def statistics(workers: Sequence[WorkerStats]) -> dict[str, Any]:
     """Return the counters summed over all workers, and those of each worker under ``workers``."""
-    each = [tally.counts() for tally in tallies]
-    workers = [{"worker": i, "pid": tallies[i].pid, **counts} for i, counts in enumerate(each)]
-    return {**{name: sum(counts[name] for counts in each) for name in each[0]}, "workers": workers}
+    each = [worker.counts() for worker in workers]
+    listed = [{"worker": i, "pid": workers[i].pid, **counts} for i, counts in enumerate(each)]
+    return {**{name: sum(counts[name] for counts in each) for name in each[0]}, "workers": listed}

@@ -135,13 +135,13 @@ def test_few_frames_are_lent_and_the_others_copied(handle: WorkerHandle) -> None
         (delivery,) = handle.deliveries()
         kept.append(handle.hand_out(delivery))
     assert [array.tolist() for array in kept] == [[batch, batch] for batch in range(6)]
-    assert handle.tally.copied_out == 4
+    assert handle.stats.copied_out == 4
     del kept[:2]
     handle.send(request(9))
     played(handle).work()
     (delivery,) = handle.deliveries()
     handle.hand_out(delivery)
-    assert handle.tally.copied_out == 4
+    assert handle.stats.copied_out == 4
 
 
 def test_a_copy_that_fails_leaves_its_slot_free(
@@ -203,7 +203,7 @@ def test_a_burial_names_the_batches_to_sample_again(handle: WorkerHandle) -> Non
     assert death.account.endswith("was killed by SIGKILL while it sampled batch 1 of epoch 0")
     assert (death.trace, death.hopeless, death.pending) == ("last words", False, [1])
     handle.restart()
-    assert (played(handle).incarnation, handle.tally.restarts) == (1, 1)
+    assert (played(handle).incarnation, handle.stats.restarts) == (1, 1)
     handle.send(request(1))
     played(handle).work()
     (again,) = handle.deliveries()
@@ -280,7 +280,7 @@ def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle)
         kept.append(handle.hand_out(delivery))
     del delivery
     assert [array[0] for array in kept] == list(range(40))
-    assert (handle.tally.oversize, handle.tally.copied_out) == (40, 8)
+    assert (handle.stats.oversize, handle.stats.copied_out) == (40, 8)
 
 
 def test_a_memory_file_shorter_than_it_says_is_refused(handle: WorkerHandle) -> None:

@@ -39,12 +39,12 @@ class ChannelLoad:
             key=channel.producer.key,
             name=channel.name,
             transport="flight" if channel.ring is None else "ring",
-            batches=channel.tally.batches,
-            nbytes=channel.tally.nbytes,
+            batches=channel.totals.batches,
+            nbytes=channel.totals.nbytes,
             queued=len(channel.queue),
             ready=ready,
-            sampling_s=channel.tally.sampling_s,
-            waiting_s=channel.tally.waiting_s,
+            sampling_s=channel.totals.sampling_s,
+            waiting_s=channel.totals.waiting_s,
             idle_s=now - channel.last_request,
         )
 

@@ -125,7 +125,7 @@ class Scheduler:
             self._forget(channel, [task])
             result = self._result(task, made)
             if result.in_slot or result.handle:
-                channel.tally.add(result)
+                channel.totals.add(result)
                 self.totals.add(result)
         if not task.abandoned:
             task.done(result)

@@ -152,7 +152,7 @@ class Channel:
     """Allowance of edges that one of its batches needed."""
     queue: deque[SampleTask] = field(default_factory=deque)
     running: set[SampleTask] = field(default_factory=set)
-    tally: ChannelTotals = field(default_factory=ChannelTotals)
+    totals: ChannelTotals = field(default_factory=ChannelTotals)
 
     @property
     def open_requests(self) -> int:
