@@ -21,8 +21,9 @@ import pytest
 from tests.support.fork_server import ForkServer
 from tests.support.hosts import Host, Network, missing_for_hosts
 from tests.support.leftovers import wait_until
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
-from tests.support.ranks import Ended, Ranks, free_port, places
+from tests.support.ranks import Ended, Ranks, places
 from tests.support.training import PROGRAM, open_gate, seen_by, shares
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -108,7 +109,7 @@ def test_a_bad_line_is_made_good_or_told_and_then_made_good(
     start: Start, expected: list[int], tmp_path: Path
 ) -> None:
     """Late, slow, half closed, reset; then silent until the deadline, which consumes nothing."""
-    control = free_port()
+    control = free_port(count=2)
     listen = {"listen": f"127.0.0.1:{control}", "advertise": "127.0.0.77"}
     gates = ["opened", "batch 1", "batch 2", "batch 3"]
     with ExitStack() as stack:

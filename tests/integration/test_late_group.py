@@ -17,8 +17,8 @@ from torch import distributed, multiprocessing
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.ports import free_port
 from tests.support.pyg_graphs import homogeneous
-from tests.support.ranks import free_port
 
 pytestmark = [pytest.mark.usefixtures("no_leftovers"), pytest.mark.slow, pytest.mark.timeout(300)]
 

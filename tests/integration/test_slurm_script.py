@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.learnable import learnable_graph
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/slurm/gigl.sbatch"

@@ -23,8 +23,8 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.certificates import Authority
 from tests.support.clusters import addresses_of, servers_of
+from tests.support.ports import free_port
 from tests.support.pyg_graphs import heterogeneous
-from tests.support.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]

@@ -22,8 +22,9 @@ from gigl_loader import DistDataset, DistNeighborLoader, StorageUnavailable
 from gigl_server.local_cluster import LocalCluster
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.leftovers import wait_until
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
-from tests.support.ranks import Ranks, free_port, places
+from tests.support.ranks import Ranks, places
 from tests.support.training import FANOUT, OPTIONS, PROGRAM, digest, open_gate, seen_by, shares
 
 if TYPE_CHECKING:
@@ -204,11 +205,12 @@ def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
 
 def test_a_bad_line_is_made_good_or_told_and_then_made_good(graph: Path, expected: list[int]) -> None:
     """Late, slow, half closed, reset; then silent until the deadline, which consumes nothing."""
-    ports = free_port(), free_port()
+    port = free_port(count=2)
+    ports = port, port + 1
     listen = {"listen": f"127.0.0.1:{ports[0]}", "data_port": ports[1], "advertise": "127.0.0.77"}
     with ExitStack() as stack:
         control, data = (
-            stack.enter_context(Proxy(("127.0.0.1", port), listen=("127.0.0.77", port))) for port in ports
+            stack.enter_context(Proxy(("127.0.0.1", each), listen=("127.0.0.77", each))) for each in ports
         )
         servers = stack.enter_context(servers_of(graph, 2, special={1: listen}))
         batches = iter(opened(stack, addresses_of(servers), TIMEOUT, transport="flight", prefetch_size=1))

@@ -16,8 +16,9 @@ from gigl_server.cluster.discovery import JoinRefused
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
 from tests.support.clusters import addresses_of, servers_of
+from tests.support.ports import free_port
 from tests.support.pyg_graphs import homogeneous
-from tests.support.ranks import Place, Ranks, free_port
+from tests.support.ranks import Place, Ranks
 from tests.support.store_server import PROGRAM
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.peers import remote_store, served
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
-from tests.support.ranks import free_port
 from tests.support.sources import small_graph
 from tests.support.training import FANOUT, OPTIONS, digest
 
@@ -152,11 +152,12 @@ def test_batches_of_a_storage_server_come_right_or_not_at_all(
 def check_storage_server(
     graph: str, expected: list[int], rows: Literal["through", "direct"], seed: int
 ) -> None:
-    ports = free_port(), free_port()
+    port = free_port(count=2)
+    ports = port, port + 1
     listen = {"listen": f"127.0.0.1:{ports[0]}", "data_port": ports[1], "advertise": "127.0.0.77"}
     with ExitStack() as stack:
         lines = [
-            stack.enter_context(Proxy(("127.0.0.1", port), listen=("127.0.0.77", port))) for port in ports
+            stack.enter_context(Proxy(("127.0.0.1", each), listen=("127.0.0.77", each))) for each in ports
         ]
         servers = stack.enter_context(servers_of(Path(graph), 2, special={1: listen}))
         dataset = stack.enter_context(

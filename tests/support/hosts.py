@@ -12,7 +12,6 @@ import functools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import uuid
@@ -21,6 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.support.ports import free_port
 
 __all__ = ["Host", "Network", "enter_network", "missing_for_hosts"]
 
@@ -83,8 +84,8 @@ class Host:
         return results[0]
 
     def free_port(self) -> int:
-        """Return a port that nobody listens on here. Nobody else hands out ports here either."""
-        return self.call(lambda: _free_port(self.address))
+        """Return a port that nobody listens on here."""
+        return self.call(lambda: free_port(self.address))
 
     def cut(self) -> None:
         """Pull the cable: nothing arrives any more, and nobody is told."""
@@ -236,11 +237,6 @@ def _let_go(holder: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:
         holder.kill()
         holder.wait()
-
-
-def _free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _pids() -> Iterator[int]:

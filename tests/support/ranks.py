@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +16,9 @@ import psutil
 from tests.support.fork_server import ForkServer
 from tests.support.hosts import Host
 from tests.support.leftovers import shared_memory, wait_until
+from tests.support.ports import free_port
 
-__all__ = ["Ended", "Place", "Ranks", "free_port", "places"]
+__all__ = ["Ended", "Place", "Ranks", "places"]
 
 ROOT = Path(__file__).parents[2]
 _PATIENCE = 10.0
@@ -222,8 +222,3 @@ class Ranks:
         with suppress(FileNotFoundError):
             return self._path(rank, kind).read_text()
         return ""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

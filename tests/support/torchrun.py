@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from tests.support.hosts import Host
 from tests.support.leftovers import wait_until
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 __all__ = ["Torchrun", "run_torchrun"]
 

@@ -26,8 +26,8 @@ from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
 from tests.support.clusters import addresses_of, check_same, servers_of
 from tests.support.leftovers import wait_until
+from tests.support.ports import free_port
 from tests.support.pyg_graphs import homogeneous
-from tests.support.ranks import free_port
 from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:

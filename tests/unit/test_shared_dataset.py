@@ -23,6 +23,7 @@ from gigl_loader.rpc.host_service import HostService
 from gigl_loader.sampling.features import GatherRequest
 from tests.support import slow_peers
 from tests.support.made import record_sources
+from tests.support.ports import free_port
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
@@ -482,7 +483,7 @@ def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
 ) -> None:
     options: dict[str, Any] = {"batch_size": 25, "sharding": "none", "seed": 1, "shuffle": True}
     whole = list(DistNeighborLoader(DistDataset.open(graph), [4, 3], "train", num_workers=0, **options))
-    listen = f"127.0.0.1:{_two_free_ports()}"
+    listen = f"127.0.0.1:{free_port(count=2)}"
     credentials = Credentials.plaintext(token=new_token())
 
     def serve(group: RankGroup) -> None:
@@ -519,16 +520,6 @@ def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
     )
     assert len(seen) == len(whole)
     assert all(map(same_batch, seen, whole))
-
-
-def _two_free_ports() -> int:
-    """Return the first of two neighbouring ports that nobody listens on."""
-    for _ in range(100):
-        with socket.create_server(("127.0.0.1", 0)) as first, suppress(OSError, OverflowError):
-            port = int(first.getsockname()[1])
-            socket.create_server(("127.0.0.1", port + 1)).close()
-            return port
-    raise AssertionError("no two neighbouring ports are free")
 
 
 # Leaving

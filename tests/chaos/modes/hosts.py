@@ -15,8 +15,9 @@ from tests.chaos.lines import ADDRESS, LINE_KINDS, disturb
 from tests.chaos.record import HANG_S, Record
 from tests.chaos.wrongs import few_descriptors, stopped
 from tests.support.leftovers import wait_until
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
-from tests.support.ranks import Ranks, free_port, places
+from tests.support.ranks import Ranks, places
 from tests.support.training import PROGRAM, open_gate, seen_by, shares
 
 __all__ = ["KINDS", "MAX_FAULTS", "NAME", "run"]
@@ -42,7 +43,7 @@ def run(ground: Ground, seed: int, leg: int, count: int) -> Record:
     record = Record(NAME, leg)
     faults = _survivable(draw_faults(seed, NAME, leg, count, kinds=KINDS, spacing=(2, 6)))
     repairs = Repairs(2)
-    control = _two_free_ports()
+    control = free_port(count=2)
     gates = [f"batch {fault.at_batch}" for fault in faults]
     common: dict[str, Any] = {
         "graph": str(ground.graph),
@@ -127,16 +128,6 @@ def _process_of(ranks: Ranks, host: int, name: str) -> psutil.Process:
     """Return a process of a host, once there is one: it may be starting again."""
     assert wait_until(lambda: bool(ranks.children(host, name)), seconds=HANG_S), f"no {name} on host {host}"
     return ranks.children(host, name)[0]
-
-
-def _two_free_ports() -> int:
-    while True:
-        port = free_port()
-        try:
-            with Proxy(listen=("127.0.0.1", port + 1)):
-                return port
-        except OSError:
-            continue
 
 
 class _Watch:

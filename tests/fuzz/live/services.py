@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from tests.support.certificates import Authority
 from tests.support.command_line import COMMAND
 from tests.support.hostile_clients import PLAN
 from tests.support.leftovers import wait_until
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 __all__ = ["TOKEN", "Service", "peer_service", "storage_server"]
 
@@ -60,7 +59,7 @@ def storage_server(graph: Path, folder: Path, *, tls: bool) -> Iterator[Service]
     """Run ``gigl-loader serve`` with a token, on free ports, until the end of the block. It must end well."""
     folder.mkdir()
     (folder / "token").write_text(TOKEN)
-    port = _two_free_ports()
+    port = free_port(count=2)
     command = [
         *COMMAND,
         "serve",
@@ -78,13 +77,13 @@ def storage_server(graph: Path, folder: Path, *, tls: bool) -> Iterator[Service]
     for path in folder.iterdir():
         path.chmod(0o600)
     caller = Caller(token=TOKEN, authority=authority.decode())
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log)
+    name = f"storage server{' with TLS' if tls else ''}"
+    log = folder / "log"
+    with log.open("wb") as written:
+        process = subprocess.Popen(command, stderr=written)
     try:
-        name = f"storage server{' with TLS' if tls else ''}"
-        yield Service(
-            _target(name, port, caller, Graph.open(graph).manifest.digest), caller, process, folder / "log"
-        )
+        digest = Graph.open(graph).manifest.digest
+        yield Service(_target(name, port, caller, digest, process=process, log=log), caller, process, log)
         process.terminate()
         assert process.wait(_END_S) == 0, f"{name} ended with {process.returncode}"
     finally:
@@ -113,7 +112,9 @@ def peer_service(graph: Path) -> Iterator[Service]:
         yield Service(target, credentials.caller(), service)
 
 
-def _target(name: str, port: int, caller: Caller, digest: str) -> Target:
+def _target(
+    name: str, port: int, caller: Caller, digest: str, *, process: subprocess.Popen[bytes], log: Path
+) -> Target:
     """Wait until the server is ready, and ask it where its door is."""
     address = Address("127.0.0.1", port)
     endpoint = Endpoint.of_address(address, what="storage server", certificate=caller.authority)
@@ -121,12 +122,13 @@ def _target(name: str, port: int, caller: Caller, digest: str) -> Target:
     try:
 
         def ready() -> bool:
+            assert process.poll() is None, f"{name} ended with {process.returncode}:\n{log.read_text()}"
             try:
                 return bool(client.cluster(5.0).ready)
             except Exception:
                 return False
 
-        assert wait_until(ready, seconds=_READY_S), f"{name} did not become ready"
+        assert wait_until(ready, seconds=_READY_S), f"{name} did not become ready:\n{log.read_text()}"
         client.create_producer("door", PLAN.to_json(), digest, 20.0)
         channel = client.open_channel(
             "door", name="door", credit=1, ring_slots=1, ring_slot_bytes=4096, timeout_s=20.0
@@ -152,12 +154,3 @@ def _write_certificates(folder: Path) -> bytes:
     for name, content in {"cert": certificate, "key": key, "ca": authority.pem}.items():
         (folder / name).write_bytes(content)
     return authority.pem
-
-
-def _two_free_ports() -> int:
-    """Return a port that is free and followed by one that is."""
-    while True:
-        port = free_port()
-        with socket.socket() as probe:
-            if port < 65_535 and probe.connect_ex(("127.0.0.1", port + 1)) != 0:
-                return port
