@@ -196,6 +196,16 @@ class DistDataset(GraphQueries):
         ids = self._graph.node_ids(node_type)
         return positions if ids is None else ids[positions]
 
+    def _texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
+        texts = self._graph.text_ids(node_type)
+        assert texts is not None
+        return texts.texts(node_ids)
+
+    def _find_texts(self, node_type: NodeType, texts: list[str]) -> Int64Array:
+        known = self._graph.text_ids(node_type)
+        assert known is not None
+        return known.find(texts)
+
     def _ids_of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
         positions = self.all_positions(node_type) if split is None else self.split_positions(node_type, split)
         [held] = share.slices([len(positions)])

@@ -12,6 +12,7 @@ from gigl_loader.sizes import whole_number
 
 __all__ = [
     "MAX_KEY",
+    "MAX_TEXT_ID",
     "START_METHODS",
     "VERIFY_MODES",
     "EdgeType",
@@ -70,6 +71,9 @@ class WorkerOptions:
 _MAX_PREFETCHED = 64
 MAX_KEY = 200
 """Characters. Servers take 256, of which some tell loaders apart that were given one name."""
+
+MAX_TEXT_ID = 2048
+"""Characters of a text id, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

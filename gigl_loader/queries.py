@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.sharding import read_share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -100,13 +101,55 @@ class GraphQueries:
         """
         import torch
 
-        array = np.ascontiguousarray(torch.as_tensor(ids).cpu().numpy())
-        if array.dtype.kind not in "iu" or array.ndim != 1:
-            raise TypeError(f"node ids must be a 1-D tensor of integers, got {array.dtype} {array.shape}")
         kind = self._one_type(node_type)
-        positions = self.positions(kind, array.astype(np.int64))
+        positions = self.positions(kind, _id_array(ids))
         bounds = np.array(self.schema.nodes[kind].bounds, np.int64)
         return torch.from_numpy(np.searchsorted(bounds, positions, side="right") - 1)
+
+    def original_ids(
+        self, node_ids: torch.Tensor, node_type: NodeType | None = None
+    ) -> list[str] | list[int]:
+        """Return the ids by which the tables of the graph named these nodes, in order.
+
+        Texts where the tables had texts (``schema.nodes[node_type].text_ids``), else ``node_ids`` as they
+        are. ``node_ids`` are integers [N], such as ``batch.n_id``. ``ValueError`` lists the first ten unknown
+        ids.
+        """
+        kind = self._one_type(node_type)
+        ids = _id_array(node_ids)
+        self.positions(kind, ids)
+        return self._texts(kind, ids) if self.schema.nodes[kind].text_ids else ids.tolist()
+
+    def node_ids_of(self, original_ids: Iterable[str], node_type: NodeType | None = None) -> torch.Tensor:
+        """Return the node ids, int64 [N], of nodes that the tables of the graph named by texts.
+
+        Loaders take such texts in place of node ids, too. ``ValueError`` where the type has no text ids, and
+        with the first ten unknown texts.
+        """
+        import torch
+
+        kind = self._one_type(node_type)
+        texts = list(original_ids)
+        wrong = next((text for text in texts if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise TypeError(f"original ids must be texts, got {wrong!r}")
+        if not self.schema.nodes[kind].text_ids:
+            raise ValueError(f"nodes of type {kind!r} have integer ids, no texts such as {texts[:1]}")
+        ids = self._find_texts(kind, [text if len(text) <= MAX_TEXT_ID else "" for text in texts])
+        unknown = [texts[at][:100] for at in np.flatnonzero(ids < 0)[:10]]
+        if unknown:
+            count = int((ids < 0).sum())
+            listed = ", ".join(map(repr, unknown)) + (", ..." if count > len(unknown) else "")
+            raise ValueError(f"{count} unknown ids of type {kind!r}: {listed}")
+        return torch.from_numpy(ids)
+
+    def _texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
+        """Return the texts of node ids (int64 [N], all known) of a type with text ids."""
+        raise NotImplementedError
+
+    def _find_texts(self, node_type: NodeType, texts: list[str]) -> Int64Array:
+        """Return the node ids of texts of a type with text ids, int64 [N], -1 for unknown texts."""
+        raise NotImplementedError
 
     def _ids_of_servers(self, node_type: NodeType, split: str | None, share: Share) -> Sequence[Int64Array]:
         """Return a share of the ids of a split, or of all nodes, by server, int64, ascending."""
@@ -121,3 +164,13 @@ class GraphQueries:
             known = ", ".join(map(repr, self.node_types))
             raise ValueError(f"unknown node type {node_type!r}; known: {known}")
         return node_type
+
+
+def _id_array(ids: torch.Tensor) -> Int64Array:
+    """Return a user's node ids as int64 [N]."""
+    import torch
+
+    array = np.ascontiguousarray(torch.as_tensor(ids).cpu().numpy())
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise TypeError(f"node ids must be a 1-D tensor of integers, got {array.dtype} {array.shape}")
+    return array.astype(np.int64)

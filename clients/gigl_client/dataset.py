@@ -196,6 +196,14 @@ class RemoteDistDataset(GraphQueries):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
+        self._cluster.check_usable()
+        return self._nodes.texts(node_type, node_ids)
+
+    def _find_texts(self, node_type: NodeType, texts: list[str]) -> Int64Array:
+        self._cluster.check_usable()
+        return self._nodes.find_texts(node_type, texts)
+
     def _ids_of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
         self._cluster.check_usable()
         return self._nodes.of_servers(node_type, split, share)

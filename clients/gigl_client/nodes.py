@@ -54,6 +54,14 @@ class RemoteNodes:
             return latest[1]
         return self._directory.ids(node_type, positions)
 
+    def texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
+        """Return the texts of node ids, int64 [N], of a type that has text ids."""
+        return self._directory.texts(node_type, node_ids)
+
+    def find_texts(self, node_type: NodeType, texts: list[str]) -> Int64Array:
+        """Return the node ids of texts, int64 [N], -1 for unknown ones, of a type that has text ids."""
+        return self._directory.find_texts(node_type, texts)
+
     def all_positions(self, node_type: NodeType) -> Int64Array:
         """Return the positions of all nodes of a type, int64 [N], by ascending node id."""
         self._known(node_type)

@@ -80,7 +80,12 @@ def _node_table(graph: Graph) -> Table:
         sizes = [high - low for low, high in zip(nodes.bounds[:-1], nodes.bounds[1:], strict=True)]
         splits = ", ".join(f"{name} {size:,}" for name, size in nodes.splits.items())
         table.add_row(
-            node_type, f"{nodes.count:,}", _spread(sizes), nodes.ids, _columns(nodes.columns), splits
+            node_type,
+            f"{nodes.count:,}",
+            _spread(sizes),
+            "text" if nodes.text_ids else nodes.ids,
+            _columns(nodes.columns),
+            splits,
         )
     return table
 

@@ -9,4 +9,5 @@ NB_MODULE(_core, m) {
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);
+  gigl::BindTextIndex(m);
 }

@@ -21,10 +21,12 @@ from gigl_loader.graph.paths import (
     nodes_path,
     part_folder,
     splits_path,
+    text_ids_path,
     topology_path,
     weights_path,
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
+from gigl_loader.graph.text_ids import TextIds
 from gigl_loader.graph.verification import check_part, check_split, verify_graph
 from gigl_loader.graph.verifier import LazyVerifier, NoVerifier, Verifier
 from gigl_loader.options import Verify, check_verify
@@ -57,6 +59,11 @@ class Graph:
         """Verifies the files. Call ``check`` before a batch is used."""
         self._documents = documents
         self._directories = {node_type: self._directory(node_type) for node_type in self.schema.nodes}
+        self._text_ids = {
+            node_type: self._opened_text_ids(node_type)
+            for node_type, nodes in self.schema.nodes.items()
+            if nodes.text_ids
+        }
 
     @classmethod
     def open(
@@ -119,6 +126,8 @@ class Graph:
         ``progress(read, total)`` is called with bytes. Raises ``FormatError`` at the first fault.
         """
         verify_graph(self.schema, self._documents, self._directories, progress)
+        for texts in self._text_ids.values():
+            texts.verify()
 
     def topology(self, edge_type: EdgeType, part: int) -> dict[str, Array]:
         """Return a partition's adjacency: ``indptr`` int64 [N + 1], ``indices`` [E] and ``edge_ids`` [E].
@@ -179,6 +188,13 @@ class Graph:
             raise ValueError(f"{len(unknown)} unknown node ids of type {node_type!r}: {listed}")
         return positions
 
+    def text_ids(self, node_type: NodeType) -> TextIds | None:
+        """Return the texts of a type's node ids, where the graph was built with such."""
+        if not self._known_node_type(node_type).text_ids:
+            return None
+        self.verifier.require(text_ids_path(node_type))
+        return self._text_ids[node_type]
+
     def all_positions(self, node_type: NodeType, first: int = 0, count: int | None = None) -> Int64Array:
         """Return the positions of a type, int64 [N], by ascending node id.
 
@@ -227,6 +243,11 @@ class Graph:
         Directory.check(nodes.ids, nodes.count, document.specs, document.name)
         arrays = {name: document.array(name) for name in document.specs}
         return Directory(nodes.count, arrays["ids"], arrays.get("sorted_ids"), arrays.get("positions"))
+
+    def _opened_text_ids(self, node_type: NodeType) -> TextIds:
+        document = self._documents[text_ids_path(node_type)]
+        TextIds.check(self.schema.nodes[node_type].count, document.specs, document.name)
+        return TextIds(document.name, {name: document.array(name) for name in document.specs})
 
     def _document(self, name: str) -> Document:
         document = self._documents.get(name)
@@ -299,7 +320,7 @@ def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -
     """Return the verifier of these files. Files in memory need none."""
     if mode == "none" or not isinstance(folder, DiskFolder):
         return NoVerifier()
-    features = [name for name in documents if name.split("/")[1] in ("nodes", "edges")]
+    features = [name for name in documents if name.split("/")[1] in ("nodes", "edges", "text")]
     return LazyVerifier(folder, documents, features)
 
 
@@ -339,6 +360,7 @@ def _present_parts(folder: Folder, schema: GraphSchema) -> list[int]:
 
 def _expected(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
     names = [ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.ids != "identity"]
+    names += [text_ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.text_ids]
     return names + [name for part in parts for name in _expected_of_part(schema, part)]
 
 

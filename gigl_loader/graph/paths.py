@@ -10,6 +10,7 @@ __all__ = [
     "nodes_path",
     "part_folder",
     "splits_path",
+    "text_ids_path",
     "topology_path",
     "weights_path",
 ]
@@ -17,6 +18,11 @@ __all__ = [
 
 def ids_path(node_type: NodeType) -> str:
     return f"ids/{type_name(node_type)}.safetensors"
+
+
+def text_ids_path(node_type: NodeType) -> str:
+    """Return the path of the texts that stand for the node ids of a type."""
+    return f"ids/text/{type_name(node_type)}.safetensors"
 
 
 def part_folder(part: int) -> str:

@@ -89,8 +89,12 @@ class NodeSchema:
     columns: Mapping[str, Column]
     splits: Mapping[str, int]
     """Number of nodes in each named split."""
+    text_ids: bool = False
+    """The tables named the nodes by texts. Node ids are 0..count-1, and a file holds the text of each."""
 
     def __post_init__(self) -> None:
+        if self.text_ids and self.ids == "sparse":
+            raise ValueError("nodes with text ids have the node ids 0..count-1, not sparse ones")
         if self.ids not in _ID_KINDS:
             raise ValueError(f"ids must be one of {', '.join(_ID_KINDS)}, got {self.ids!r}")
         if len(self.bounds) < 2 or self.bounds[0] != 0 or self.bounds[-1] != self.count:
@@ -248,6 +252,7 @@ def _nodes_to_json(node_type: NodeType, nodes: NodeSchema) -> dict[str, Any]:
         "ids": nodes.ids,
         "columns": _columns_to_json(nodes.columns),
         "splits": dict(nodes.splits),
+        **({"text_ids": True} if nodes.text_ids else {}),
     }
 
 
@@ -258,6 +263,7 @@ def _nodes_from_json(entry: Mapping[str, Any]) -> tuple[NodeType, NodeSchema]:
         ids=entry["ids"],
         columns=_columns_from_json(entry["columns"]),
         splits={name: int(count) for name, count in entry["splits"].items()},
+        text_ids=bool(entry.get("text_ids", False)),
     )
 
 

@@ -45,6 +45,10 @@ class Dataset(NodeDirectory, Protocol):
     ) -> dict[int, torch.Tensor]: ...
     def partition_of(self, ids: torch.Tensor, node_type: NodeType | None = None) -> torch.Tensor: ...
 
+    def original_ids(
+        self, node_ids: torch.Tensor, node_type: NodeType | None = None
+    ) -> list[str] | list[int]: ...
+
     def check_options(self, store: StoreOptions) -> None:
         """Raise ``ValueError`` for what only another kind of dataset understands."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import torch
 from typing_extensions import Unpack
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DistNeighborLoader"]
 
-_Nodes = torch.Tensor | Mapping[int, torch.Tensor] | str | None
+_Nodes = torch.Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str] | Mapping[int, torch.Tensor] | None
 InputNodes = _Nodes | tuple[NodeType, _Nodes]
 
 
@@ -55,8 +56,9 @@ class DistNeighborLoader(BaseDistLoader):
             Neighbours per hop, for every edge type or by edge type: -1 takes all, 0 skips the type. ``None``
             where ``sampler_options`` are of a kind that has no fanouts.
         ``input_nodes``
-            Node ids (1-D tensor), the name of a split, ``None`` for all nodes, or a pair of a node
-            type and one of these. Graph store: also node ids by server rank, taken in their order.
+            Node ids (1-D tensor, array or list) or the texts by which tables named the nodes, a boolean mask,
+            the name of a split, ``None`` for all nodes, or a pair of a node type and one of these. Graph
+            store: also node ids by server rank, taken in their order.
         ``replace``
             Draw neighbours with replacement.
         ``with_edge``

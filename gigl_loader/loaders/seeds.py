@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,7 @@ class NodeDirectory(Protocol):
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array: ...
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array: ...
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array: ...
+    def node_ids_of(self, original_ids: Iterable[str], node_type: NodeType | None = None) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ class SeedNodes:
 def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
     """Return the seeds that ``input_nodes`` stands for.
 
-    A 1-D tensor (or array, or list) of node ids; a boolean mask over the nodes ``0 .. N - 1``; the name
-    of a split; ``None`` for all nodes; node ids by the rank of a storage server, which come in the order
-    of the ranks; or a pair of a node type and one of these. Splits and all nodes come by ascending node id.
+    A 1-D tensor (or array, or list) of node ids, or of the texts by which tables named the nodes; a boolean
+    mask over the nodes ``0 .. N - 1``; the name of a split; ``None`` for all nodes; node ids by the rank of a
+    storage server, which come in the order of the ranks; or a pair of a node type and one of these. Splits
+    and all nodes come by ascending node id.
     ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
     """
     node_type, nodes = _typed(directory.schema, input_nodes)
@@ -71,7 +73,7 @@ def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
     if array.dtype == np.bool_:
         ids = _selected(array, directory.schema.nodes[node_type])
         return SeedNodes(node_type, directory.positions(node_type, ids), places=ids, ids=ids)
-    ids = _integers(array)
+    ids = _integers(directory.node_ids_of(array.tolist(), node_type).numpy() if _is_text(array) else array)
     return SeedNodes(node_type, directory.positions(node_type, ids), ids=ids)
 
 
@@ -134,6 +136,10 @@ def _array(nodes: Any) -> npt.NDArray[Any]:
     if not len(array):
         raise ValueError("input_nodes is empty: at least one seed is needed")
     return array
+
+
+def _is_text(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind == "U" or (array.dtype.kind == "O" and isinstance(array[0], str))
 
 
 def _integers(array: npt.NDArray[Any]) -> Int64Array:

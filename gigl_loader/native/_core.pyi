@@ -292,3 +292,33 @@ class BatchBuilder(Batch):
         """Add no edge of this type at this hop."""
     def end_hop(self) -> None:
         """Make what the hop added the frontier of the next one."""
+
+class TextIndex:
+    """Texts numbered from 0, in the order in which they are first seen. See ``csrc/text_index.h``."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes."""
+    def add(self, texts: list[str]) -> Int64Array:
+        """Return the number of each text, int64 [N]. Texts that are new get the next numbers, in order."""
+    def sort(self) -> Int64Array:
+        """Number the texts by their UTF-8 bytes, ascending. Return the new number of each old one."""
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], Int64Array, npt.NDArray[np.int32]]:
+        """Return copies of the bytes (uint8), offsets (int64 [N + 1]) and hash slots (int32)."""
+
+def find_texts(
+    bytes: npt.NDArray[np.uint8], offsets: Int64Array, slots: npt.NDArray[np.int32], texts: list[str]
+) -> Int64Array:
+    """Return the number of each text, int64 [N], -1 for unknown ones, by the arrays of a ``TextIndex``.
+
+    ``RuntimeError`` where damaged arrays contradict each other.
+    """
+
+def texts_at(bytes: npt.NDArray[np.uint8], offsets: Int64Array, numbers: Int64Array) -> list[str]:
+    """Return the texts of these numbers (int64 [N]).
+
+    ``RuntimeError`` for a number that no text has, and where the offsets leave the bytes.
+    ``UnicodeDecodeError`` for bytes that are not UTF-8.
+    """

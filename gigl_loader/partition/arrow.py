@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.table import Kind
+from gigl_loader.partition.table import TEXT, Kind
 from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["is_ragged", "kind_of", "to_numpy"]
@@ -56,7 +56,7 @@ def kind_of(dtype: Any, width: int = 0) -> Kind:
         size = dtype.list_size if pa.types.is_fixed_size_list(dtype) else width
         return replace(inner, shape=(size, *inner.shape)) if isinstance(inner, Column) else str(dtype)
     if _is_text(dtype):
-        return "text"
+        return TEXT
     return Column(_NUMBERS[dtype]) if dtype in _NUMBERS else str(dtype)
 
 
@@ -68,8 +68,10 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     """
     if not isinstance(kind, Column):
         if pa.types.is_dictionary(array.type):
-            array = array.cast(pa.string())
-        return np.array(array.fill_null("").to_pylist(), dtype=np.str_)
+            array = array.dictionary_decode()
+        texts = np.empty(len(array), dtype=object)
+        texts[:] = array.fill_null("").to_pylist()
+        return texts
     if len(array) == 0:
         return np.empty((0, *kind.shape), dtype=STORAGE_DTYPES[kind.dtype])
     return np.ascontiguousarray(_values(array, kind.shape, where).reshape(len(array), *kind.shape))

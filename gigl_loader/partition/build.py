@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from gigl_loader.partition.limits import Budget, available_memory
 from gigl_loader.partition.nodes import build_nodes
 from gigl_loader.partition.staging import staged_directory
 from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, data_columns
+from gigl_loader.partition.text_ids import number_text_ids
 
 __all__ = ["build_graph"]
 
@@ -82,11 +84,13 @@ def _check_column_names(tables: GraphTables) -> None:
     check_column_names(nodes, edges, homogeneous=tables.homogeneous)
 
 
-def _build(job: Job, tables: GraphTables) -> GraphSchema:
+def _build(job: Job, given: GraphTables) -> GraphSchema:
+    tables, text_types = number_text_ids(job, given)
     nodes: dict[NodeType, NodeSchema] = {}
     directories: dict[NodeType, Directory] = {}
     for node_type in tables.node_types:
-        nodes[node_type], directories[node_type] = build_nodes(job, tables, node_type)
+        built, directories[node_type] = build_nodes(job, tables, node_type)
+        nodes[node_type] = replace(built, text_ids=node_type in text_types)
     edges = {
         edge_type: build_edges(
             job,

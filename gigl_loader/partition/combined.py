@@ -11,7 +11,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.table import Kind, Table
+from gigl_loader.partition.table import TEXT, Kind, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["ChainedTable", "ProjectedTable", "Projection", "chain"]
@@ -95,6 +95,8 @@ class ProjectedTable:
             array = np.stack(
                 [chunk[key].astype(STORAGE_DTYPES[kind.dtype]) for key in projection.sources], axis=1
             )
+        if kind == TEXT and array.dtype != object:
+            return array.astype(np.str_).astype(object)
         if projection.dtype is None or not isinstance(kind, Column):
             return array
         return self._cast(array, name, STORAGE_DTYPES[kind.dtype], first_row)
@@ -129,10 +131,20 @@ def _said(kind: Kind | None) -> str:
     return f"{kind.dtype} {list(kind.shape)}" + (f" in {kind.unit}" if kind.unit else "")
 
 
+def _text_kind(table: Table, name: str, kind: Kind) -> Kind:
+    """Return the kind of a column that is converted to texts: of integers, or of texts already."""
+    integers = isinstance(kind, Column) and not kind.shape and STORAGE_DTYPES[kind.dtype].kind in "iu"
+    if kind != TEXT and not integers:
+        raise FormatError(f"{table.name}, column {name!r}: {_said(kind)} cannot be read as texts")
+    return TEXT
+
+
 def _projected_kind(table: Table, name: str, projection: Projection) -> Kind:
     kinds = [table.columns[source] for source in projection.sources]
     if not projection.stacked:
         kind = kinds[0]
+        if projection.dtype == "TEXT":
+            return _text_kind(table, name, kind)
         return Column(projection.dtype, kind.shape) if projection.dtype and isinstance(kind, Column) else kind
     dtypes = []
     for source, kind in zip(projection.sources, kinds, strict=True):

@@ -33,6 +33,7 @@ _TYPES = {
     "U32": pa.uint32(),
     "U64": pa.uint64(),
     "BOOL": pa.bool_(),
+    "TEXT": pa.string(),
 }
 
 
@@ -46,7 +47,7 @@ class CsvTable:
     def __init__(
         self, path: Path, *, ids: Sequence[str] = _IDS, dtypes: Mapping[str, str] | None = None
     ) -> None:
-        """``ids`` are columns that must hold integers; ``dtypes`` gives the type of others."""
+        """``ids`` are columns of integers or texts; ``dtypes`` gives the types of some columns."""
         self.name = str(path)
         self._path = path
         self._delimiter = "\t" if ".tsv" in path.suffixes else ","
@@ -121,12 +122,16 @@ class CsvTable:
         return f"{self.name}, line {line[1]}, column {name!r}: {line[2]} (the type of the rows before it)"
 
 
+def _is_number(dtype: Any) -> bool:
+    return bool(pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_null(dtype))
+
+
 def _chosen(field: Any, ids: Sequence[str], dtypes: Mapping[str, str]) -> Any:
     """Return the type to read a column with, given the type that its first rows look like."""
-    if field.name in ids:
-        return pa.int64()
     if field.name in dtypes:
         return _TYPES.get(dtypes[field.name], field.type)
+    if field.name in ids:
+        return pa.int64() if _is_number(field.type) else pa.string()
     if field.name == "split" and not pa.types.is_integer(field.type):
         return pa.string()
     if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):

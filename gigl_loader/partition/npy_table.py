@@ -14,7 +14,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.table import Kind
+from gigl_loader.partition.table import TEXT, Kind, as_texts
 from gigl_loader.tensors import STORAGE_DTYPES
 
 __all__ = ["NpyTable", "edge_index_table", "npy_table"]
@@ -54,7 +54,7 @@ class _NpyColumn:
     @property
     def kind(self) -> Kind:
         if self.file.dtype.kind in "US" and not self.shape:
-            return "text"
+            return TEXT
         name = _NAMES.get(self.file.dtype.newbyteorder("="))
         return str(self.file.dtype) if name is None else Column(name, self.shape)
 
@@ -64,7 +64,7 @@ class _NpyColumn:
         rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
         if not rows.dtype.isnative:
             rows = rows.astype(rows.dtype.newbyteorder("="))
-        return rows.reshape(count, *self.shape)
+        return as_texts(rows.reshape(count, *self.shape))
 
     def _read_run(self, file: BinaryIO, run: _Run, start: int, count: int, size: int) -> Array:
         """Read ``size`` elements of each row, as an array [count, size]."""

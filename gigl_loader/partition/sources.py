@@ -38,10 +38,11 @@ class ColumnOptions:
     drop: Sequence[str] = ()
     """Columns, or patterns of them, to leave out."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """Column, under its new name, to a dtype such as ``float32`` or ``F16``."""
+    """Column, under its new name, to a dtype such as ``float32`` or ``F16``, or to ``text`` (of ids)."""
 
     def __post_init__(self) -> None:
         known = {str(dtype): name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
+        known["text"] = "TEXT"
         names = {column: known.get(dtype.lower(), dtype.upper()) for column, dtype in self.dtypes.items()}
         for column, name in names.items():
             if name not in known.values():

@@ -105,7 +105,7 @@ def _mark_values(table: Table, values: Array, positions: Int64Array, row: int, m
         for number, split in enumerate(_NUMBERED):
             if (members := positions[values == number]).size:
                 marks.mark(split, members, table.name)
-    elif values.dtype.kind in "US":
+    elif values.dtype.kind in "UO":
         for value in np.unique(values):
             if value:
                 marks.mark(str(value), positions[values == value], table.name)

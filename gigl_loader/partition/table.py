@@ -24,18 +24,23 @@ __all__ = [
     "EDGE_ROLES",
     "NODE_ROLES",
     "SPLIT_MASKS",
+    "TEXT",
     "ArrayTable",
     "GraphTables",
     "Kind",
     "NodeTable",
     "Table",
+    "as_texts",
     "data_columns",
     "declared",
     "is_mask",
 ]
 
 Kind = Column | str
-"""What a column holds: numbers of a dtype and row shape, or the name of something else (``text``)."""
+"""What a column holds: numbers of a dtype and row shape, ``TEXT``, or the name of something else."""
+
+TEXT: Kind = "text"
+"""Texts: an object array of ``str`` when read, with empty ones for missing values."""
 
 NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
@@ -56,7 +61,7 @@ class Table(Protocol):
 
     @property
     def columns(self) -> Mapping[str, Kind]:
-        """What each column holds. Of those that hold no numbers, only a text ``split`` is ever read."""
+        """What each column holds. Of those that hold no numbers, only ids and ``split`` are ever read."""
 
     @property
     def num_rows(self) -> int: ...
@@ -76,7 +81,7 @@ class ArrayTable:
     ) -> None:
         """``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16."""
         self.name = name
-        self._arrays = {key: np.asarray(array) for key, array in arrays.items()}
+        self._arrays = {key: as_texts(np.asarray(array)) for key, array in arrays.items()}
         self.columns: dict[str, Kind] = {
             key: _kind_of(name, key, array) for key, array in self._arrays.items()
         }
@@ -172,6 +177,13 @@ def declared(
     return {kind: (name,) for kind, name in wanted.items()}
 
 
+def as_texts(array: Array) -> Array:
+    """Return an array of fixed-size texts (NumPy's ``U`` and ``S``) as one of ``str``, others as they are."""
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8")
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
 def is_mask(table: Table, name: str) -> bool:
     """Return whether a column is one boolean per row."""
     return table.columns.get(name) == Column("BOOL")
@@ -195,8 +207,8 @@ def data_columns(table: Table, roles: Sequence[str]) -> dict[str, Column]:
 def _kind_of(table: str, name: str, array: Array) -> Kind:
     if array.ndim == 0:
         raise FormatError(f"{table}, column {name!r}: a single number, not an array of rows")
-    if array.dtype.kind in "US":
-        return "text"
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.reshape(-1)):
+        return TEXT
     try:
         return Column(spec_of(array).dtype, array.shape[1:])
     except FormatError as error:

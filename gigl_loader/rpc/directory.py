@@ -8,16 +8,21 @@ import numpy as np
 
 from gigl_loader.rpc.graph_requests import (
     MAX_LISTED,
+    MAX_TEXTS,
+    FindTextsRequest,
     IdsRequest,
     ListRequest,
     LocateRequest,
     ManifestRequest,
+    TextsRequest,
     encode_graph_request,
 )
-from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_split
+from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_split, read_texts
 from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
@@ -92,6 +97,24 @@ class Directory:
         )
         layout, buffer = self._connection.call(request, assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
+
+    def texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
+        """Return the texts of known node ids, int64 [N], of a type that has text ids."""
+        texts: list[str] = []
+        for at in range(0, len(node_ids), MAX_TEXTS):
+            request = TextsRequest(node_type=node_type, ids=node_ids[at : at + MAX_TEXTS])
+            layout, buffer = self._connection.call(encode_graph_request(request, self._digest), assembled)
+            texts += read_texts(layout, buffer, len(request.ids))
+        return texts
+
+    def find_texts(self, node_type: NodeType, texts: Sequence[str]) -> Int64Array:
+        """Return the node ids of texts, int64 [N], -1 for unknown ones, of a type that has text ids."""
+        span = (-1, self._schema.nodes[node_type].count)
+        parts = []
+        for at in range(0, len(texts), MAX_TEXTS):
+            request = FindTextsRequest(node_type=node_type, texts=list(texts[at : at + MAX_TEXTS]))
+            parts.append(self._integers(request, "ids", len(request.texts), span))
+        return _joined(parts)
 
     def _are_equal(self, node_type: NodeType) -> bool:
         """Return whether node ids are positions, so that no request is needed."""

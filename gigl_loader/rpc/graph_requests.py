@@ -17,6 +17,7 @@ from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.request_reader import WIRE_VERSION, RequestReader, known_name
+from gigl_loader.rpc.texts import text_arrays, texts_of
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
 __all__ = [
     "HANDLE_BYTES",
     "MAX_LISTED",
+    "MAX_TEXTS",
     "NAMES",
+    "FindTextsRequest",
     "IdsRequest",
     "Inquiry",
     "ListRequest",
     "LocateRequest",
     "ManifestRequest",
+    "TextsRequest",
     "encode_frame_request",
     "encode_graph_request",
     "frame_handle",
@@ -42,6 +46,9 @@ __all__ = [
 
 MAX_LISTED = 1 << 20
 """Nodes of one request or its reply: 8 MiB. Callers split larger requests."""
+
+MAX_TEXTS = 4096
+"""Texts of one request or its reply. A text id has at most ``options.MAX_TEXT_ID`` characters, 8 KiB."""
 
 HANDLE_BYTES = 16
 
@@ -82,7 +89,25 @@ class ListRequest:
     count: int
 
 
-Inquiry: TypeAlias = ManifestRequest | IdsRequest | LocateRequest | ListRequest
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TextsRequest:
+    """Request for the texts that name nodes, by node ids, int64 [N]. The type must have text ids."""
+
+    node_type: NodeType
+    ids: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindTextsRequest:
+    """Request for the node ids of texts, -1 for unknown ones. The type must have text ids."""
+
+    node_type: NodeType
+    texts: list[str]
+
+
+Inquiry: TypeAlias = (
+    ManifestRequest | IdsRequest | LocateRequest | ListRequest | TextsRequest | FindTextsRequest
+)
 
 
 def encode_graph_request(inquiry: Inquiry, graph: str) -> bytes:
@@ -94,6 +119,10 @@ def encode_graph_request(inquiry: Inquiry, graph: str) -> bytes:
         return _document({**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
     if isinstance(inquiry, LocateRequest):
         return _document({**about, "ask": "locate"}, ids=inquiry.ids)
+    if isinstance(inquiry, TextsRequest):
+        return _document({**about, "ask": "texts"}, rows=_narrow(inquiry.ids))
+    if isinstance(inquiry, FindTextsRequest):
+        return _document({**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
     span = {"first": str(inquiry.first), "count": str(inquiry.count)}
     return _document({**about, "ask": "list", **span})
 
@@ -137,48 +166,64 @@ def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:
     fields.check_graph(graph)
     node_type = fields.text("node_type")
     known_name(node_type, schema.nodes, "node type")
+    if name in _ABOUT_TEXTS and not schema.nodes[node_type].text_ids:
+        raise ValueError(f"nodes of type {node_type!r} have no text ids")
     return _READERS[name](fields, node_type, schema.nodes[node_type].count)
 
 
 def _ids(fields: RequestReader, node_type: NodeType, count: int) -> IdsRequest:
     positions = fields.rows(0, count, f"the nodes of type {node_type!r},")
-    _check_count(len(positions))
+    _check_count(len(positions), MAX_LISTED)
     return IdsRequest(node_type=node_type, positions=positions)
 
 
 def _locate(fields: RequestReader, node_type: NodeType, count: int) -> LocateRequest:
     ids = fields.integers("ids")
-    _check_count(len(ids))
+    _check_count(len(ids), MAX_LISTED)
     return LocateRequest(node_type=node_type, ids=ids)
 
 
 def _list(fields: RequestReader, node_type: NodeType, count: int) -> ListRequest:
     first = fields.number("first", 0, count + 1)
     size = fields.number("count", 0, 2**63)
-    _check_count(size)
+    _check_count(size, MAX_LISTED)
     return ListRequest(node_type=node_type, first=first, count=size)
+
+
+def _texts(fields: RequestReader, node_type: NodeType, count: int) -> TextsRequest:
+    ids = fields.rows(0, count, f"the nodes of type {node_type!r},")
+    _check_count(len(ids), MAX_TEXTS)
+    return TextsRequest(node_type=node_type, ids=ids)
+
+
+def _find_texts(fields: RequestReader, node_type: NodeType, count: int) -> FindTextsRequest:
+    offsets, data = fields.integers("offsets"), fields.octets("bytes")
+    _check_count(len(offsets) - 1, MAX_TEXTS)
+    return FindTextsRequest(node_type=node_type, texts=texts_of(data, offsets, "request"))
 
 
 _READERS: Mapping[str, Callable[[RequestReader, str, int], Inquiry]] = {
     "ids": _ids,
     "locate": _locate,
     "list": _list,
+    "texts": _texts,
+    "find_texts": _find_texts,
 }
+
+_ABOUT_TEXTS = ("texts", "find_texts")
 
 NAMES = frozenset({"manifest", *_READERS})
 
 
-def _check_count(count: int) -> None:
-    if count > MAX_LISTED:
-        raise Refusal(
-            RefusalKind.TOO_LARGE, f"{count} nodes in one request; at most {MAX_LISTED} are answered"
-        )
+def _check_count(count: int, limit: int) -> None:
+    if count > limit:
+        raise Refusal(RefusalKind.TOO_LARGE, f"{count} nodes in one request; at most {limit} are answered")
 
 
 def _document(entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
     specs = {name: spec_of(array) for name, array in arrays.items()}
-    header = Layout.plan(specs, {"wire": str(WIRE_VERSION), **entries}).header
-    return header + b"".join(array.tobytes() for array in arrays.values())
+    layout = Layout.plan(specs, {"wire": str(WIRE_VERSION), **entries})
+    return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
 
 
 def _narrow(positions: Int64Array) -> npt.NDArray[Any]:

@@ -16,6 +16,7 @@ from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.checksums import Unread
 from gigl_loader.rpc.request_reader import MAX_HEADER_BYTES
+from gigl_loader.rpc.texts import TEXT_ARRAYS, texts_of
 from gigl_loader.sampling.store import SLOT_BITS, FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 
@@ -39,6 +40,7 @@ __all__ = [
     "read_integers",
     "read_neighbors",
     "read_split",
+    "read_texts",
     "row_chunks",
     "row_layout",
     "split_document",
@@ -185,6 +187,13 @@ def read_bytes(layout: Layout, buffer: Bytes, name: str) -> bytes:
     """Return the one array of a reply, U8 [N], as bytes."""
     _check_names(layout, [name])
     return _array(layout, buffer, name, layout.specs[name].nbytes, ("U8",)).tobytes()
+
+
+def read_texts(layout: Layout, buffer: Bytes, count: int) -> list[str]:
+    """Return the ``count`` texts of a reply that has the arrays of ``text_arrays``."""
+    _check_names(layout, TEXT_ARRAYS)
+    data = _array(layout, buffer, "bytes", layout.specs["bytes"].nbytes, ("U8",))
+    return texts_of(data, _array(layout, buffer, "offsets", count + 1, ("I64",)), "reply")
 
 
 def _check_names(layout: Layout, names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.arrays import Int64Array
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.strict_json import read_json
@@ -95,6 +95,14 @@ class RequestReader:
         self._unread.discard(name)
         # A copy, because kernels need natural alignment, and bytes from a network have any.
         return np.array(self._layout.view(self._buffer, name), dtype=np.int64)
+
+    def octets(self, name: str) -> Bytes:
+        """Return an array of bytes, uint8 [N]."""
+        spec = self._layout.specs.get(name)
+        if spec is None or spec.dtype != "U8" or len(spec.shape) != 1:
+            raise FormatError(f"request: {name!r} must be U8 of one dimension")
+        self._unread.discard(name)
+        return self._layout.view(self._buffer, name)
 
     def rows(self, first: int, count: int, what: str = "a partition") -> Int64Array:
         """Return the requested positions, int64 [N]: each lies in ``[first, first + count)``."""

@@ -183,7 +183,7 @@ BAD_TABLES: dict[str, tuple[Callable[[], GraphTables], str]] = {
     ),
     "float ids": (lambda: _with_edges(src=[1.0, 0.0]), "column 'src': holds F64, not integers"),
     "boolean ids": (lambda: _with_edges(src=[True, False]), "column 'src': holds BOOL, not integers"),
-    "text ids": (lambda: _with_edges(src=["a", "b"]), "column 'src': holds text, not integers"),
+    "text edge ids": (lambda: _with_edges(id=["a", "b"]), "column 'id': holds text, not integers"),
     "vectors as ids": (lambda: _with_edges(src=[[0], [1]]), r"column 'src': holds I64 \[1\] a row"),
     "ids beyond int64": (
         lambda: _with_edges(src=np.array([0, 2**63], np.uint64)),

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gigl_loader.rpc.graph_requests import IdsRequest, ListRequest, LocateRequest
+from gigl_loader.rpc.graph_requests import (
+    FindTextsRequest,
+    IdsRequest,
+    ListRequest,
+    LocateRequest,
+    TextsRequest,
+)
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.replies import (
     CHUNK_BYTES,
@@ -22,6 +28,7 @@ from gigl_loader.rpc.replies import (
     split_document,
 )
 from gigl_loader.rpc.requests import SplitRequest, parse
+from gigl_loader.rpc.texts import text_arrays
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
 from gigl_server.frames.buffer_pool import BufferPool
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.text_ids import TextIds
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.graph_requests import Inquiry
@@ -51,6 +59,7 @@ _READ_BYTES = 512 << 20
 _COPIES = 3  # Of a request while it is read: as received, positions as int64, and their check.
 _TICKET_COPIES = 2  # Of a request while its reply is sent.
 _LISTED_BYTES = 16 << 20  # Of a reply about a node type, with intermediate arrays.
+_TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the reply.
 _EDGE_BYTES = 24  # Position, edge id and slot.
 
 
@@ -167,6 +176,11 @@ class Queries:
 
     def _most_bytes(self, partition: int | None, request: Request | Inquiry) -> int:
         """Return the maximum size of a reply, including edges of neighbours."""
+        if isinstance(request, TextsRequest):
+            return (
+                _TEXT_COPIES * _text_ids(self._graph, request.node_type).num_bytes(request.ids)
+                + _LISTED_BYTES
+            )
         if partition is None:
             return _LISTED_BYTES
         if isinstance(request, NeighborRequest):
@@ -232,12 +246,22 @@ def about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
         return document({"positions": _positions(graph, inquiry)})
     if isinstance(inquiry, ListRequest):
         return document({"positions": graph.all_positions(inquiry.node_type, inquiry.first, inquiry.count)})
+    if isinstance(inquiry, TextsRequest):
+        return document(text_arrays(_text_ids(graph, inquiry.node_type).texts(inquiry.ids)))
+    if isinstance(inquiry, FindTextsRequest):
+        return document({"ids": _text_ids(graph, inquiry.node_type).find(inquiry.texts)})
     return document({"manifest": np.frombuffer(graph.manifest.to_bytes(), np.uint8)})
 
 
 def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array:
     ids = graph.node_ids(node_type)
     return positions if ids is None else ids[positions]
+
+
+def _text_ids(graph: Graph, node_type: NodeType) -> TextIds:
+    texts = graph.text_ids(node_type)
+    assert texts is not None  # Requests about texts of a type without such are refused when they are read.
+    return texts
 
 
 def _positions(graph: Graph, request: LocateRequest) -> Int64Array:

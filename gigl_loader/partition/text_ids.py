@@ -1,0 +1,230 @@
+"""Text ids: nodes that the tables name by texts get the node ids 0, 1, 2, ..., and their texts are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.paths import text_ids_path
+from gigl_loader.graph.schema import Column, NodeType
+from gigl_loader.graph.text_ids import TextIds
+from gigl_loader.native import TextIndex
+from gigl_loader.options import MAX_TEXT_ID
+from gigl_loader.partition.combined import ProjectedTable, Projection
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Table
+from gigl_loader.tensors import spec_of
+
+__all__ = ["number_text_ids"]
+
+_TEXT_BYTES = 128
+"""Of a text while it is a ``str`` in an array: 57 bytes and its characters."""
+
+
+def number_text_ids(job: Job, tables: GraphTables) -> tuple[GraphTables, frozenset[NodeType]]:
+    """Return the tables with node ids in place of texts, and the node types that had texts.
+
+    Nodes of a node table get its row numbers. Nodes that only edges mention are numbered by the UTF-8 bytes
+    of their texts, ascending. The texts are written to the graph. ``FormatError`` names file, column and row
+    of a text that is missing, too long, repeated or unknown, and columns of which some name the nodes of a
+    type by texts and some by integers.
+    """
+    texts: dict[NodeType, TextIds] = {}
+    for node_type in tables.node_types:
+        if _are_texts(tables, node_type):
+            texts[node_type] = _read_texts(job, tables, node_type)
+            _write_texts(job, node_type, texts[node_type])
+    if not texts:
+        return tables, frozenset()
+    edges: dict[tuple[str, str, str], Table] = {}
+    for kind, table in tables.edges.items():
+        ends = {end: texts[of] for end, of in (("src", kind[0]), ("dst", kind[2])) if of in texts}
+        edges[kind] = NumberedTable(table, ends, {"src": kind[0], "dst": kind[2]}) if ends else table
+    nodes = {
+        kind: _numbered_nodes(table, texts[kind], kind) if kind in texts else table
+        for kind, table in tables.nodes.items()
+    }
+    return replace(tables, edges=edges, nodes=nodes), frozenset(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class _IdColumn:
+    """A column that names nodes of a type."""
+
+    table: Table
+    name: str
+
+    @property
+    def kind(self) -> Kind | None:
+        return self.table.columns.get(self.name)
+
+    @property
+    def place(self) -> str:
+        return f"{self.table.name}, column {self.name!r}"
+
+
+def _id_columns(tables: GraphTables, node_type: NodeType) -> list[_IdColumn]:
+    """Return all columns that name nodes of a type, that of the node table first."""
+    entry = tables.nodes.get(node_type, NodeTable())
+    found = [_IdColumn(entry.rows, "id")] if entry.rows is not None and "id" in entry.rows.columns else []
+    found += [
+        _IdColumn(table, name)
+        for kind, table in tables.edges.items()
+        for end, name in ((kind[0], "src"), (kind[2], "dst"))
+        if end == node_type
+    ]
+    return [*found, *(_IdColumn(table, "id") for table in entry.splits.values())]
+
+
+def _are_texts(tables: GraphTables, node_type: NodeType) -> bool:
+    """Return whether nodes of a type are named by texts. ``FormatError`` where some columns say otherwise."""
+    columns = _id_columns(tables, node_type)
+    texts = [column for column in columns if column.kind == TEXT]
+    others = [column for column in columns if isinstance(column.kind, Column)]
+    if not texts:
+        return False
+    if others:
+        raise FormatError(
+            f"nodes of type {node_type!r} have texts for ids ({_first_text(texts[0])}), and numbers in "
+            f"{others[0].place}: read all of them as texts (--dtype {others[0].name}=text)"
+        )
+    entry = tables.nodes.get(node_type, NodeTable())
+    if entry.count is not None:
+        raise FormatError(f"{texts[0].place}: holds texts, but nodes of type {node_type!r} are only counted")
+    if entry.rows is not None and "id" not in entry.rows.columns:
+        raise FormatError(f"{texts[0].place}: holds texts, but {entry.rows.name} has no column 'id'")
+    return True
+
+
+def _first_text(column: _IdColumn) -> str:
+    """Return the place and value of the first text that is no number, else the place of the column."""
+    row = 0
+    for chunk in column.table.read([column.name], 1 << 16):
+        texts = chunk[column.name].tolist()
+        for at, text in enumerate(texts):
+            if not text.lstrip("-").isdigit():
+                return f"{column.table.where(column.name, row + at)}: {text[:100]!r}"
+        row += len(texts)
+    return column.place
+
+
+def _read_texts(job: Job, tables: GraphTables, node_type: NodeType) -> TextIds:
+    """Return the texts of a type: those of its node table, else those that edges mention, ascending."""
+    index = TextIndex()
+    columns = _id_columns(tables, node_type)
+    entry = tables.nodes.get(node_type, NodeTable())
+    if entry.rows is not None:
+        _collect(job, index, columns[0], node_type, repeats=False)
+        return TextIds.of_index(text_ids_path(node_type), index)
+    for column in columns:
+        if column.name != "id":
+            _collect(job, index, column, node_type, repeats=True)
+    job.budget.require(3 * index.nbytes, f"sorting the text ids of node type {node_type!r}")
+    index.sort()
+    return TextIds.of_index(text_ids_path(node_type), index)
+
+
+def _collect(job: Job, index: TextIndex, column: _IdColumn, node_type: NodeType, *, repeats: bool) -> None:
+    """Add the texts of a column. ``FormatError`` for one that is there already, unless it may repeat."""
+    advance = job.track(f"nodes {node_type}: texts of {column.name}", column.table.num_rows)
+    for row, texts in _texts_of(job, column):
+        known = len(index)
+        numbers = index.add(texts)
+        if not repeats:
+            _refuse_repeated(column, texts, numbers, known=known, row=row)
+        # Twice: the arrays of the index are copied when it is complete.
+        job.budget.require(2 * index.nbytes, f"collecting the text ids of node type {node_type!r}")
+        advance(len(texts))
+
+
+def _texts_of(job: Job, column: _IdColumn) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the first row and the texts of each chunk, checked."""
+    row = 0
+    for chunk in column.table.read([column.name], job.budget.chunk_rows(_TEXT_BYTES)):
+        texts = chunk[column.name].tolist()
+        _check_texts(texts, lambda at, row=row: column.table.where(column.name, row + at))  # type: ignore[misc]
+        yield row, texts
+        row += len(texts)
+
+
+def _check_texts(texts: Sequence[str], where: Callable[[int], str]) -> None:
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    wrong = np.flatnonzero((lengths == 0) | (lengths > MAX_TEXT_ID))
+    if len(wrong):
+        length = int(lengths[wrong[0]])
+        what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else "no id"
+        raise FormatError(f"{where(int(wrong[0]))}: {what}")
+
+
+def _refuse_repeated(
+    column: _IdColumn, texts: Sequence[str], numbers: Int64Array, *, known: int, row: int
+) -> None:
+    repeated = np.flatnonzero(numbers != np.arange(known, known + len(numbers)))
+    if len(repeated):
+        at = int(repeated[0])
+        raise FormatError(
+            f"{column.table.where(column.name, row + at)}: node id {texts[at]!r} occurs a second time"
+        )
+
+
+def _write_texts(job: Job, node_type: NodeType, texts: TextIds) -> None:
+    job.hold(texts.nbytes, f"the {len(texts):,} text ids of node type {node_type!r}")
+    arrays = texts.arrays()
+    writer = job.create(text_ids_path(node_type), {name: spec_of(array) for name, array in arrays.items()})
+    for name, array in arrays.items():
+        writer.append(name, array)
+    job.finish(writer)
+
+
+def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType) -> NodeTable:
+    """Return the nodes of a type by row number: those of a table without its ids, or only their number."""
+    splits = {
+        name: NumberedTable(table, {"id": texts}, {"id": node_type}) for name, table in entry.splits.items()
+    }
+    if entry.rows is None:
+        return NodeTable(count=len(texts), splits=splits)
+    rest = {name: Projection((name,)) for name in entry.rows.columns if name != "id"}
+    if not rest:
+        return NodeTable(count=len(texts), splits=splits)
+    return NodeTable(ProjectedTable(entry.rows, rest), splits=splits)
+
+
+class NumberedTable:
+    """A table whose columns of texts read as node ids."""
+
+    def __init__(self, table: Table, texts: Mapping[str, TextIds], types: Mapping[str, NodeType]) -> None:
+        """``texts`` gives the known texts by column, ``types`` the node types of those for messages."""
+        self.name = table.name
+        self._table = table
+        self._texts = dict(texts)
+        self._types = dict(types)
+        self.columns: dict[str, Kind] = {**table.columns, **dict.fromkeys(texts, Column("I64"))}
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        row = 0
+        for chunk in self._table.read(names, rows):
+            yield {
+                name: self._numbers(name, array, row) if name in self._texts else array
+                for name, array in chunk.items()
+            }
+            row += len(chunk[names[0]])
+
+    def where(self, column: str, row: int) -> str:
+        return self._table.where(column, row)
+
+    def _numbers(self, name: str, texts: Array, first_row: int) -> Int64Array:
+        numbers = self._texts[name].find(texts.tolist())
+        unknown = np.flatnonzero(numbers < 0)
+        if len(unknown):
+            at = int(unknown[0])
+            what = f"unknown node id {texts[at]!r} of type {self._types[name]!r}" if texts[at] else "no id"
+            raise FormatError(f"{self.where(name, first_row + at)}: {what}")
+        return numbers
