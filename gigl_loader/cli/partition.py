@@ -39,7 +39,7 @@ def partition(
         _Many, typer.Option(help="Node table: [TYPE=]FILES, or their number: [TYPE=]COUNT.")
     ] = [],  # noqa: B006
     split: Annotated[
-        _Many, typer.Option(help="File of node ids of a split: [TYPE:]NAME=FILE, e.g. train=train.npy.")
+        _Many, typer.Option(help="Node ids or mask of a split: [TYPE:]NAME=FILE, e.g. train=train.npy.")
     ] = [],  # noqa: B006
     num_partitions: Annotated[int, typer.Option("--num-partitions", "-p", min=1, help="Parts to make.")] = 1,
     edge_dir: Annotated[
@@ -51,10 +51,25 @@ def partition(
     ] = None,
     rename: Annotated[_Many, typer.Option(help="[TYPE:]COLUMN=NEW, e.g. author_id=src.")] = [],  # noqa: B006
     stack: Annotated[
-        _Many, typer.Option(help="[TYPE:]NEW=PATTERN: make one vector of columns, e.g. 'x=f_*'.")
+        _Many, typer.Option(help="[TYPE:]NEW=PATTERNS: make one vector of columns, e.g. 'x=f_*,age'.")
     ] = [],  # noqa: B006
     drop: Annotated[_Many, typer.Option(help="[TYPE:]PATTERN: leave columns out.")] = [],  # noqa: B006
     dtype: Annotated[_Many, typer.Option(help="[TYPE:]COLUMN=DTYPE: convert, e.g. x=float16.")] = [],  # noqa: B006
+    fill: Annotated[
+        _Many,
+        typer.Option(help="[TYPE:]COLUMN=VALUE or =mean: fill missing values, e.g. 'age=mean'."),
+    ] = [],  # noqa: B006
+    undirected: Annotated[
+        bool,
+        typer.Option("--undirected", help="Add all reversed edges, as rev_REL where the end types differ."),
+    ] = False,
+    reverse: Annotated[
+        _Many, typer.Option(help="SRC,REL,DST[=NAME]: add the reversed edges as type DST,NAME,SRC (rev_REL).")
+    ] = [],  # noqa: B006
+    csv_delimiter: Annotated[
+        str | None, typer.Option(help="Character between values of CSV files, or tab (default: comma).")
+    ] = None,
+    csv_quote: Annotated[str, typer.Option(help="Character around values of CSV files, or none.")] = '"',
     weight: Annotated[
         _Many, typer.Option(help="[TYPE:]COLUMN: edges can be drawn in proportion to this column.")
     ] = [],  # noqa: B006
@@ -68,13 +83,14 @@ def partition(
     one .npy of shape [2, E].
 
     Edge tables need the columns src and dst, and may have id. Node tables may
-    have id (else the row number is the id) and split (train, val, test). label
-    is stored as y. All other columns are stored under their names, dates and
-    timestamps as nanoseconds since 1970 (UTC).
+    have id (else the row number is the id) and split (train, val, test). Ids are
+    integers or texts. label is stored as y. All other columns are stored under
+    their names, dates and timestamps as nanoseconds since 1970 (UTC).
     """
     with importing():
         from gigl_loader.cli.table_options import TableOptions, open_tables
         from gigl_loader.partition import build_graph
+        from gigl_loader.partition.csv_format import CsvFormat
 
     started = time.monotonic()
     tables = open_tables(
@@ -86,6 +102,13 @@ def partition(
             stack=stack,
             drop=drop,
             dtypes=dtype,
+            fill=fill,
+            reverse=reverse,
+            undirected=undirected,
+            csv=CsvFormat(
+                "\t" if csv_delimiter in ("tab", "\\t") else csv_delimiter,
+                "" if csv_quote == "none" else csv_quote,
+            ),
             weights=weight,
         )
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
+from gigl_loader.partition.csv_format import CsvFormat
+from gigl_loader.partition.reverse import reverse_of, with_reverse_edges
 from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files, open_table
 from gigl_loader.partition.table import GraphTables, NodeTable, Table, declared
 
@@ -26,26 +28,31 @@ class TableOptions:
     stack: Sequence[str] = ()
     drop: Sequence[str] = ()
     dtypes: Sequence[str] = ()
+    fill: Sequence[str] = ()
     weights: Sequence[str] = ()
+    reverse: Sequence[str] = ()
+    undirected: bool = False
+    csv: CsvFormat = field(default_factory=CsvFormat)
 
 
 @dataclass(slots=True)
 class _Scoped:
     """Column options by type. Those under ``None`` are for every table that has such a column."""
 
+    csv: CsvFormat
     by_type: dict[_Key | None, ColumnOptions] = field(default_factory=dict)
 
     def add(self, option: str, value: str, kind: str) -> None:
-        scope, colon, rest = value.rpartition(":")
+        left, equals, right = value.partition("=")
+        scope, colon, name = left.rpartition(":")
         key = _key(scope) if colon else None
         found = self.by_type.get(key, ColumnOptions())
         if kind == "drop":
-            self.by_type[key] = replace(found, drop=(*found.drop, rest))
+            self.by_type[key] = replace(found, drop=(*found.drop, name + equals + right))
             return
-        left, equals, right = rest.partition("=")
-        if not equals or not left or not right:
+        if not name or not right:
             raise ValueError(f"{option} {value}: write {option} [TYPE:]NAME=VALUE")
-        self.by_type[key] = _with(found, kind, left, right)
+        self.by_type[key] = _with(found, kind, name, right)
 
     def of(self, key: _Key, table: Table, role: Role) -> ColumnOptions:
         """Return the options for one table: its own, and the general ones that apply to its columns."""
@@ -54,12 +61,13 @@ class _Scoped:
         own = self.by_type.get(key, ColumnOptions())
         options = ColumnOptions(
             rename={old: new for old, new in shared.rename.items() if old in names} | dict(own.rename),
-            stack={new: p for new, p in shared.stack.items() if _matches(p, names)} | dict(own.stack),
+            stack={new: p for new, p in shared.stack.items() if _all_match(p, names)} | dict(own.stack),
             drop=(*shared.drop, *own.drop),
         )
         final = name_columns(table, role=role, options=options).columns
         dtypes = {name: dtype for name, dtype in shared.dtypes.items() if name in final}
-        return replace(options, dtypes=dtypes | dict(own.dtypes))
+        fill = {name: value for name, value in shared.fill.items() if _matches(name, [*names, *final])}
+        return replace(options, dtypes=dtypes | dict(own.dtypes), fill=fill | dict(own.fill))
 
     def require_used(self, keys: Iterable[_Key], columns: Iterable[str]) -> None:
         """Raise ``ValueError`` for an option that applies to nothing."""
@@ -68,7 +76,8 @@ class _Scoped:
             if key is not None and key not in known:
                 raise ValueError(f"no table of type {_said(key)}; given: {', '.join(map(_said, known))}")
         shared = self.by_type.get(None, ColumnOptions())
-        for pattern in (*shared.rename, *shared.stack.values(), *shared.drop, *shared.dtypes):
+        stacked = [pattern for listed in shared.stack.values() for pattern in listed.split(",")]
+        for pattern in (*shared.rename, *stacked, *shared.drop, *shared.dtypes, *shared.fill):
             if not _matches(pattern, names):
                 raise ValueError(
                     f"no table has a column {pattern!r}; columns: {', '.join(sorted(set(names)))}"
@@ -80,6 +89,8 @@ def _with(options: ColumnOptions, kind: str, name: str, value: str) -> ColumnOpt
         return replace(options, rename={**options.rename, name: value})
     if kind == "stack":
         return replace(options, stack={**options.stack, name: value})
+    if kind == "fill":
+        return replace(options, fill={**options.fill, name: value})
     return replace(options, dtypes={**options.dtypes, name: value})
 
 
@@ -87,12 +98,13 @@ def open_tables(options: TableOptions) -> GraphTables:
     """Open every table that the options name."""
     edges = _by_type(options.edges, "--edges")
     nodes = _by_type(options.nodes, "--nodes")
-    scoped = _Scoped()
+    scoped = _Scoped(options.csv)
     for option, values, kind in (
         ("--rename", options.rename, "rename"),
         ("--stack", options.stack, "stack"),
         ("--drop", options.drop, "drop"),
         ("--dtype", options.dtypes, "dtypes"),
+        ("--fill", options.fill, "fill"),
     ):
         for value in values:
             scoped.add(option, value, kind)
@@ -100,15 +112,29 @@ def open_tables(options: TableOptions) -> GraphTables:
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
     scoped.require_used([*edges, *nodes], seen)
-    for node_type, splits in _splits(options.splits).items():
+    for node_type, splits in _splits(options.splits, options.csv).items():
         table = node_tables.get(node_type, NodeTable())
         node_tables[node_type] = replace(table, splits=splits)
-    by_edge_type = {key: table for key, table in edge_tables.items() if isinstance(key, tuple)}
-    return GraphTables(
-        edges=by_edge_type,
+    tables = GraphTables(
+        edges={key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
         nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
-        weights=weight_columns({key: table.columns for key, table in by_edge_type.items()}, options.weights),
     )
+    tables = with_reverse_edges(tables, _reverses(options.reverse), undirected=options.undirected)
+    columns = {key: table.columns for key, table in tables.edges.items()}
+    return replace(tables, weights=weight_columns(columns, options.weights))
+
+
+def _reverses(options: Sequence[str]) -> dict[EdgeType, EdgeType]:
+    """Return the type of the reversed edges for each ``--reverse TYPE[=NAME]``."""
+    found: dict[EdgeType, EdgeType] = {}
+    for option in options:
+        left, equals, right = option.partition("=")
+        kind = _key(left)
+        if isinstance(kind, str):
+            raise ValueError(f"--reverse {option}: {left!r} is no edge type; write SRC,REL,DST[=NAME]")
+        name = _key(right) if equals else reverse_of(kind)
+        found[kind] = (kind[2], name, kind[0]) if isinstance(name, str) else name
+    return found
 
 
 def weight_columns(
@@ -137,7 +163,9 @@ def _open(key: _Key, specs: Sequence[str], role: Role, scoped: _Scoped, seen: li
 def _all_options(scoped: _Scoped, key: _Key) -> ColumnOptions:
     """Return what a reader must know before it sees the columns: names and dtypes, used or not."""
     shared, own = scoped.by_type.get(None, ColumnOptions()), scoped.by_type.get(key, ColumnOptions())
-    return ColumnOptions(rename={**shared.rename, **own.rename}, dtypes={**shared.dtypes, **own.dtypes})
+    return ColumnOptions(
+        rename={**shared.rename, **own.rename}, dtypes={**shared.dtypes, **own.dtypes}, csv=scoped.csv
+    )
 
 
 def _node_table(key: _Key, specs: Sequence[str], scoped: _Scoped, seen: list[str]) -> NodeTable:
@@ -172,7 +200,7 @@ def _key(text: str) -> _Key:
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else parts[0]
 
 
-def _splits(values: Sequence[str]) -> Mapping[NodeType, dict[str, Table]]:
+def _splits(values: Sequence[str], form: CsvFormat) -> Mapping[NodeType, dict[str, Table]]:
     found: dict[NodeType, dict[str, Table]] = {}
     for value in values:
         left, equals, files = value.partition("=")
@@ -180,12 +208,16 @@ def _splits(values: Sequence[str]) -> Mapping[NodeType, dict[str, Table]]:
         key = _key(scope) if colon else HOMOGENEOUS_NODE
         if not equals or not name or not files or not isinstance(key, str):
             raise ValueError(f"--split {value}: write --split [TYPE:]NAME=FILE")
-        found.setdefault(key, {})[name] = open_table(files, role="ids")
+        found.setdefault(key, {})[name] = open_table(files, role="ids", options=ColumnOptions(csv=form))
     return found
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _all_match(patterns: str, names: Sequence[str]) -> bool:
+    return all(_matches(pattern.strip(), names) for pattern in patterns.split(","))
 
 
 def _said(key: _Key) -> str:

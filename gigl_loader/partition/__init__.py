@@ -3,6 +3,7 @@
 from gigl_loader.partition.assigners import Assigner, HashAssigner, RangeAssigner
 from gigl_loader.partition.build import build_graph
 from gigl_loader.partition.pyg import tables_from_pyg
+from gigl_loader.partition.reverse import with_reverse_edges
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable, Table
 
@@ -18,4 +19,5 @@ __all__ = [
     "build_graph",
     "open_table",
     "tables_from_pyg",
+    "with_reverse_edges",
 ]

@@ -64,7 +64,7 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     """Return the rows of an Arrow array. ``where(row)`` names a row of it for a message.
 
     Timestamps and dates become nanoseconds since 1970-01-01 UTC; those without a time zone count as UTC.
-    Missing floats become NaN, missing texts empty; any other missing value is refused.
+    Missing texts become empty, missing numbers are masked (``np.ma``), a missing list is refused.
     """
     if not isinstance(kind, Column):
         if pa.types.is_dictionary(array.type):
@@ -74,7 +74,8 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
         return texts
     if len(array) == 0:
         return np.empty((0, *kind.shape), dtype=STORAGE_DTYPES[kind.dtype])
-    return np.ascontiguousarray(_values(array, kind.shape, where).reshape(len(array), *kind.shape))
+    values = _values(array, kind.shape, where).reshape(len(array), *kind.shape)
+    return values if isinstance(values, np.ma.MaskedArray) else np.ascontiguousarray(values)
 
 
 def _is_text(dtype: Any) -> bool:
@@ -92,8 +93,10 @@ def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
         if is_ragged(array.type):
             _refuse_ragged(array, shape[0], where)
         return _values(array.flatten(), shape[1:], lambda row: where(row // max(shape[0], 1)))
-    if not pa.types.is_floating(array.type):
-        _refuse_missing(array, where)
+    if array.null_count:
+        zero = pa.Array.from_buffers(array.type, 1, [None, pa.py_buffer(bytes(16))])[0]
+        mask = array.is_null().to_numpy(zero_copy_only=False)
+        return np.ma.MaskedArray(_values(array.fill_null(zero), shape, where), mask)
     if array.type not in _NUMBERS:
         return _nanoseconds(array, where)
     return np.asarray(array.to_numpy(zero_copy_only=False))
@@ -125,4 +128,4 @@ def _refuse_ragged(array: Any, width: int, where: Where) -> None:
 def _refuse_missing(array: Any, where: Where) -> None:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise FormatError(f"{where(row)}: no value (null or NaN)")
+        raise FormatError(f"{where(row)}: no list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,9 +17,10 @@ from gigl_loader.partition.assigners import Assigner, assigner_named
 from gigl_loader.partition.edges import build_edges
 from gigl_loader.partition.job import Job, Progress
 from gigl_loader.partition.limits import Budget, available_memory
+from gigl_loader.partition.missing import MissingValues, missing_anywhere
 from gigl_loader.partition.nodes import build_nodes
 from gigl_loader.partition.staging import staged_directory
-from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, data_columns
+from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, Table, data_columns
 from gigl_loader.partition.text_ids import number_text_ids
 
 __all__ = ["build_graph"]
@@ -64,7 +66,10 @@ def build_graph(
             assigner=chosen,
             progress=progress,
         ) as job:
-            return _build(job, tables)
+            try:
+                return _build(job, tables)
+            except MissingValues as error:
+                raise missing_anywhere(_all_tables(tables), error) from None
 
     if not isinstance(out, (str, os.PathLike)):
         if out.names():
@@ -82,6 +87,12 @@ def _check_column_names(tables: GraphTables) -> None:
     }
     edges = {edge_type: data_columns(each, EDGE_ROLES) for edge_type, each in tables.edges.items()}
     check_column_names(nodes, edges, homogeneous=tables.homogeneous)
+
+
+def _all_tables(tables: GraphTables) -> Iterator[Table]:
+    for nodes in tables.nodes.values():
+        yield from (*filter(None, [nodes.rows]), *nodes.splits.values())
+    yield from tables.edges.values()
 
 
 def _build(job: Job, given: GraphTables) -> GraphSchema:

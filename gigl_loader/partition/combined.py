@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ class Projection:
 
     sources: tuple[str, ...]
     stacked: bool = False
-    """Put the sources side by side, as one vector per row."""
+    """Put the sources (numbers and vectors) side by side, as one vector per row."""
     dtype: str | None = None
     """Convert to this safetensors dtype."""
 
@@ -92,9 +93,9 @@ class ProjectedTable:
             array = chunk[projection.sources[0]]
         else:
             assert isinstance(kind, Column)
-            array = np.stack(
-                [chunk[key].astype(STORAGE_DTYPES[kind.dtype]) for key in projection.sources], axis=1
-            )
+            dtype = STORAGE_DTYPES[kind.dtype]
+            pieces = [chunk[key].astype(dtype).reshape(len(chunk[key]), -1) for key in projection.sources]
+            array = np.concatenate(pieces, axis=1)
         if kind == TEXT and array.dtype != object:
             return array.astype(np.str_).astype(object)
         if projection.dtype is None or not isinstance(kind, Column):
@@ -146,13 +147,14 @@ def _projected_kind(table: Table, name: str, projection: Projection) -> Kind:
         if projection.dtype == "TEXT":
             return _text_kind(table, name, kind)
         return Column(projection.dtype, kind.shape) if projection.dtype and isinstance(kind, Column) else kind
-    dtypes = []
+    dtypes, width = [], 0
     for source, kind in zip(projection.sources, kinds, strict=True):
-        if not isinstance(kind, Column) or kind.shape or kind.dtype == "BF16":
+        if not isinstance(kind, Column) or len(kind.shape) > 1 or kind.dtype == "BF16":
             raise FormatError(
                 f"{table.name}, column {source!r}: {_said(kind)} cannot be stacked into {name!r}"
             )
         dtypes.append(STORAGE_DTYPES[kind.dtype])
+        width += math.prod(kind.shape)
     common = np.result_type(*dtypes)
     found = next(key for key, dtype in STORAGE_DTYPES.items() if dtype == common and key != "BF16")
-    return Column(projection.dtype or found, (len(dtypes),))
+    return Column(projection.dtype or found, (width,))

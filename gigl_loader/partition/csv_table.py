@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import csv
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +17,7 @@ import pyarrow.csv as pc
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.arrow import kind_of, to_numpy
+from gigl_loader.partition.csv_format import CsvFormat
 from gigl_loader.partition.table import Kind
 
 __all__ = ["CsvTable"]
@@ -41,16 +45,22 @@ class CsvTable:
     """One CSV file, comma-separated (``.tsv``: by tabs), possibly compressed.
 
     A column has the type of its first 4 MiB. Decimal numbers are read as float32, dates and timestamps as
-    nanoseconds.
+    nanoseconds. Empty lines are skipped.
     """
 
     def __init__(
-        self, path: Path, *, ids: Sequence[str] = _IDS, dtypes: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        *,
+        ids: Sequence[str] = _IDS,
+        dtypes: Mapping[str, str] | None = None,
+        form: CsvFormat = CsvFormat(),  # noqa: B008 - a frozen value
     ) -> None:
         """``ids`` are columns of integers or texts; ``dtypes`` gives the types of some columns."""
         self.name = str(path)
         self._path = path
-        self._delimiter = "\t" if ".tsv" in path.suffixes else ","
+        self._delimiter = form.delimiter_of(path)
+        self._quote = form.quote
         self._types: dict[str, Any] = {}
         found = self._schema()
         for field in found:
@@ -73,7 +83,7 @@ class CsvTable:
                 row += len(batch)
 
     def where(self, column: str, row: int) -> str:
-        return f"{self.name}, line {row + 2}, column {column!r}"
+        return f"{self.name}, line {self._line(row + 1)}, column {column!r}"
 
     def _column(self, batch: Any, name: str, first_row: int) -> Array:
         return to_numpy(batch.column(name), self.columns[name], lambda row: self.where(name, first_row + row))
@@ -102,7 +112,11 @@ class CsvTable:
             return pc.open_csv(
                 self.name,
                 read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-                parse_options=pc.ParseOptions(delimiter=self._delimiter),
+                parse_options=pc.ParseOptions(
+                    delimiter=self._delimiter,
+                    quote_char=self._quote or False,
+                    newlines_in_values=bool(self._quote),
+                ),
                 convert_options=pc.ConvertOptions(
                     column_types=self._types or None, include_columns=None if names is None else list(names)
                 ),
@@ -112,14 +126,41 @@ class CsvTable:
 
     def _explained(self, error: Exception) -> str:
         text = str(error)
-        line = re.search(r"Row #(\d+): (.*)", text, re.DOTALL)
-        if line is None:
+        found = re.search(r"Row #(\d+): (.*)", text, re.DOTALL)
+        if found is None:
             return f"{self.name}: {text}"
+        place = f"{self.name}, line {self._line(int(found[1]) - 1)}"
         column = re.search(r"CSV column #(\d+)", text)
         if column is None:
-            return f"{self.name}, line {line[1]}: {line[2]}"
+            return f"{place}: {found[2]}"
         name = list(self.columns)[int(column[1])]
-        return f"{self.name}, line {line[1]}, column {name!r}: {line[2]} (the type of the rows before it)"
+        return f"{place}, column {name!r}: {found[2]} (the type of the rows before it)"
+
+    def _line(self, record: int) -> int:
+        """Return the line, from 1, in which a record begins. Record 0 is the header."""
+        at = bisect.bisect_right(self._shifts, record, key=lambda shift: shift[0])
+        return record + 1 + (self._shifts[at - 1][1] if at else 0)
+
+    @cached_property
+    def _shifts(self) -> list[tuple[int, int]]:
+        """Records from which on more lines than records lie before them, and how many. Reads the whole file.
+
+        Empty lines are no records, and a quoted value may have several lines.
+        """
+        quoting: Any = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
+        options: dict[str, Any] = {"quotechar": self._quote or None, "quoting": quoting}
+        shifts: list[tuple[int, int]] = []
+        record = shift = line = 0
+        with pa.input_stream(self.name) as stream, io.TextIOWrapper(stream, "utf-8", "replace", "") as text:
+            lines = csv.reader(text, delimiter=self._delimiter, **options)
+            for values in lines:
+                if values:
+                    if line - record > shift:
+                        shift = line - record
+                        shifts.append((record, shift))
+                    record += 1
+                line = lines.line_num
+        return shifts
 
 
 def _is_number(dtype: Any) -> bool:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.combined import ProjectedTable, Projection, chain
+from gigl_loader.partition.csv_format import CsvFormat
+from gigl_loader.partition.missing import FilledTable
 from gigl_loader.partition.npy_table import edge_index_table, npy_table
 from gigl_loader.partition.table import Table
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -34,11 +36,18 @@ class ColumnOptions:
     rename: Mapping[str, str] = field(default_factory=dict)
     """Column to new name. Usual names (``label``, ``source``, ...) are renamed without being asked."""
     stack: Mapping[str, str] = field(default_factory=dict)
-    """New column to a pattern such as ``f_*``: the matching columns, side by side, as they come."""
+    """New column to a pattern such as ``f_*``, or to several with commas between them: the columns that match
+    the first, as they come, then those that match the next, side by side. Vectors may be among them."""
     drop: Sequence[str] = ()
     """Columns, or patterns of them, to leave out."""
+    fill: Mapping[str, str] = field(default_factory=dict)
+    """Column, or a pattern, under its name in the file or its new one, to the value of rows that have none: a
+    number, a date, ``true``, ``false``, or ``mean`` for the mean of the others."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Column, under its new name, to a dtype such as ``float32`` or ``F16``, or to ``text`` (of ids)."""
+
+    csv: CsvFormat = field(default_factory=CsvFormat)
+    """Delimiter and quote of CSV files."""
 
     def __post_init__(self) -> None:
         known = {str(dtype): name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
@@ -80,9 +89,27 @@ def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
         raise ValueError(
             f"{table.name}: no column {unknown[0]!r} to convert; columns: {_listed(projections)}"
         )
+    used = [source for each in projections.values() for source in each.sources]
+    filled = FilledTable(table, _fills(table, projections, options), used)
     if projections == {name: Projection((name,)) for name in table.columns}:
-        return table
-    return ProjectedTable(table, projections)
+        return filled
+    return ProjectedTable(filled, projections)
+
+
+def _fills(table: Table, projections: Mapping[str, Projection], options: ColumnOptions) -> dict[str, str]:
+    """Return the fills by the columns' names in the file."""
+    found: dict[str, str] = {}
+    for pattern, value in options.fill.items():
+        sources = [
+            source
+            for new, each in projections.items()
+            for source in each.sources
+            if fnmatch.fnmatchcase(source, pattern) or fnmatch.fnmatchcase(new, pattern)
+        ]
+        if not sources:
+            raise ValueError(f"{table.name}: no column {pattern!r} to fill; columns: {_listed(projections)}")
+        found.update(dict.fromkeys(sources, value))
+    return found
 
 
 def _open_spec(spec: str, role: Role, options: ColumnOptions) -> list[Table]:
@@ -142,7 +169,7 @@ def _open_file(path: Path, options: ColumnOptions) -> Table:
             *("src", "dst", "id"),
             *(old for old, new in options.rename.items() if new in ("src", "dst", "id")),
         ]
-        return CsvTable(path, ids=ids, dtypes=_dtypes_by_source(options))
+        return CsvTable(path, ids=ids, dtypes=_dtypes_by_source(options), form=options.csv)
     raise ValueError(f"{path}: no reader for this kind of file; give .npy, .parquet, .csv or .tsv")
 
 
@@ -160,11 +187,7 @@ def _projections(table: Table, role: Role, options: ColumnOptions) -> dict[str, 
     ]
     found: dict[str, Projection] = {}
     for new, pattern in options.stack.items():
-        sources = tuple(name for name in left if fnmatch.fnmatchcase(name, pattern))
-        if not sources:
-            raise ValueError(
-                f"{table.name}: no column matches {pattern!r}; columns: {_listed(table.columns)}"
-            )
+        sources = _matching(table, left, pattern.split(","))
         found[new] = Projection(sources, stacked=True, dtype=options.dtypes.get(new))
         left = [name for name in left if name not in sources]
     for old in options.rename:
@@ -176,6 +199,19 @@ def _projections(table: Table, role: Role, options: ColumnOptions) -> dict[str, 
             raise FormatError(f"{table.name}: two columns would be named {new!r}")
         found[new] = Projection((name,), dtype=options.dtypes.get(new))
     return found
+
+
+def _matching(table: Table, names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that match, pattern after pattern, each once."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        matches = [name for name in names if fnmatch.fnmatchcase(name, pattern.strip())]
+        if not matches:
+            raise ValueError(
+                f"{table.name}: no column matches {pattern!r}; columns: {_listed(table.columns)}"
+            )
+        found.update(dict.fromkeys(matches))
+    return tuple(found)
 
 
 def _usual_name(name: str, role: Role, others: Sequence[str]) -> str:

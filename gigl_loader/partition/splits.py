@@ -60,16 +60,27 @@ def mark_splits(job: Job, node_type: NodeType, entry: NodeTable, directory: Dire
         if masks or "split" in entry.rows.columns:
             _mark_rows(job, node_type, entry.rows, masks=masks, directory=directory, marks=marks)
     for split, table in entry.splits.items():
-        require_integers(table, "id")
+        if is_mask(table, "id"):
+            _check_mask(table, directory)
+        else:
+            require_integers(table, "id")
         marks.mark(split, np.empty(0, dtype=np.int64), table.name)
         row = 0
         for chunk in table.read(["id"], job.budget.chunk_rows(8)):
-            positions = find_all(
-                directory, chunk["id"], node_type=node_type, table=table, name="id", first_row=row
-            )
+            given = chunk["id"]
+            ids = row + np.flatnonzero(given) if given.dtype == np.bool_ else given
+            positions = find_all(directory, ids, node_type=node_type, table=table, name="id", first_row=row)
             marks.mark(split, positions, table.name)
-            row += len(chunk["id"])
+            row += len(given)
     return marks
+
+
+def _check_mask(table: Table, directory: Directory) -> None:
+    """Raise ``FormatError`` unless a table has one boolean for each of the node ids ``0 .. N - 1``."""
+    if directory.kind == "sparse":
+        raise FormatError(f"{table.name}: a mask needs node ids 0 .. N - 1, and these have gaps: give ids")
+    if table.num_rows != directory.count:
+        raise FormatError(f"{table.name}: a mask of {table.num_rows} rows for {directory.count} nodes")
 
 
 def _mark_rows(

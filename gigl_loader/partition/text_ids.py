@@ -16,7 +16,7 @@ from gigl_loader.native import TextIndex
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition.combined import ProjectedTable, Projection
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Table
+from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Table, is_mask
 from gigl_loader.tensors import spec_of
 
 __all__ = ["number_text_ids"]
@@ -63,6 +63,11 @@ class _IdColumn:
         return self.table.columns.get(self.name)
 
     @property
+    def is_mask(self) -> bool:
+        """Whether it is a split that selects nodes by a boolean for each."""
+        return is_mask(self.table, self.name)
+
+    @property
     def place(self) -> str:
         return f"{self.table.name}, column {self.name!r}"
 
@@ -84,7 +89,7 @@ def _are_texts(tables: GraphTables, node_type: NodeType) -> bool:
     """Return whether nodes of a type are named by texts. ``FormatError`` where some columns say otherwise."""
     columns = _id_columns(tables, node_type)
     texts = [column for column in columns if column.kind == TEXT]
-    others = [column for column in columns if isinstance(column.kind, Column)]
+    others = [column for column in columns if isinstance(column.kind, Column) and not column.is_mask]
     if not texts:
         return False
     if others:
@@ -183,7 +188,8 @@ def _write_texts(job: Job, node_type: NodeType, texts: TextIds) -> None:
 def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType) -> NodeTable:
     """Return the nodes of a type by row number: those of a table without its ids, or only their number."""
     splits = {
-        name: NumberedTable(table, {"id": texts}, {"id": node_type}) for name, table in entry.splits.items()
+        name: table if is_mask(table, "id") else NumberedTable(table, {"id": texts}, {"id": node_type})
+        for name, table in entry.splits.items()
     }
     if entry.rows is None:
         return NodeTable(count=len(texts), splits=splits)

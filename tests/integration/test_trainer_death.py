@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2
+_PROMPT_S = 20.0
+"""Far above what it takes on a busy machine, far below the timeouts after which everything ends anyway."""
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_sigkill_leaves_nothing(phase: str, method: str, temporary: Path) -> Non
     if method == "forkserver":
         temporary = Path(tempfile.mkdtemp())  # Multiprocessing's own server cannot clean up after SIGKILL.
     seconds, _ = Trainer(phase, temporary, method=method).end(signal.SIGKILL)
-    assert seconds < 5
+    assert seconds < _PROMPT_S
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -95,7 +97,7 @@ def test_sigkill_ends_workers_that_are_stopped(method: str, temporary: Path) -> 
 def test_sigkill_while_another_child_holds_the_sockets(temporary: Path) -> None:
     trainer = Trainer("forked", temporary)
     seconds, _ = trainer.end(signal.SIGKILL)
-    assert seconds < 3
+    assert seconds < _PROMPT_S
     assert not is_gone(trainer.pids[-1])
     os.kill(trainer.pids[-1], signal.SIGKILL)
 
@@ -107,10 +109,10 @@ def test_ctrl_c_is_quick_and_clean(phase: str, temporary: Path) -> None:
     assert trainer.process.returncode in (-signal.SIGINT, 130)
     assert stderr.count("Traceback") == 1
     assert "KeyboardInterrupt" in stderr
-    assert seconds < (1.0 if phase == "running" else 4.0)
+    assert seconds < _PROMPT_S
 
 
 def test_sigterm_leaves_nothing(temporary: Path) -> None:
     seconds, stderr = Trainer("running", temporary).end(signal.SIGTERM)
-    assert seconds < 2
+    assert seconds < _PROMPT_S
     assert stderr == ""

@@ -220,7 +220,8 @@ def test_channels_take_turns_by_their_shares() -> None:
 
 
 def test_many_trainers_go_on_at_one_pace() -> None:
-    with service_of(workers=2) as service:
+    gate = Gate()
+    with service_of(workers=2, gate=gate) as service:
         trainers = [Trainer(service, key=str(number), credit=8) for number in range(24)]
         counts = dict.fromkeys(range(24), 0)
         enough = threading.Event()
@@ -241,6 +242,7 @@ def test_many_trainers_go_on_at_one_pace() -> None:
         for number in range(24):
             for _ in range(8 if number else 1):  # The first asks for one batch at a time.
                 ask(number)
+        gate.opened.set()  # All have asked: none is ahead.
         assert enough.wait(20)
         found = sorted(list(counts.values())[1:])
         assert found[0] >= 0.7 * sum(found) / len(found)

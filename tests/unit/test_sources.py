@@ -129,7 +129,7 @@ PARQUET_COLUMNS: dict[str, tuple[Any, Any]] = {
     "float16": (pa.array(np.array([1, 2], np.float16)), np.array([1, 2], np.float16)),
     "bool": (pa.array([True, False]), np.array([True, False])),
     "uint8": (pa.array([1, 2], pa.uint8()), np.array([1, 2], np.uint8)),
-    "missing floats": (pa.array([1.5, None]), np.array([1.5, np.nan])),
+    "floats that are NaN": (pa.array([1.5, np.nan]), np.array([1.5, np.nan])),
     "fixed lists": (
         pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
         np.array([[1, 2], [3, 4]], np.int16),
@@ -139,7 +139,7 @@ PARQUET_COLUMNS: dict[str, tuple[Any, Any]] = {
         pa.array([[1.0], [3.0]], pa.large_list(pa.float64())),
         np.array([[1.0], [3.0]]),
     ),
-    "lists with missing floats": (pa.array([[1.0, None], [3.0, 4.0]]), np.array([[1, np.nan], [3, 4]])),
+    "lists with NaN": (pa.array([[1.0, np.nan], [3.0, 4.0]]), np.array([[1, np.nan], [3, 4]])),
     "nested fixed lists": (
         pa.array([[[1], [2]], [[3], [4]]], pa.list_(pa.list_(pa.int64(), 1), 2)),
         np.array([[[1], [2]], [[3], [4]]]),
@@ -191,8 +191,8 @@ def test_texts_of_a_split_are_read_and_missing_ones_are_empty(tmp_path: Path) ->
 
 
 def test_csv_numbers_have_the_types_of_numbers(tmp_path: Path) -> None:
-    path = _csv(tmp_path / "n.csv", "id,label,x,flag\n5,1,0.5,true\n6,2,,false\n")
-    table = open_table(path, role="nodes")
+    path = _csv(tmp_path / "n.csv", "id,label,x,flag\n5,1,0.5,true\n6,2,nan,false\n")
+    table = open_table(path, role="nodes", options=ColumnOptions(fill={"x": "nan"}))
     assert table.columns == {
         "id": Column("I64"),
         "y": Column("I64"),
@@ -274,24 +274,24 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "missing list": (
         lambda p: _parquet(p / "a.parquet", x=[[1.0], None]),
         FormatError,
-        r"column 'x', row 1: no value",
+        r"column 'x', row 1: no list",
     ),
     "missing integer": (
         lambda p: _parquet(p / "a.parquet", id=[1, 2, None]),
         FormatError,
-        r"a\.parquet, column 'id', row 2: no value \(null or NaN\)",
+        r"values are missing: .*a\.parquet, column 'id', row 2\. Fill",
     ),
     "missing integer in a list": (
         lambda p: _parquet(p / "a.parquet", x=pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2))),
         FormatError,
-        "column 'x', row 1: no value",
+        r"values are missing: .*column 'x', row 1\. Fill",
     ),
     "empty csv": (lambda p: _csv(p / "a.csv", ""), FormatError, r"a\.csv: Empty CSV"),
     "ragged csv": (lambda p: _csv(p / "a.csv", "id,x\n1,2\n3\n"), FormatError, r"a\.csv, line 3: Expected 2"),
     "NaN in csv": (
         lambda p: _csv(p / "a.csv", "id,x\n1,2\nnan,3\n"),
         FormatError,
-        r"a\.csv, line 3, column 'id': no value",
+        r"values are missing: .*a\.csv, line 3, column 'id'\. Fill",
     ),
     "a type that changes": (
         _many_rows,

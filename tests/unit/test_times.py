@@ -105,11 +105,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no time": (
         lambda path: _parquet(path / "n.parquet", t=pa.array([0, 1, 2, None], pa.timestamp("s"))),
-        r"n\.parquet, column 't', row 3: no value",
+        r"n\.parquet, column 't', row 3\. Fill",
     ),
     "no time in a CSV": (
         lambda path: _csv(path / "n.csv", "0,2024-01-01 00:00:00", "1,", "2,2024-01-01 00:00:00"),
-        r"n\.csv, line 3, column 't': no value",
+        r"n\.csv, line 3, column 't'\. Fill",
     ),
     "a year after 2262 in a CSV": (
         lambda path: _csv(path / "n.csv", "0,2024-01-01 00:00:00", "1,3000-01-01 00:00:00"),

@@ -1,0 +1,155 @@
+"""Missing values of tables: filled as the user says, else refused in one report of all columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.arrays import Array
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import Column
+from gigl_loader.partition.table import Kind, Table
+from gigl_loader.tensors import STORAGE_DTYPES
+
+__all__ = ["FilledTable", "MissingValues", "missing_anywhere"]
+
+_SHOWN = 3
+_ROWS = 1 << 16
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class MissingValues(FormatError):
+    """A table has rows without a value. ``places`` says where, for each column."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        super().__init__(
+            f"values are missing: {'; '.join(places)}. Fill them (--fill COLUMN=VALUE or COLUMN=mean), or "
+            "leave the column out (--drop COLUMN)"
+        )
+        self.places = list(places)
+
+
+def missing_anywhere(tables: Iterable[Table], first: MissingValues) -> MissingValues:
+    """Return the report of ``first`` together with those of all tables, which are read to their ends."""
+    places = dict.fromkeys(first.places)
+    for table in tables:
+        places.update(dict.fromkeys(_places_in(table)))
+    return MissingValues(list(places))
+
+
+def _places_in(table: Table) -> list[str]:
+    try:
+        for _ in table.read(list(table.columns), _ROWS):
+            pass
+    except MissingValues as error:
+        return error.places
+    except FormatError:
+        pass  # Another defect, which the user meets once no value is missing.
+    return []
+
+
+class FilledTable:
+    """A table whose readers give masked arrays, with values in place of what is masked.
+
+    ``MissingValues`` where a column that has no fill misses values: it lists all such columns of the table.
+    """
+
+    def __init__(self, table: Table, fills: Mapping[str, str], used: Iterable[str]) -> None:
+        """``fills`` gives a number, a date or ``mean`` by column. ``used`` are the columns that are read."""
+        self.name = table.name
+        self.columns: Mapping[str, Kind] = table.columns
+        self._table = table
+        self._used = list(used)
+        self._fills = dict(fills)
+        self._values = {
+            name: _parsed(table, name, text) for name, text in fills.items() if text.lower() != "mean"
+        }
+        for name in fills:
+            _check_fillable(table, name, fills[name])
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        for chunk in self._table.read(names, rows):
+            yield {name: self._filled(name, array) for name, array in chunk.items()}
+
+    def where(self, column: str, row: int) -> str:
+        return self._table.where(column, row)
+
+    def _filled(self, name: str, array: Array) -> Array:
+        if not isinstance(array, np.ma.MaskedArray):
+            return array
+        if name not in self._fills:
+            raise MissingValues(self._report())
+        value = np.asarray(self._value(name)).astype(array.dtype)
+        return np.where(np.ma.getmaskarray(array), value, array.data)
+
+    def _value(self, name: str) -> Any:
+        if name not in self._values:
+            self._values[name] = _mean(self._table, name)
+        return self._values[name]
+
+    def _report(self) -> list[str]:
+        """Return where values are missing: a text for each column, with its first rows."""
+        missing: dict[str, list[int]] = {}
+        counts: dict[str, int] = {}
+        wanted = [name for name in self._used if name not in self._fills]
+        row = 0
+        for chunk in self._table.read(wanted, _ROWS):
+            for name, array in chunk.items():
+                if isinstance(array, np.ma.MaskedArray):
+                    mask = np.ma.getmaskarray(array).reshape(len(array), -1).any(axis=1)
+                    counts[name] = counts.get(name, 0) + int(mask.sum())
+                    found = missing.setdefault(name, [])
+                    found += (row + np.flatnonzero(mask)[: _SHOWN - len(found)]).tolist()
+            row += len(chunk[wanted[0]])
+        return [self._said(name, rows, counts[name]) for name, rows in missing.items()]
+
+    def _said(self, name: str, rows: Sequence[int], count: int) -> str:
+        more = f" and {count - len(rows):,} more" if count > len(rows) else ""
+        return ", ".join(self.where(name, row) for row in rows) + more
+
+
+def _check_fillable(table: Table, name: str, text: str) -> None:
+    kind = table.columns[name]
+    if not isinstance(kind, Column):
+        raise ValueError(f"{table.name}, column {name!r}: holds {kind}, which cannot be filled")
+    if text.lower() == "mean" and (kind.dtype == "BOOL" or kind.unit is not None):
+        what = "points in time" if kind.unit else "true and false"
+        raise ValueError(f"{table.name}, column {name!r}: {what} have no mean: give a value")
+
+
+def _parsed(table: Table, name: str, text: str) -> Any:
+    """Return a fill as a value of the column. ``ValueError`` for what it cannot hold."""
+    kind = table.columns[name]
+    if not isinstance(kind, Column):
+        return None
+    dtype = STORAGE_DTYPES[kind.dtype]
+    try:
+        if kind.dtype == "BOOL":
+            return _BOOLEANS[text.lower()]
+        if kind.unit is not None and not text.lstrip("-").isdigit():
+            return np.datetime64(text, "ns").astype(np.int64)
+        return dtype.type(float(text) if dtype.kind == "f" else int(text))
+    except (ValueError, KeyError, OverflowError):
+        what = "no date" if kind.unit else f"no {kind.dtype}"
+        raise ValueError(f"{table.name}, column {name!r}: {text!r} is {what} to fill it with") from None
+
+
+def _mean(table: Table, name: str) -> Any:
+    """Return the mean of the values that are there, element by element of a row, rounded for integers."""
+    kind = table.columns[name]
+    assert isinstance(kind, Column)
+    total, count = np.zeros(kind.shape), np.zeros(kind.shape)
+    for chunk in table.read([name], _ROWS):
+        values = np.ma.masked_invalid(chunk[name]) if chunk[name].dtype.kind == "f" else chunk[name]
+        total += np.ma.filled(np.ma.sum(values, axis=0, dtype=np.float64), 0)
+        count += np.ma.count(values, axis=0)
+    if not count.all():
+        raise FormatError(f"{table.name}, column {name!r}: no value of which to take the mean")
+    mean = total / count
+    return mean if STORAGE_DTYPES[kind.dtype].kind == "f" else np.rint(mean)

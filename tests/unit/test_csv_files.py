@@ -1,0 +1,92 @@
+"""CSV files as they are: delimiters, quotes, empty lines, and messages that name the right line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gigl_loader import FormatError
+from gigl_loader.partition import ColumnOptions, open_table
+from gigl_loader.partition.csv_format import CsvFormat
+
+
+def rows_of(path: Path, form: CsvFormat = CsvFormat(), **options: Any) -> dict[str, list[Any]]:  # noqa: B008
+    table = open_table(str(path), role="nodes", options=ColumnOptions(csv=form, **options))
+    chunks = list(table.read(list(table.columns), 2))
+    return {name: [value for chunk in chunks for value in chunk[name].tolist()] for name in table.columns}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "form"),
+    [
+        ("n.csv", "id,x\na,1\nb,2\n", CsvFormat()),
+        ("n.tsv", "id\tx\na\t1\nb\t2\n", CsvFormat()),
+        ("n.csv", "id;x\na;1\nb;2\n", CsvFormat(";")),
+        ("n.csv", "id|x\n'a'|1\n'b'|2\n", CsvFormat("|", quote="'")),
+        ("n.tsv", "id,x\na,1\nb,2\n", CsvFormat(",")),
+        ("n.csv", '"id","x"\r\n"a",1\r\n\r\n"b",2', CsvFormat()),
+    ],
+)
+def test_delimiters_and_quotes_are_as_told(tmp_path: Path, name: str, text: str, form: CsvFormat) -> None:
+    (tmp_path / name).write_text(text)
+    assert rows_of(tmp_path / name, form) == {"id": ["a", "b"], "x": [1, 2]}
+
+
+def test_quoted_values_may_have_delimiters_quotes_and_lines(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text('id,x\n"a,b",1\n"say ""hi""",2\n"two\nlines",3\n')
+    assert rows_of(path) == {"id": ["a,b", 'say "hi"', "two\nlines"], "x": [1, 2, 3]}
+    path.write_text('id;x\n"a;1\nb";2\n')
+    assert rows_of(path, CsvFormat(";", quote="")) == {"id": ['"a', 'b"'], "x": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"delimiter": ""}, "delimiter of CSV files must be one ASCII character, got ''"),
+        ({"delimiter": "::"}, "delimiter of CSV files must be one"),
+        ({"delimiter": "\n"}, "delimiter of CSV files must be one"),
+        ({"quote": "§"}, "quote of CSV files must be one ASCII"),
+        ({"delimiter": '"'}, "delimiter and the quote of CSV files are the same"),
+    ],
+)
+def test_a_format_that_cannot_be_is_refused(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CsvFormat(**values)
+
+
+AHEAD = {
+    "nothing": ("id,t,x\n0,a,1\n", 3),
+    "an empty line": ("id,t,x\n\n0,a,1\n\n", 5),
+    "an empty line at the top": ("\nid,t,x\n0,a,1\n", 4),
+    "a quoted line end": ('id,t,x\n0,"a\nb\n\nc",1\n', 6),
+    "windows lines": ('id,t,x\r\n\r\n0,"a\r\nb",1\r\n', 5),
+    "quoted quotes": ('id,t,x\n0,"say ""\n"" to",1\n', 4),
+}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("case", AHEAD)
+@pytest.mark.parametrize("bad", ["1,b,", "1,b"])
+def test_a_message_names_the_line_in_the_file(
+    tmp_path: Path, case: str, bad: str, *, compressed: bool
+) -> None:
+    text, line = AHEAD[case]
+    path = tmp_path / ("n.csv.gz" if compressed else "n.csv")
+    data = f"{text}{bad}\n2,c,3\n".encode()
+    path.write_bytes(gzip.compress(data) if compressed else data)
+    with pytest.raises(FormatError, match=rf"n\.csv(\.gz)?, line {line}\b"):
+        rows_of(path, drop=["t"])
+
+
+def test_a_column_that_changes_its_type_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    with path.open("w") as file:
+        file.write("id,x\n\n")
+        file.writelines(f"{row},123456789\n" for row in range(300_000))
+        file.write("300000,0.5\n")
+    with pytest.raises(FormatError, match=r"n\.csv, line 300003, column 'x': .*'0\.5'"):
+        rows_of(path)
