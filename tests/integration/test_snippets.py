@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.certificates import Authority
 from tests.support.clusters import addresses_of, servers_of
+from tests.support.command_line import COMMAND
 from tests.support.ports import free_port
 from tests.support.pyg_graphs import heterogeneous
 
@@ -149,8 +152,20 @@ def _prepare(page: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.syspath_prepend(str(Path.cwd()))
     if page == "docs/subclassing.md":
         names["dataset"] = DistDataset.from_pyg(heterogeneous())
+    if page == "docs/tables.md":
+        _build_from_tables(page)
     if page == "docs/graph-format.md":
         Path("graph").unlink()  # It is built there.
+
+
+def _build_from_tables(page: str) -> None:
+    """Write the files of a page and run its commands."""
+    text = (ROOT / page).read_text()
+    for name, content in re.findall(r"^```csv (\S+)\n(.*?)^```", text, re.M | re.S):
+        Path(name).write_text(content)
+    [commands] = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    program = f'gigl-loader() {{ {shlex.join(COMMAND)} "$@"; }}\n{commands}'
+    subprocess.run(["bash", "-euc", program], check=True, timeout=120)
 
 
 @pytest.mark.usefixtures("no_leftovers")
