@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gigl_loader.errors import WorkerDied as WorkerDied
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset as Dataset
+    from gigl_loader.loaders.inference import inference as inference
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
@@ -35,6 +36,7 @@ _HOMES = {
     "SharedTensors": "gigl_loader.shared",
     "StorageUnavailable": "gigl_loader.errors",
     "WorkerDied": "gigl_loader.errors",
+    "inference": "gigl_loader.loaders.inference",
 }
 
 __version__ = "0.1.0"
@@ -51,6 +53,7 @@ __all__ = [
     "SharedTensors",
     "StorageUnavailable",
     "WorkerDied",
+    "inference",
 ]
 
 

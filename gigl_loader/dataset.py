@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.folder import Folder, MemoryFolder
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.hosts.host_group import HostGroup
     from gigl_loader.options import EdgeType, NodeType, StoreOptions, Verify
+    from gigl_loader.partition.table import GraphTables
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSource, SourceRequest
@@ -139,33 +141,56 @@ class DistDataset(GraphQueries):
     @classmethod
     def from_pyg(
         cls,
-        data: Data | HeteroData,
+        data: Data | HeteroData | None,
         *,
         num_partitions: int = 1,
         edge_dir: Literal["in", "out"] = "in",
         assigner: Literal["range", "hash"] = "range",
         weight_attr: str | Mapping[EdgeType, str] | None = None,
+        shared: bool = True,
+        timeout: float = 300.0,
     ) -> DistDataset:
-        """Build the graph of a PyG object in shared memory.
+        """Build the graph of a PyG object in memory, once for all ranks of a host.
 
         Node ids are the rows of the object, edge ids the columns of each ``edge_index``. Tensors with
         one row per node or edge become columns (bfloat16 too); ``train_mask``, ``val_mask`` and
-        ``test_mask`` become the splits ``train``, ``val`` and ``test``. ``weight_attr`` names the edge
-        attribute that loaders may draw edges by (``weight_attr`` of theirs), for every type that has it or by
-        type. Raises ``ValueError`` naming the attribute that cannot be stored.
+        ``test_mask`` are the splits ``train``, ``val`` and ``test``, too.
+
+        In a process group, every rank calls this with the same object. The first rank of each host builds the
+        graph, the other ranks map its memory; they may pass ``None`` in place of the object. A dataset in
+        memory can be an argument of a process that ``multiprocessing`` spawns.
+
+        ``weight_attr``
+            Edge attribute that loaders may draw edges by (``weight_attr`` of theirs), for every type that has
+            it or by type.
+        ``shared``
+            ``False`` builds a graph for this rank alone, whatever other ranks do.
+        ``timeout``
+            Seconds to wait for other ranks, and for the first rank of the host to build.
+
+        Raises ``ValueError`` naming the attribute that cannot be stored, or the ranks of a host whose objects
+        differ, and ``TimeoutError`` naming ranks that do not come.
         """
         from gigl_loader.graph.folder import MemoryFolder
         from gigl_loader.partition import build_graph, tables_from_pyg
 
-        folder = MemoryFolder()
-        build_graph(
-            tables_from_pyg(data, weight_attr=weight_attr),
-            folder,
-            num_partitions=num_partitions,
-            edge_dir=edge_dir,
-            assigner=assigner,
-        )
-        return cls(Graph.open(folder))
+        def tables() -> GraphTables:
+            return tables_from_pyg(data, weight_attr=weight_attr)
+
+        def build(folder: MemoryFolder) -> None:
+            build_graph(tables(), folder, num_partitions=num_partitions, edge_dir=edge_dir, assigner=assigner)
+
+        def content() -> str | None:
+            return None if data is None else f"{tables().checksum()} {num_partitions} {edge_dir} {assigner}"
+
+        group = RankGroup.current(patience_s=timeout) if shared else None
+        if group is None:
+            folder = MemoryFolder()
+            build(folder)
+            return cls(Graph.open(folder))
+        from gigl_loader.hosts.host_memory import build_on_one_rank
+
+        return cls(Graph.open(build_on_one_rank(group, content, build, timeout=timeout)))
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -318,22 +343,21 @@ class DistDataset(GraphQueries):
             check=self._graph.verifier.check,
         )
 
-    def __reduce__(self) -> tuple[Callable[[str], DistDataset], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., DistDataset], tuple[Any, ...]]:
         if self._membership is not None:
             raise TypeError("a DistDataset of several hosts cannot be pickled: open it in each rank")
         path = self._graph.reference.get("path")
-        if path is None:
-            raise TypeError(
-                "a DistDataset in memory cannot be pickled; partition the graph to a directory and "
-                "DistDataset.open it in each process"
-            )
-        return DistDataset.open, (path,)
+        return (DistDataset.open, (path,)) if path is not None else (_in_memory, (self._graph.folder,))
 
     def __repr__(self) -> str:
         return (
             f"DistDataset({self.num_nodes:,} nodes of {len(self.node_types)} types, "
             f"{self.num_edges:,} edges of {len(self.edge_types)} types, edge_dir={self.edge_dir!r})"
         )
+
+
+def _in_memory(folder: Folder) -> DistDataset:
+    return DistDataset(Graph.open(folder))
 
 
 def _farewell(membership: HostGroup, owner: int) -> None:

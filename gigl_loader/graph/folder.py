@@ -10,7 +10,9 @@ import os
 import stat
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -180,6 +182,14 @@ class MemoryFolder:
         """Return the descriptor of each file. They stay open as long as this folder lives."""
         return dict(self._fds)
 
+    def __reduce__(self) -> tuple[Callable[..., MemoryFolder], tuple[dict[str, Any]]]:
+        if get_spawning_popen() is None:
+            raise TypeError(
+                "a graph in memory cannot be pickled, only given to a process that multiprocessing starts; "
+                "else partition it to a directory and DistDataset.open that in each process"
+            )
+        return _inherited, ({name: DupFd(fd) for name, fd in self._fds.items()},)
+
     @property
     def reference(self) -> dict[str, Any]:
         return {"fds": self.fds()}
@@ -187,6 +197,12 @@ class MemoryFolder:
     @property
     def pass_fds(self) -> tuple[int, ...]:
         return tuple(self._fds.values())
+
+
+def _inherited(handles: dict[str, Any]) -> MemoryFolder:
+    folder = MemoryFolder()
+    folder._fds.update({name: handle.detach() for name, handle in handles.items()})
+    return folder
 
 
 def folder_from(reference: Mapping[str, Any]) -> Folder:

@@ -39,10 +39,13 @@ _KINDS = {
 class Rendezvous:
     """One rank's side of a rendezvous of all ranks."""
 
-    def __init__(self, group: RankGroup, *, timeout: float) -> None:
-        """Each step has a timeout of ``timeout`` seconds."""
+    def __init__(
+        self, group: RankGroup, *, timeout: float, name: str = _TURN, steps: Sequence[str] = STEPS
+    ) -> None:
+        """Each step has a timeout of ``timeout`` seconds. The n-th of a ``name`` on each rank is one."""
         self.group = group
-        self._key = _key(group.turn(_TURN))
+        self._key = f"{name}/{group.turn(name)}"
+        self._steps = steps
         self.timeout = timeout
         self._failed = False
 
@@ -74,7 +77,7 @@ class Rendezvous:
             return
         self._failed = True
         with suppress(ConnectionError):  # Of two failures, the first counts.
-            for step in STEPS:
+            for step in self._steps:
                 self.group.publish(f"{self._key}/{step}", _failure(error))
 
     def hear(
@@ -129,11 +132,7 @@ def excuse(group: RankGroup, error: BaseException) -> None:
     The rank may still come: an excuse counts only while the rank is missing.
     """
     with suppress(ConnectionError):
-        group.publish(f"{_key(group.turns(_TURN) + 1)}/{_EXCUSE}", _failure(error))
-
-
-def _key(turn: int) -> str:
-    return f"{_TURN}/{turn}"
+        group.publish(f"{_TURN}/{group.turns(_TURN) + 1}/{_EXCUSE}", _failure(error))
 
 
 def _failure(error: BaseException) -> str:

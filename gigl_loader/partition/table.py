@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from gigl_loader.arrays import Array
+from gigl_loader.arrays import Array, Bytes
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
@@ -17,6 +18,7 @@ from gigl_loader.graph.schema import (
     EdgeType,
     NodeType,
 )
+from gigl_loader.native import crc32c
 from gigl_loader.partition.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
@@ -46,7 +48,7 @@ NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
 
 SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
-"""Columns of a node table that, where they are one boolean per row, say who is in which split."""
+"""Columns of a node table that, where they are one boolean per row, are splits, too."""
 
 EDGE_ROLES = ("src", "dst", "id")
 """Columns of an edge table that are not data: the ends and the edge id."""
@@ -142,6 +144,19 @@ class GraphTables:
         ends = {end for edge_type in self.edges for end in (edge_type[0], edge_type[2])}
         return tuple(sorted(ends | set(self.nodes)))
 
+    def checksum(self) -> str:
+        """Return a text that is equal for equal tables of numbers in memory, and almost never for others."""
+        counts = [(node_type, nodes.count) for node_type, nodes in sorted(self.nodes.items())]
+        node_rows = [(node_type, nodes.rows) for node_type, nodes in sorted(self.nodes.items())]
+        found = [
+            (kind, name, str(array.dtype), array.shape, crc32c(_bytes(array)))
+            for kind, table in [*sorted(self.edges.items()), *node_rows]
+            if table is not None
+            for chunk in table.read(list(table.columns), max(table.num_rows, 1))
+            for name, array in sorted(chunk.items())
+        ]
+        return hashlib.sha256(repr((counts, found, sorted(self.weights.items()))).encode()).hexdigest()
+
     @property
     def homogeneous(self) -> bool:
         return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
@@ -190,18 +205,22 @@ def is_mask(table: Table, name: str) -> bool:
 
 
 def data_columns(table: Table, roles: Sequence[str]) -> dict[str, Column]:
-    """Return the columns to store: all but the roles and the masks of splits, sorted by name.
+    """Return the columns to store: all but the roles, sorted by name.
 
     ``FormatError`` for one that holds no numbers.
     """
     found = {}
     for name, kind in sorted(table.columns.items()):
-        if name in roles or (name in SPLIT_MASKS and "split" in roles and is_mask(table, name)):
+        if name in roles:
             continue
         if not isinstance(kind, Column):
             raise FormatError(f"{table.name}, column {name!r}: holds {kind}, not numbers: drop it")
         found[name] = kind
     return found
+
+
+def _bytes(array: Array) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _kind_of(table: str, name: str, array: Array) -> Kind:

@@ -24,7 +24,7 @@ def test_a_pyg_graph_keeps_its_sizes_columns_and_splits() -> None:
     assert dataset.edge_dir == "in"
     assert (dataset.num_nodes, dataset.num_edges) == (data.num_nodes, data.num_edges)
     nodes = dataset.schema.nodes["node"]
-    assert set(nodes.columns) == {"x", "y"}
+    assert set(nodes.columns) == {"x", "y", "train_mask", "val_mask", "test_mask"}
     assert set(dataset.schema.edges["node", "to", "node"].columns) == {"edge_attr"}
     assert nodes.splits == {split: int(data[f"{split}_mask"].sum()) for split in ("train", "val", "test")}
     for split in ("train", "val", "test"):
@@ -106,7 +106,7 @@ def test_a_dataset_on_disk_is_pickled_as_its_path(tmp_path: Path) -> None:
 
 
 def test_a_dataset_in_memory_says_why_it_cannot_be_pickled() -> None:
-    with pytest.raises(TypeError, match=r"in memory cannot be pickled; .* DistDataset\.open"):
+    with pytest.raises(TypeError, match=r"in memory cannot be pickled, .* DistDataset\.open"):
         pickle.dumps(DistDataset.from_pyg(homogeneous()))
 
 

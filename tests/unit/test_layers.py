@@ -262,4 +262,5 @@ def test_nothing_is_public_by_accident() -> None:
         "SharedTensors",
         "StorageUnavailable",
         "WorkerDied",
+        "inference",
     ]

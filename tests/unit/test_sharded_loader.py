@@ -147,7 +147,7 @@ def test_inputs_that_are_split_already_are_told_with_what_to_do() -> None:
 
 def test_different_graphs_are_told() -> None:
     def program(group: RankGroup) -> None:
-        dataset = DistDataset.from_pyg(homogeneous(seed=group.rank))
+        dataset = DistDataset.from_pyg(homogeneous(seed=group.rank), shared=False)
         next(DistNeighborLoader(dataset, [2], num_workers=0, seed=1, name="train", timeout=10))
 
     for error in run_ranks(2, program):
@@ -170,7 +170,7 @@ def test_a_rank_that_did_not_build_the_loader_is_named() -> None:
 
 def test_a_rank_that_could_not_start_tells_the_others() -> None:
     def program(group: RankGroup) -> None:
-        dataset = DATASET if group.rank else _Broken.from_pyg(homogeneous())
+        dataset = DATASET if group.rank else _Broken.from_pyg(homogeneous(), shared=False)
         try:
             loader = DistNeighborLoader(dataset, [2], num_workers=0, seed=1, name="train", timeout=10)
         finally:
