@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
 from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
+from gigl_loader.logs import log_from_environment
 from gigl_loader.queries import GraphQueries
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sizes import byte_count
@@ -111,6 +112,7 @@ class DistDataset(GraphQueries):
         what), ``TimeoutError`` naming ranks that do not come, ``StorageUnavailable`` for hosts that cannot
         be reached and ``OSError`` for an address that cannot be listened on: on all ranks alike.
         """
+        log_from_environment()
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         group = RankGroup.current(patience_s=timeout)
@@ -183,6 +185,7 @@ class DistDataset(GraphQueries):
         def content() -> str | None:
             return None if data is None else f"{tables().checksum()} {num_partitions} {edge_dir} {assigner}"
 
+        log_from_environment()
         group = RankGroup.current(patience_s=timeout) if shared else None
         if group is None:
             folder = MemoryFolder()

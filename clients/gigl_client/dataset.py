@@ -13,6 +13,7 @@ from gigl_client.producers import ProducerCreator
 from gigl_client.server_load import loads_of
 from gigl_client.source import RemoteSource
 from gigl_loader.group import RankGroup
+from gigl_loader.logs import log_from_environment
 from gigl_loader.options import MAX_KEY
 from gigl_loader.queries import GraphQueries
 from gigl_loader.rpc.credentials import Caller
@@ -86,6 +87,7 @@ class RemoteDistDataset(GraphQueries):
         Raises ``ValueError`` at once for another version, unequal graphs, invalid certificates or invalid
         options, and ``SamplingError`` for a wrong token.
         """
+        log_from_environment()
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         check_ways(transport, rows)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gigl_loader.graph.graph import Graph
 from gigl_loader.hosts.shared_cache import open_cache
+from gigl_loader.logs import log_from_environment
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.remote_store import fetch_split, open_remote_stores
@@ -123,6 +124,7 @@ class Peers:
 
 def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     """Return a sampler for each batch that the process samples at once. They share one store."""
+    log_from_environment()
     graph = Graph.from_reference(config.reference)
     peers = Peers.from_json(config.reference[PEERS])
     store = peers.open_store(graph, timeout_s=config.timeout_s, concurrency=config.concurrency)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource
 
 __all__ = ["FrameStream"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class FrameStream:
@@ -62,9 +65,13 @@ class FrameStream:
         """
         began = time.perf_counter()
         try:
-            return self._receive(progress, timeout)
+            frame = self._receive(progress, timeout)
         finally:
-            self.seconds_waiting += time.perf_counter() - began
+            waited = time.perf_counter() - began
+            self.seconds_waiting += waited
+        if frame is not None:
+            _LOGGER.debug("batch %d of epoch %d after %.1f ms", frame.batch, progress.epoch, 1e3 * waited)
+        return frame
 
     def _receive(self, progress: Progress, timeout: float) -> Frame | None:
         self.turn_to(progress)

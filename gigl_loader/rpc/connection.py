@@ -33,6 +33,7 @@ from gigl_loader.rpc.checksums import (
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.store import WireCounts
+from gigl_loader.tensors import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,6 +191,7 @@ class Connection:
             headers.append((UNREAD_HEADER.encode(), b"tls"))
         options = flight.FlightCallOptions(timeout=seconds, headers=headers)
         self.count(calls=1, bytes_out=len(request))
+        began = time.monotonic()
         try:
             with self._errors():
                 stream = client.do_get(flight.Ticket(request), options)
@@ -199,6 +201,8 @@ class Connection:
                     return read(chunks)
             finally:
                 self.count(bytes_in=chunks.nbytes)
+                if _LOGGER.isEnabledFor(logging.DEBUG):
+                    self._log(request, chunks.nbytes, time.monotonic() - began)
         except FormatError as error:
             self.count(damaged=1)
             raise _Damaged(str(error)) from None
@@ -210,6 +214,17 @@ class Connection:
         except _AttemptFailed:
             self._drop(client)
             raise
+
+    def _log(self, request: bytes, nbytes: int, seconds: float) -> None:
+        asked = Layout.parse(np.frombuffer(request, np.uint8)).metadata.get("ask", "?")
+        _LOGGER.debug(
+            "%s: %s: %d bytes sent, %d received in %.1f ms",
+            self._endpoint,
+            asked,
+            len(request),
+            nbytes,
+            1e3 * seconds,
+        )
 
     def _connected(self) -> tuple[Any, bool]:
         """Return the client, and whether it speaks TLS."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
 
 __all__ = ["ClusterView", "StoreClient"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _PROBE_S = 2.0
 _OPTIONS = [
@@ -203,6 +206,7 @@ class StoreClient:
     def sample(self, request: messages.SampleRequest, timeout_s: float) -> Any:
         """Request a batch, and return a ``grpc.Future``. Pass the exception that it raises to ``error``."""
         self._check_open()
+        _LOGGER.debug("%s: Sample batch %d of epoch %d", self.endpoint, request.batch, request.epoch)
         try:
             return self._calls["Sample"].future(
                 request, timeout=timeout_s, metadata=self._with_checksum(request)
@@ -229,7 +233,7 @@ class StoreClient:
         self._call("DestroyProducer", messages.DestroyProducerRequest(key=key), timeout_s)
 
     def load(self, timeout_s: float) -> messages.ServerLoad:
-        """Return the load of the server. Only channels of the caller's job show their keys and names."""
+        """Return the load of the server. Channels show their names to whom has their owner's token."""
         load: messages.ServerLoad = self._call("Load", messages.LoadRequest(), timeout_s)
         return load
 
@@ -253,6 +257,7 @@ class StoreClient:
 
     def _call_once(self, name: str, request: Any, timeout_s: float) -> Any:
         self._check_open()
+        began = time.monotonic()
         try:
             reply = self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
         except grpc.RpcError as error:
@@ -262,6 +267,7 @@ class StoreClient:
             raise
         if reply is None:
             raise Damaged(f"{self.endpoint}: a reply to {name} without a message")
+        _LOGGER.debug("%s: %s: %.1f ms", self.endpoint, name, 1e3 * (time.monotonic() - began))
         return reply
 
     def _check_open(self) -> None:

@@ -23,6 +23,7 @@ VALUES = frozenset(
         "compat",
         "errors",
         "group",
+        "logs",
         "memfile",
         "options",
         "processes",

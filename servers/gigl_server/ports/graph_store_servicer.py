@@ -65,13 +65,12 @@ class GraphStoreServicer:
         return reply
 
     def _load(self, request: Any, call: ControlCall) -> Any:
-        values = call.headers(JOB_HEADER)
         return server_load(
             self._peer.description(),
             self._peer.statistics(),
             self._service.load(),
             self._view(),
-            job=job_key(values),
+            caller=call.caller,
         )
 
     def _create_producer(self, request: Any, call: ControlCall) -> Any:
