@@ -123,8 +123,8 @@ class GraphQueries:
     def node_ids_of(self, original_ids: Iterable[str], node_type: NodeType | None = None) -> torch.Tensor:
         """Return the node ids, int64 [N], of nodes that the tables of the graph named by texts.
 
-        Loaders take such texts in place of node ids, too. ``ValueError`` where the type has no text ids, and
-        with the first ten unknown texts.
+        Loaders take such texts in place of node ids, too. ``TypeError`` where the type has no text ids,
+        ``ValueError`` with the first ten unknown texts.
         """
         import torch
 
@@ -134,7 +134,7 @@ class GraphQueries:
         if wrong is not None:
             raise TypeError(f"original ids must be texts, got {wrong!r}")
         if not self.schema.nodes[kind].text_ids:
-            raise ValueError(f"nodes of type {kind!r} have integer ids, no texts such as {texts[:1]}")
+            raise TypeError(f"node ids must be integers: tables named no nodes of type {kind!r} by texts")
         ids = self._find_texts(kind, [text if len(text) <= MAX_TEXT_ID else "" for text in texts])
         unknown = [texts[at][:100] for at in np.flatnonzero(ids < 0)[:10]]
         if unknown:

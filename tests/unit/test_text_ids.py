@@ -252,7 +252,7 @@ def test_a_graph_without_texts_has_its_node_ids_for_original_ids() -> None:
     build_graph(tables(texts=False), folder)
     dataset = DistDataset(Graph.open(folder))
     assert dataset.original_ids(torch.tensor([5, 0]), "user") == [5, 0]
-    with pytest.raises(ValueError, match="nodes of type 'user' have integer ids"):
+    with pytest.raises(TypeError, match="node ids must be integers: tables named no nodes of type 'user'"):
         dataset.node_ids_of(["a"], "user")
 
 
