@@ -9,6 +9,7 @@
 #   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
 #                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run
 #   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1)
+#   make docs            the documentation as a site in build/site, with a reference from the docstrings
 #   make torch-versions  one wheel, the native tests under several versions of torch
 #   make format          let ruff rewrite what it can
 #   make clean           remove environments, builds and caches
@@ -27,7 +28,7 @@ CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
 # What the installed package depends on. Python sources are not here: the install is editable.
 INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
 
-.PHONY: demo test lint types unit bench sanitize fuzz chaos torch-versions format clean
+.PHONY: demo test lint types unit bench docs sanitize fuzz chaos torch-versions format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
@@ -46,6 +47,11 @@ unit: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/gigl-loader bench $(BENCH)
+
+# The plugin warns of a version to come, which is none of a reader's business.
+docs: $(VENV)/.installed-test
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	@echo "build/site/index.html"
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +21,8 @@ from tests.support.pyg_graphs import homogeneous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {"batch_size": 32, "seed": 11, "timeout": 30.0, "device": "cpu"}
 AUTHORITY, STRANGER = Authority(), Authority()
 SOON_S = 10.0
@@ -91,3 +95,20 @@ def test_who_is_not_let_in_is_told_why_at_once(addresses: list[str], who: Caller
         RemoteDistDataset.connect(addresses[0], credentials=who, timeout=60.0)
     assert time.monotonic() - began < SOON_S
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests were copied without the pages")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_certificates_of_the_recipe_open_a_server(graph: Path, tmp_path: Path) -> None:
+    [commands] = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "recipes.md").read_text(), re.M | re.S)
+    subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    files = {"token_file": "token", "tls_cert": "store.pem", "tls_key": "store.key", "tls_ca": "ca.pem"}
+    options: dict[str, Any] = {option: str(tmp_path / name) for option, name in files.items()}
+    trusting = Caller.from_files(token=tmp_path / "token", ca=tmp_path / "ca.pem")
+    with servers_of(graph, 1, **options) as servers:
+        for host in ("127.0.0.1", "localhost"):
+            port = addresses_of(servers)[0].rpartition(":")[2]
+            with RemoteDistDataset.connect(f"{host}:{port}", credentials=trusting, timeout=20) as dataset:
+                assert dataset.num_servers == 1
