@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader, FormatError
@@ -291,6 +295,27 @@ def test_requests_about_texts_that_break_a_rule_are_refused(path: Path) -> None:
     offsets = np.array([0], STORAGE_DTYPES["I64"]).tobytes() + np.array([len(NAMES[0].encode())]).tobytes()
     assert offsets in ticket
     assert kind_of(ticket.replace(offsets, np.array([9, 2**40]).tobytes())) == "malformed"
+
+
+@cache
+def _request() -> tuple[Graph, bytes]:
+    folder = MemoryFolder()
+    build_graph(tables(texts=True), folder)
+    graph = Graph.open(folder)
+    request = FindTextsRequest(node_type="user", texts=NAMES[:5])
+    return graph, encode_graph_request(request, graph.manifest.digest)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=4), st.data())
+def test_a_damaged_request_is_refused_or_read(changes: list[tuple[int, int]], data: st.DataObject) -> None:
+    graph, ticket = _request()
+    damaged = bytearray(ticket)
+    for at, value in changes:
+        damaged[at % len(damaged)] = value
+    cut = bytes(damaged[: data.draw(st.integers(len(damaged) - 20, len(damaged)))])
+    with suppress(Refusal):  # Any other exception would end a call with a traceback in the log.
+        parse(cut, graph.schema, graph.manifest.digest, {})
 
 
 def test_damaged_texts_are_told(path: Path, tmp_path: Path) -> None:
