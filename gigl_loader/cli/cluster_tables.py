@@ -22,8 +22,7 @@ _WIDE_NAMES = ("ready MB", "partitions", "jobs", "batches", "CPU s", "refused")
 def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table | str]:
     """Yield servers, what is wrong with them, channels and peers for a screen of ``width``.
 
-    Rates are those since ``before``. Servers name channels of jobs that have the caller's token, and tell
-    those of others by their job only.
+    Rates are those since ``before``. Channels are told by their job only, unless servers show names.
     """
     earlier = {each.address: each for each in before.servers} if before else {}
     seconds = loads.at - before.at if before else 0.0

@@ -58,7 +58,14 @@ def local_cluster(
     with (
         _ended_by_sigterm(),
         _kept_in_file(token) as token_file,
-        LocalCluster(graph_dir, servers=servers, workers=workers, token=token, timeout_s=timeout) as cluster,
+        LocalCluster(
+            graph_dir,
+            servers=servers,
+            workers=workers,
+            token=token,
+            timeout_s=timeout,
+            options={"show_names": True},  # All trainers are this user's.
+        ) as cluster,
     ):
         if command:
             raise typer.Exit(_run(command, cluster.addresses, token_file))

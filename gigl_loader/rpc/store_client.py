@@ -233,7 +233,7 @@ class StoreClient:
         self._call("DestroyProducer", messages.DestroyProducerRequest(key=key), timeout_s)
 
     def load(self, timeout_s: float) -> messages.ServerLoad:
-        """Return the load of the server. Channels show their names to whom has their owner's token."""
+        """Return the load of the server. Only channels of the caller's job show keys and names, or all."""
         load: messages.ServerLoad = self._call("Load", messages.LoadRequest(), timeout_s)
         return load
 

@@ -149,6 +149,12 @@ class ServeOptions:
         "code runs in this process.",
         name="allow_sampler",
     )
+    show_names: bool = option(
+        False,
+        FLAG,
+        "Tell the names of loaders to every caller with a token, for gigl-loader top. By default, a job sees "
+        "only its own.",
+    )
     log_file: str | None = option(None, TEXT, "File that the log is appended to.", shown="stderr")
     join_timeout_s: float = option(
         300.0, seconds(0.1), "Seconds to wait for the other servers.", name="join_timeout"

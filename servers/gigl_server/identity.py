@@ -30,10 +30,6 @@ class Identity:
         """Return the identity of a caller. ``peer`` has gRPC's form: ``ipv4:10.0.0.7:4711``."""
         return cls(token=token, certificate=certificate, address="" if certificate else _network(peer))
 
-    def shares_secret(self, other: Identity) -> bool:
-        """Return whether both showed the same token, or, where there are none, the same certificate."""
-        return self.token == other.token and (bool(self.token) or self.certificate == other.certificate)
-
     def __str__(self) -> str:
         """Return a short printable form, for logs and metrics."""
         who = f"certificate {self.certificate[:12]}" if self.certificate else self.address or "this process"

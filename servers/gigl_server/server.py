@@ -220,6 +220,7 @@ class StorageServer:
             view=self._readiness.view,
             announced=Announcements(credentials.cluster_key, self._readiness.heard_of, audit).exchange,
             audit=audit,
+            show_names=options.show_names,
         )
         stack.callback(self._control.close)
         self._meet_others(self._data.port)

@@ -80,11 +80,13 @@ class ControlService:
         view: Callable[[], View] | None = None,
         announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
         audit: AuditLog | None = None,
+        show_names: bool = False,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` returns the view of its cluster (both or neither), and
-        ``announced`` takes announcements of servers (``Announcements.exchange``).
+        ``announced`` takes announcements of servers (``Announcements.exchange``). ``show_names``: any caller
+        may read the names of loaders, not only their job.
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls
@@ -98,7 +100,7 @@ class ControlService:
         self._health = Health()
         self._certificate = ServedCertificate(credentials)
         if service is not None and view is not None:
-            calls = GraphStoreServicer(service, peer, view=view, announced=announced)
+            calls = GraphStoreServicer(service, peer, view=view, announced=announced, show_names=show_names)
             self._authenticated.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
             reflected = (SERVICE, STORE_SERVICE)
             self._ready_names = ("", STORE_SERVICE)

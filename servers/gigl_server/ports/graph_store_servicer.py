@@ -37,12 +37,17 @@ class GraphStoreServicer:
         *,
         view: Callable[[], View],
         announced: Callable[[ControlCall, Any], Trailers] | None,
+        show_names: bool = False,
     ) -> None:
-        """``announced`` takes each ``Cluster`` call and its reply, and returns the trailers."""
+        """``announced`` takes each ``Cluster`` call and its reply, and returns the trailers.
+
+        ``show_names``: any caller may read the names of channels, not only their job.
+        """
         self._service = service
         self._peer = peer
         self._view = view
         self._announced = announced
+        self._show_names = show_names
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -65,12 +70,14 @@ class GraphStoreServicer:
         return reply
 
     def _load(self, request: Any, call: ControlCall) -> Any:
+        values = call.headers(JOB_HEADER)
         return server_load(
             self._peer.description(),
             self._peer.statistics(),
             self._service.load(),
             self._view(),
-            caller=call.caller,
+            job=job_key(values),
+            show_names=self._show_names,
         )
 
     def _create_producer(self, request: Any, call: ControlCall) -> Any:

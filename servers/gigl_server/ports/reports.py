@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
-    from gigl_server.identity import Identity
     from gigl_server.sampling.load import ChannelLoad, ServiceLoad
 
 __all__ = ["PeerCalls", "cluster_view", "server_load"]
@@ -85,8 +84,16 @@ def cluster_view(description: Any, view: View) -> Any:
     return reply
 
 
-def server_load(description: Any, statistics: Any, load: ServiceLoad, view: View, *, caller: Identity) -> Any:
-    """Return the reply to ``Load``. Channels show their names to callers that share their owner's secret."""
+def server_load(
+    description: Any,
+    statistics: Any,
+    load: ServiceLoad,
+    view: View,
+    *,
+    job: bytes | None,
+    show_names: bool = False,
+) -> Any:
+    """Return the reply to ``Load``. Only channels of ``job`` show their names, unless ``show_names``."""
     reply: Any = messages.ServerLoad(
         totals=statistics,
         workers=load.workers,
@@ -97,7 +104,7 @@ def server_load(description: Any, statistics: Any, load: ServiceLoad, view: View
         ready_bytes=load.ready_bytes,
         batches=load.batches,
         bytes=load.nbytes,
-        channels=[_channel_load(each, named=caller.shares_secret(each.owner)) for each in load.channels],
+        channels=[_channel_load(each, named=show_names or each.job == job) for each in load.channels],
         peers=[
             messages.PeerLoad(
                 server=each.server,

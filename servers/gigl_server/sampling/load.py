@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gigl_server.identity import Identity
     from gigl_server.sessions.channel import Channel
 
 __all__ = ["ChannelLoad", "ServiceLoad"]
@@ -18,8 +17,6 @@ class ChannelLoad:
 
     job: bytes
     """Key of the job. It gives no access."""
-    owner: Identity
-    """Owner of the job."""
     key: str
     name: str
     transport: str
@@ -39,7 +36,6 @@ class ChannelLoad:
         """Return the load of a channel, which has ``ready`` frames. Call under the service's lock."""
         return cls(
             job=channel.job,
-            owner=channel.owner,
             key=channel.producer.key,
             name=channel.name,
             transport="flight" if channel.ring is None else "ring",
