@@ -156,7 +156,7 @@ class DistDataset(GraphQueries):
 
         Node ids are the rows of the object, edge ids the columns of each ``edge_index``. Tensors with
         one row per node or edge become columns (bfloat16 too); ``train_mask``, ``val_mask`` and
-        ``test_mask`` are the splits ``train``, ``val`` and ``test``, too.
+        ``test_mask`` become the splits ``train``, ``val`` and ``test``.
 
         In a process group, every rank calls this with the same object. The first rank of each host builds the
         graph, the other ranks map its memory; they may pass ``None`` in place of the object. A dataset in

@@ -129,10 +129,12 @@ class GraphQueries:
         import torch
 
         kind = self._one_type(node_type)
+        if isinstance(original_ids, str):
+            raise TypeError(f"original ids must be a list of texts, got the text {original_ids[:100]!r}")
         texts = list(original_ids)
-        wrong = next((text for text in texts if not isinstance(text, str)), None)
-        if wrong is not None:
-            raise TypeError(f"original ids must be texts, got {wrong!r}")
+        wrong = [text for text in texts if not isinstance(text, str)]
+        if wrong:
+            raise TypeError(f"original ids must be texts, got {wrong[0]!r}")
         if not self.schema.nodes[kind].text_ids:
             raise TypeError(f"node ids must be integers: tables named no nodes of type {kind!r} by texts")
         ids = self._find_texts(kind, [text if len(text) <= MAX_TEXT_ID else "" for text in texts])

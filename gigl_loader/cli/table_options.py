@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
 from gigl_loader.partition.csv_format import CsvFormat
 from gigl_loader.partition.reverse import reverse_of, with_reverse_edges
-from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files, open_table
+from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files
 from gigl_loader.partition.table import GraphTables, NodeTable, Table, declared
 
 __all__ = ["TableOptions", "open_tables", "weight_columns"]
@@ -112,16 +112,22 @@ def open_tables(options: TableOptions) -> GraphTables:
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
     scoped.require_used([*edges, *nodes], seen)
-    for node_type, splits in _splits(options.splits, options.csv).items():
+    for node_type, splits in _splits(options.splits, scoped).items():
         table = node_tables.get(node_type, NodeTable())
         node_tables[node_type] = replace(table, splits=splits)
     tables = GraphTables(
         edges={key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
         nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
     )
-    tables = with_reverse_edges(tables, _reverses(options.reverse), undirected=options.undirected)
-    columns = {key: table.columns for key, table in tables.edges.items()}
-    return replace(tables, weights=weight_columns(columns, options.weights))
+    reverses = _reverses(options.reverse)
+    added = with_reverse_edges(tables, reverses, undirected=options.undirected)
+    columns = {key: table.columns for key, table in added.edges.items()}
+    weights = weight_columns(columns, options.weights)
+    # Declared first where they can be: the reversed edges of a type are drawn by its weights, too.
+    declared_first = {kind: names for kind, names in weights.items() if kind in tables.edges}
+    tables = replace(tables, weights=declared_first)
+    tables = with_reverse_edges(tables, reverses, undirected=options.undirected)
+    return replace(tables, weights={**weights, **tables.weights})
 
 
 def _reverses(options: Sequence[str]) -> dict[EdgeType, EdgeType]:
@@ -164,7 +170,10 @@ def _all_options(scoped: _Scoped, key: _Key) -> ColumnOptions:
     """Return what a reader must know before it sees the columns: names and dtypes, used or not."""
     shared, own = scoped.by_type.get(None, ColumnOptions()), scoped.by_type.get(key, ColumnOptions())
     return ColumnOptions(
-        rename={**shared.rename, **own.rename}, dtypes={**shared.dtypes, **own.dtypes}, csv=scoped.csv
+        rename={**shared.rename, **own.rename},
+        stack={**shared.stack, **own.stack},
+        dtypes={**shared.dtypes, **own.dtypes},
+        csv=scoped.csv,
     )
 
 
@@ -200,7 +209,7 @@ def _key(text: str) -> _Key:
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else parts[0]
 
 
-def _splits(values: Sequence[str], form: CsvFormat) -> Mapping[NodeType, dict[str, Table]]:
+def _splits(values: Sequence[str], scoped: _Scoped) -> Mapping[NodeType, dict[str, Table]]:
     found: dict[NodeType, dict[str, Table]] = {}
     for value in values:
         left, equals, files = value.partition("=")
@@ -208,12 +217,23 @@ def _splits(values: Sequence[str], form: CsvFormat) -> Mapping[NodeType, dict[st
         key = _key(scope) if colon else HOMOGENEOUS_NODE
         if not equals or not name or not files or not isinstance(key, str):
             raise ValueError(f"--split {value}: write --split [TYPE:]NAME=FILE")
-        found.setdefault(key, {})[name] = open_table(files, role="ids", options=ColumnOptions(csv=form))
+        found.setdefault(key, {})[name] = _split_table(files, key, scoped)
     return found
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _split_table(files: str, node_type: NodeType, scoped: _Scoped) -> Table:
+    """Open the nodes of a split. Of the options, it has the dtype of ids of its type."""
+    options = _all_options(scoped, node_type)
+    dtypes = {name: dtype for name, dtype in options.dtypes.items() if name == "id"}
+    table = open_files(files, role="ids", options=replace(options, stack={}, dtypes=dtypes))
+    named = name_columns(table, role="ids", options=ColumnOptions(csv=scoped.csv))
+    if "id" not in named.columns:
+        raise ValueError(f"{table.name}: no column 'id'; columns: {', '.join(map(repr, named.columns))}")
+    return name_columns(named, role="ids", options=ColumnOptions(dtypes=dtypes)) if dtypes else named
 
 
 def _all_match(patterns: str, names: Sequence[str]) -> bool:

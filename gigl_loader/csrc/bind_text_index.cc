@@ -46,7 +46,9 @@ nb::list TextsAt(const Array<const uint8_t>& bytes, const Array<const int64_t>& 
   nb::list texts;
   for (const int64_t number : Span(numbers)) {
     const std::string_view text = index.At(number);
-    texts.append(nb::str(text.data(), text.size()));
+    PyObject* decoded = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
+    if (decoded == nullptr) throw nb::python_error();
+    texts.append(nb::steal(decoded));
   }
   return texts;
 }

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["inference"]
 
+_FIXED = frozenset(
+    {"drop_last", "even_batches", "in_order", "seed_weights", "sharding", "shuffle", "transform"}
+)
+"""Options of loaders on which the rows of the result depend."""
+
 
 @torch.no_grad()
 def inference(
@@ -43,11 +48,16 @@ def inference(
         Those of :class:`BaseDistLoader`, such as ``batch_size`` (default 1,024) and ``num_workers``. Every
         rank computes all nodes.
 
-    ``ValueError`` for a model or a graph of another kind.
+    ``ValueError`` for a model or a graph of another kind, ``TypeError`` for options on which the rows depend.
     """
     _check(model, dataset)
+    fixed = sorted(_FIXED.intersection(options))
+    if fixed:
+        raise TypeError(f"inference() has no argument {fixed[0]!r}: it takes every node once, in order")
     settings: LoaderOptions = {"batch_size": 1024, "sharding": "none", "even_batches": False, **options}
-    with DistNeighborLoader(dataset, [-1], None, **settings) as loader:
+    # A convolution that normalises by degrees needs those of the neighbours, too: another hop.
+    hops = 2 if any(getattr(each, "normalize", False) for each in model.modules()) else 1
+    with DistNeighborLoader(dataset, [-1] * hops, None, **settings) as loader:
         rows = _RowOfNode(dataset)
         outputs: torch.Tensor | None = None
         bar = _progress(model.num_layers * len(loader), shown=progress_bar)
@@ -73,6 +83,8 @@ def _check(model: Any, dataset: Dataset) -> None:
         )
     if getattr(model, "jk_mode", None) not in (None, "last"):
         raise ValueError(f"inference cannot compute jk={model.jk_mode!r}, only jk=None and jk='last'")
+    if any(getattr(each, "cached", False) for each in model.modules()):
+        raise ValueError("inference cannot compute convolutions with cached=True, which keep the first batch")
     if model.training:
         raise ValueError("inference of a model in training mode: call model.eval() first")
     if not dataset.schema.homogeneous:

@@ -126,6 +126,8 @@ def _array(nodes: Any) -> npt.NDArray[Any]:
             nodes = nodes.float()
         array: npt.NDArray[Any] = nodes.numpy()
     elif isinstance(nodes, (np.ndarray, list, range)):
+        if isinstance(nodes, list) and len({isinstance(node, str) for node in nodes}) > 1:
+            raise TypeError("input_nodes has texts and numbers: node ids are one or the other")
         array = np.asarray(nodes)
     else:
         raise TypeError(

@@ -70,7 +70,10 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         texts = np.empty(len(array), dtype=object)
-        texts[:] = array.fill_null("").to_pylist()
+        try:
+            texts[:] = array.fill_null("").to_pylist()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{where(0)} or later: {error}") from None
         return texts
     if len(array) == 0:
         return np.empty((0, *kind.shape), dtype=STORAGE_DTYPES[kind.dtype])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bisect
 import csv
+import fnmatch
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ __all__ = ["CsvTable"]
 
 
 _BLOCK_BYTES = 4 << 20
+_MAX_VALUE_BYTES = 1 << 30
 _IDS = ("src", "dst", "id")
 _TYPES = {
     "F32": pa.float32(),
@@ -54,9 +57,11 @@ class CsvTable:
         *,
         ids: Sequence[str] = _IDS,
         dtypes: Mapping[str, str] | None = None,
+        masks: bool = False,
         form: CsvFormat = CsvFormat(),  # noqa: B008 - a frozen value
     ) -> None:
-        """``ids`` are columns of integers or texts; ``dtypes`` gives the types of some columns."""
+        """``ids`` are columns of integers or texts, with ``masks`` also of booleans. ``dtypes`` gives the
+        types of columns by name or pattern."""
         self.name = str(path)
         self._path = path
         self._delimiter = form.delimiter_of(path)
@@ -64,9 +69,10 @@ class CsvTable:
         self._types: dict[str, Any] = {}
         found = self._schema()
         for field in found:
-            self._types[field.name] = _chosen(field, ids, dtypes or {})
+            self._types[field.name] = _chosen(field, ids, _dtype_of(field.name, dtypes or {}), masks=masks)
         if len(self._types) != len(found):
             raise FormatError(f"{path}: a column name occurs twice")
+        self._check_delimiter()
         self.columns: dict[str, Kind] = {name: kind_of(dtype) for name, dtype in self._types.items()}
 
     @cached_property
@@ -85,32 +91,55 @@ class CsvTable:
     def where(self, column: str, row: int) -> str:
         return f"{self.name}, line {self._line(row + 1)}, column {column!r}"
 
+    def _check_delimiter(self) -> None:
+        """Raise ``FormatError`` where the header looks like one of another delimiter."""
+        [name, *others] = self._types or [""]
+        found = next((mark for mark in ";\t|," if mark in name), None)
+        if not others and found is not None:
+            shown = "tab" if found == "\t" else f"'{found}'"
+            raise FormatError(
+                f"{self.name}: one column, {name!r}: give its delimiter, --csv-delimiter {shown}"
+            )
+
     def _column(self, batch: Any, name: str, first_row: int) -> Array:
         return to_numpy(batch.column(name), self.columns[name], lambda row: self.where(name, first_row + row))
 
     def _schema(self) -> Any:
-        with self._open(None) as reader:
+        with self._source() as source, self._open(None, source) as reader:
             return reader.schema
 
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
-        with self._open(names) as reader:
+        with self._source() as source, self._open(names, source) as reader:
             while (batch := self._next(reader)) is not None:
                 yield batch
+            if source.num_quotes % 2:
+                self._check_closed()
+
+    @contextmanager
+    def _source(self) -> Iterator[_Source]:
+        if not self._path.exists():
+            raise FileNotFoundError(2, "no such file", self.name)
+        try:
+            stream = pa.input_stream(self.name)
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"{self.name}: cannot be read: {error}") from None
+        with stream:
+            yield _Source(stream, self._quote.encode())
 
     def _next(self, reader: Any) -> Any:
         try:
             return reader.read_next_batch()
         except StopIteration:
             return None
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError) as error:
+            if "\n" in str(error):  # A value of several lines: has it swallowed them?
+                self._check_closed()
             raise FormatError(self._explained(error)) from None
 
-    def _open(self, names: Sequence[str] | None) -> Any:
-        if not self._path.exists():
-            raise FileNotFoundError(2, "no such file", self.name)
+    def _open(self, names: Sequence[str] | None, source: _Source) -> Any:
         try:
             return pc.open_csv(
-                self.name,
+                pa.PythonFile(source, mode="r"),
                 read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
                 parse_options=pc.ParseOptions(
                     delimiter=self._delimiter,
@@ -121,20 +150,24 @@ class CsvTable:
                     column_types=self._types or None, include_columns=None if names is None else list(names)
                 ),
             )
-        except (pa.ArrowInvalid, pa.ArrowException) as error:
+        except (pa.ArrowException, OSError) as error:
+            if "\n" in str(error):
+                self._check_closed()
             raise FormatError(self._explained(error)) from None
 
     def _explained(self, error: Exception) -> str:
         text = str(error)
+        if "straddling" in text:
+            return f"{self.name}: a quote that is not closed, or a row of more than {_BLOCK_BYTES >> 20} MiB"
         found = re.search(r"Row #(\d+): (.*)", text, re.DOTALL)
         if found is None:
-            return f"{self.name}: {text}"
+            return f"{self.name}: {text:.500}"
         place = f"{self.name}, line {self._line(int(found[1]) - 1)}"
         column = re.search(r"CSV column #(\d+)", text)
         if column is None:
-            return f"{place}: {found[2]}"
+            return f"{place}: {found[2]:.500}"
         name = list(self.columns)[int(column[1])]
-        return f"{place}, column {name!r}: {found[2]} (the type of the rows before it)"
+        return f"{place}, column {name!r}: {found[2]:.500} (the type of the rows before it)"
 
     def _line(self, record: int) -> int:
         """Return the line, from 1, in which a record begins. Record 0 is the header."""
@@ -147,31 +180,81 @@ class CsvTable:
 
         Empty lines are no records, and a quoted value may have several lines.
         """
-        quoting: Any = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
-        options: dict[str, Any] = {"quotechar": self._quote or None, "quoting": quoting}
         shifts: list[tuple[int, int]] = []
         record = shift = line = 0
-        with pa.input_stream(self.name) as stream, io.TextIOWrapper(stream, "utf-8", "replace", "") as text:
-            lines = csv.reader(text, delimiter=self._delimiter, **options)
-            for values in lines:
+        with suppress(csv.Error), self._records() as records:  # What was found so far is better than nothing.
+            for values in records:
                 if values:
                     if line - record > shift:
                         shift = line - record
                         shifts.append((record, shift))
                     record += 1
-                line = lines.line_num
+                line = records.line_num
         return shifts
+
+    def _check_closed(self) -> None:
+        """Raise ``FormatError`` if the file ends within a quoted value: it has swallowed what follows it."""
+        line = 0
+        with self._records(strict=True) as records:
+            try:
+                for _ in records:
+                    line = records.line_num
+            except csv.Error as error:
+                if "unexpected end of data" in str(error):
+                    raise FormatError(f"{self.name}, line {line + 1}: a quote that is not closed") from None
+
+    @contextmanager
+    def _records(self, *, strict: bool = False) -> Iterator[Any]:
+        """Lend a reader of the records by Python's parser, which knows the lines, and is slow."""
+        quoting: Any = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
+        options: dict[str, Any] = {"quotechar": self._quote or None, "quoting": quoting, "strict": strict}
+        limit = csv.field_size_limit(_MAX_VALUE_BYTES)
+        try:
+            with self._source() as source, io.TextIOWrapper(source.stream, "utf-8", "replace", "") as text:
+                yield csv.reader(text, delimiter=self._delimiter, **options)
+        finally:
+            csv.field_size_limit(limit)
+
+
+class _Source:
+    """A file as bytes, which counts the quotes that pass."""
+
+    def __init__(self, stream: Any, quote: bytes) -> None:
+        self.stream = stream
+        self.num_quotes = 0
+        self.closed = False
+        self._quote = quote
+
+    def read(self, nbytes: int = -1) -> bytes:
+        data: bytes = self.stream.read(None if nbytes < 0 else nbytes)
+        if self._quote:
+            self.num_quotes += data.count(self._quote)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def _is_number(dtype: Any) -> bool:
     return bool(pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_null(dtype))
 
 
-def _chosen(field: Any, ids: Sequence[str], dtypes: Mapping[str, str]) -> Any:
+def _dtype_of(name: str, dtypes: Mapping[str, str]) -> str | None:
+    """Return the dtype of a column, by its name or else the first pattern that it matches."""
+    matching = (dtype for pattern, dtype in dtypes.items() if fnmatch.fnmatchcase(name, pattern))
+    return dtypes.get(name) or next(matching, None)
+
+
+def _chosen(field: Any, ids: Sequence[str], dtype: str | None, *, masks: bool) -> Any:
     """Return the type to read a column with, given the type that its first rows look like."""
-    if field.name in dtypes:
-        return _TYPES.get(dtypes[field.name], field.type)
+    if dtype is not None:
+        return _TYPES.get(dtype, field.type)
     if field.name in ids:
+        if masks and pa.types.is_boolean(field.type):
+            return field.type
         return pa.int64() if _is_number(field.type) else pa.string()
     if field.name == "split" and not pa.types.is_integer(field.type):
         return pa.string()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = ["FilledTable", "MissingValues", "missing_anywhere"]
 
 _SHOWN = 3
 _ROWS = 1 << 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -56,12 +58,16 @@ class FilledTable:
     ``MissingValues`` where a column that has no fill misses values: it lists all such columns of the table.
     """
 
-    def __init__(self, table: Table, fills: Mapping[str, str], used: Iterable[str]) -> None:
-        """``fills`` gives a number, a date or ``mean`` by column. ``used`` are the columns that are read."""
+    def __init__(
+        self, table: Table, fills: Mapping[str, str], *, used: Iterable[str], ids: Collection[str] = ()
+    ) -> None:
+        """``fills`` gives a number, a date or ``mean`` by column. ``used`` are the columns that are read, of
+        which ``ids`` cannot be filled."""
         self.name = table.name
         self.columns: Mapping[str, Kind] = table.columns
         self._table = table
         self._used = list(used)
+        self._ids = ids
         self._fills = dict(fills)
         self._values = {
             name: _parsed(table, name, text) for name, text in fills.items() if text.lower() != "mean"
@@ -111,7 +117,8 @@ class FilledTable:
 
     def _said(self, name: str, rows: Sequence[int], count: int) -> str:
         more = f" and {count - len(rows):,} more" if count > len(rows) else ""
-        return ", ".join(self.where(name, row) for row in rows) + more
+        note = " (ids cannot be filled)" if name in self._ids else ""
+        return ", ".join(self.where(name, row) for row in rows) + more + note
 
 
 def _check_fillable(table: Table, name: str, text: str) -> None:
@@ -132,12 +139,22 @@ def _parsed(table: Table, name: str, text: str) -> Any:
     try:
         if kind.dtype == "BOOL":
             return _BOOLEANS[text.lower()]
-        if kind.unit is not None and not text.lstrip("-").isdigit():
-            return np.datetime64(text, "ns").astype(np.int64)
+        if kind.unit is not None:
+            return _nanoseconds(text)
         return dtype.type(float(text) if dtype.kind == "f" else int(text))
     except (ValueError, KeyError, OverflowError):
-        what = "no date" if kind.unit else f"no {kind.dtype}"
+        what = "no date between 1677 and 2262, such as 2020-01-31," if kind.unit else f"no {kind.dtype}"
         raise ValueError(f"{table.name}, column {name!r}: {text!r} is {what} to fill it with") from None
+
+
+def _nanoseconds(text: str) -> int:
+    """Return an ISO date or time as nanoseconds since 1970-01-01 UTC. Without a time zone, it is UTC."""
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)) - _EPOCH
+    nanoseconds = 1000 * (since // timedelta(microseconds=1))
+    if abs(nanoseconds) > np.iinfo(np.int64).max:
+        raise ValueError(f"{text} lies outside 1677 to 2262, the range of nanoseconds in int64")
+    return nanoseconds
 
 
 def _mean(table: Table, name: str) -> Any:

@@ -35,7 +35,7 @@ def tables_from_pyg(data: Any, *, weight_attr: str | Mapping[EdgeType, str] | No
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
 
     Tensors with a row per node or edge become columns under their own names. Boolean ``train_mask``,
-    ``val_mask`` and ``test_mask`` are the splits ``train``, ``val`` and ``test``, too. Other attributes
+    ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. Other attributes
     (texts, settings, tensors of another length) are left out, and a logged warning names them. Edge ids are
     places in ``edge_index``.
 

@@ -27,6 +27,7 @@ _USUAL_NAMES: Mapping[Role, Mapping[str, str]] = {
     "ids": {"node_id": "id"},
 }
 _CSV = (".csv", ".tsv")
+_ID_ROLES = frozenset({"src", "dst", "id"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
             f"{table.name}: no column {unknown[0]!r} to convert; columns: {_listed(projections)}"
         )
     used = [source for each in projections.values() for source in each.sources]
-    filled = FilledTable(table, _fills(table, projections, options), used)
+    ids = [source for new in _ID_ROLES & projections.keys() for source in projections[new].sources]
+    filled = FilledTable(table, _fills(table, projections, options), used=used, ids=ids)
     if projections == {name: Projection((name,)) for name in table.columns}:
         return filled
     return ProjectedTable(filled, projections)
@@ -100,12 +102,15 @@ def _fills(table: Table, projections: Mapping[str, Projection], options: ColumnO
     """Return the fills by the columns' names in the file."""
     found: dict[str, str] = {}
     for pattern, value in options.fill.items():
-        sources = [
-            source
+        matching = [
+            (new, source)
             for new, each in projections.items()
             for source in each.sources
             if fnmatch.fnmatchcase(source, pattern) or fnmatch.fnmatchcase(new, pattern)
         ]
+        if any(pattern in names and names[0] in _ID_ROLES for names in matching):
+            raise ValueError(f"{table.name}, column {pattern!r}: ids cannot be filled")
+        sources = [source for new, source in matching if new not in _ID_ROLES]
         if not sources:
             raise ValueError(f"{table.name}: no column {pattern!r} to fill; columns: {_listed(projections)}")
         found.update(dict.fromkeys(sources, value))
@@ -118,21 +123,21 @@ def _open_spec(spec: str, role: Role, options: ColumnOptions) -> list[Table]:
         return [_open_npy(spec, parts, role)]
     path = Path(spec)
     if path.is_dir():
-        return _open_directory(path, options)
+        return _open_directory(path, role, options)
     matches = [spec] if path.exists() else sorted(glob.glob(spec))
     if not matches:
         raise FileNotFoundError(2, "no such file", spec)
-    return [_open_file(Path(match), options) for match in matches]
+    return [_open_file(Path(match), role, options) for match in matches]
 
 
-def _open_directory(path: Path, options: ColumnOptions) -> list[Table]:
+def _open_directory(path: Path, role: Role, options: ColumnOptions) -> list[Table]:
     columns = {file.stem: file for file in sorted(path.glob("*.npy"))}
     if columns:
         return [npy_table(str(path), columns)]
     files = sorted(file for file in path.iterdir() if _is_table(file))
     if not files:
         raise FileNotFoundError(2, "no .npy, .parquet or .csv files here", str(path))
-    return [_open_file(file, options) for file in files]
+    return [_open_file(file, role, options) for file in files]
 
 
 def _open_npy(spec: str, parts: Sequence[str], role: Role) -> Table:
@@ -157,7 +162,7 @@ def _is_table(path: Path) -> bool:
     return path.suffix in (".parquet", ".pq") or any(suffix in _CSV for suffix in path.suffixes)
 
 
-def _open_file(path: Path, options: ColumnOptions) -> Table:
+def _open_file(path: Path, role: Role, options: ColumnOptions) -> Table:
     if path.suffix in (".parquet", ".pq"):
         from gigl_loader.partition.parquet_table import ParquetTable
 
@@ -165,18 +170,22 @@ def _open_file(path: Path, options: ColumnOptions) -> Table:
     if any(suffix in _CSV for suffix in path.suffixes):
         from gigl_loader.partition.csv_table import CsvTable
 
-        ids = [
-            *("src", "dst", "id"),
-            *(old for old, new in options.rename.items() if new in ("src", "dst", "id")),
-        ]
-        return CsvTable(path, ids=ids, dtypes=_dtypes_by_source(options), form=options.csv)
+        ids = [name for new in sorted(_ID_ROLES) for name in _sources_of(new, role, options)]
+        dtypes = {
+            pattern: dtype
+            for new, dtype in options.dtypes.items()
+            for pattern in _sources_of(new, role, options)
+        }
+        return CsvTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv)
     raise ValueError(f"{path}: no reader for this kind of file; give .npy, .parquet, .csv or .tsv")
 
 
-def _dtypes_by_source(options: ColumnOptions) -> dict[str, str]:
-    """Return dtypes by the columns' names in the file."""
-    old = {new: name for name, new in options.rename.items()}
-    return {old.get(column, column): dtype for column, dtype in options.dtypes.items()}
+def _sources_of(new: str, role: Role, options: ColumnOptions) -> list[str]:
+    """Return the names, or patterns, of columns in a file that may become the column ``new``."""
+    renamed = [old for old, name in options.rename.items() if name == new]
+    usual = [old for old, name in _USUAL_NAMES[role].items() if name == new and old not in options.rename]
+    stacked = [pattern.strip() for pattern in options.stack.get(new, "").split(",") if pattern.strip()]
+    return [new, *renamed, *usual, *stacked]
 
 
 def _projections(table: Table, role: Role, options: ColumnOptions) -> dict[str, Projection]:

@@ -48,7 +48,7 @@ NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
 
 SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
-"""Columns of a node table that, where they are one boolean per row, are splits, too."""
+"""Columns of a node table that, where they are one boolean per row, say who is in which split."""
 
 EDGE_ROLES = ("src", "dst", "id")
 """Columns of an edge table that are not data: the ends and the edge id."""
@@ -205,14 +205,16 @@ def is_mask(table: Table, name: str) -> bool:
 
 
 def data_columns(table: Table, roles: Sequence[str]) -> dict[str, Column]:
-    """Return the columns to store: all but the roles, sorted by name.
+    """Return the columns to store: all but the roles and the masks of splits, sorted by name.
 
     ``FormatError`` for one that holds no numbers.
     """
     found = {}
     for name, kind in sorted(table.columns.items()):
-        if name in roles:
+        if name in roles or (name in SPLIT_MASKS and "split" in roles and is_mask(table, name)):
             continue
+        if not name:
+            raise FormatError(f"{table.name}: a column without a name, such as an index of pandas: --drop ''")
         if not isinstance(kind, Column):
             raise FormatError(f"{table.name}, column {name!r}: holds {kind}, not numbers: drop it")
         found[name] = kind

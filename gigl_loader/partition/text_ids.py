@@ -57,6 +57,8 @@ class _IdColumn:
 
     table: Table
     name: str
+    scope: str
+    """Type of the table, as options of the command line write it."""
 
     @property
     def kind(self) -> Kind | None:
@@ -75,14 +77,16 @@ class _IdColumn:
 def _id_columns(tables: GraphTables, node_type: NodeType) -> list[_IdColumn]:
     """Return all columns that name nodes of a type, that of the node table first."""
     entry = tables.nodes.get(node_type, NodeTable())
-    found = [_IdColumn(entry.rows, "id")] if entry.rows is not None and "id" in entry.rows.columns else []
+    found: list[_IdColumn] = []
+    if entry.rows is not None and "id" in entry.rows.columns:
+        found.append(_IdColumn(entry.rows, "id", node_type))
     found += [
-        _IdColumn(table, name)
+        _IdColumn(table, name, ",".join(kind))
         for kind, table in tables.edges.items()
         for end, name in ((kind[0], "src"), (kind[2], "dst"))
         if end == node_type
     ]
-    return [*found, *(_IdColumn(table, "id") for table in entry.splits.values())]
+    return [*found, *(_IdColumn(table, "id", node_type) for table in entry.splits.values())]
 
 
 def _are_texts(tables: GraphTables, node_type: NodeType) -> bool:
@@ -95,8 +99,12 @@ def _are_texts(tables: GraphTables, node_type: NodeType) -> bool:
     if others:
         raise FormatError(
             f"nodes of type {node_type!r} have texts for ids ({_first_text(texts[0])}), and numbers in "
-            f"{others[0].place}: read all of them as texts (--dtype {others[0].name}=text)"
+            f"{others[0].place}: read all of them as texts (--dtype {others[0].scope}:{others[0].name}=text)"
         )
+    strange = [column for column in columns if column.kind != TEXT and not column.is_mask]
+    if strange:
+        what = "is missing" if strange[0].kind is None else f"holds {strange[0].kind}"
+        raise FormatError(f"{strange[0].place}: {what}; nodes of type {node_type!r} have texts for ids")
     entry = tables.nodes.get(node_type, NodeTable())
     if entry.count is not None:
         raise FormatError(f"{texts[0].place}: holds texts, but nodes of type {node_type!r} are only counted")

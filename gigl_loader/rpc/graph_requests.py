@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
+from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.request_reader import WIRE_VERSION, RequestReader, known_name
 from gigl_loader.rpc.texts import text_arrays, texts_of
@@ -49,6 +50,8 @@ MAX_LISTED = 1 << 20
 
 MAX_TEXTS = 4096
 """Texts of one request or its reply. A text id has at most ``options.MAX_TEXT_ID`` characters, 8 KiB."""
+
+_MAX_TEXT_BYTES = 4 * MAX_TEXT_ID
 
 HANDLE_BYTES = 16
 
@@ -199,6 +202,8 @@ def _texts(fields: RequestReader, node_type: NodeType, count: int) -> TextsReque
 def _find_texts(fields: RequestReader, node_type: NodeType, count: int) -> FindTextsRequest:
     offsets, data = fields.integers("offsets"), fields.octets("bytes")
     _check_count(len(offsets) - 1, MAX_TEXTS)
+    if len(offsets) > 1 and int(np.diff(offsets).max()) > _MAX_TEXT_BYTES:
+        raise FormatError(f"request: a text of more than {_MAX_TEXT_BYTES} bytes")
     return FindTextsRequest(node_type=node_type, texts=texts_of(data, offsets, "request"))
 
 

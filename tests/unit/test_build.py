@@ -299,7 +299,7 @@ def test_splits_come_from_names_numbers_masks_and_lists() -> None:
         folder = MemoryFolder()
         schema = build_graph(GraphTables(edges={}, nodes={"node": entry}), folder)
         graph = Graph.open(folder)
-        assert set(schema.nodes["node"].columns) <= {"x", "train_mask", "val_mask"}
+        assert set(schema.nodes["node"].columns) <= {"x"}
         return {name: graph.split("node", name).tolist() for name in schema.nodes["node"].splits}
 
     names = NodeTable(_table(split=["train", "", "extra", "train"]))

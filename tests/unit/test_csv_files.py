@@ -43,6 +43,43 @@ def test_quoted_values_may_have_delimiters_quotes_and_lines(tmp_path: Path) -> N
     assert rows_of(path, CsvFormat(";", quote="")) == {"id": ['"a', 'b"'], "x": [1, 2]}
 
 
+@pytest.mark.parametrize("rows", [3, 300_000])
+def test_a_quote_that_is_not_closed_is_told(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "n.csv"
+    lines = [f"user-{row},{row}" for row in range(rows)]
+    path.write_text("\n".join(["id,x", "a,1", 'b,"2', *lines]) + "\n")
+    with pytest.raises(FormatError, match=r"n\.csv(, line 3)?: a quote that is not closed"):
+        rows_of(path)
+
+
+def test_a_quote_within_a_value_is_a_quote(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text('id,x\n5" pipe,1\nb,2\n')
+    assert rows_of(path) == {"id": ['5" pipe', "b"], "x": [1, 2]}
+
+
+def test_a_long_value_before_an_error_does_not_hide_it(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text(f'id,t,x\n0,"{"long " * 40_000}",1\n1,b,\n')
+    with pytest.raises(FormatError, match=r"n\.csv, line 3, column 'x'"):
+        rows_of(path, drop=["t"])
+
+
+def test_a_file_that_is_cut_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv.gz"
+    data = gzip.compress("".join(f"{row * 7919},{row}\n" for row in range(100_000)).encode())
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(FormatError, match=r"n\.csv\.gz: "):
+        rows_of(path)
+
+
+@pytest.mark.parametrize(("text", "shown"), [("src;dst\n1;2\n", "';'"), ("src\tdst\n1\t2\n", "tab")])
+def test_a_header_of_another_delimiter_is_told(tmp_path: Path, text: str, shown: str) -> None:
+    (tmp_path / "e.csv").write_text(text)
+    with pytest.raises(FormatError, match=f"one column, .*give its delimiter, --csv-delimiter {shown}"):
+        open_table(str(tmp_path / "e.csv"), role="edges")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -24,7 +24,7 @@ def test_a_pyg_graph_keeps_its_sizes_columns_and_splits() -> None:
     assert dataset.edge_dir == "in"
     assert (dataset.num_nodes, dataset.num_edges) == (data.num_nodes, data.num_edges)
     nodes = dataset.schema.nodes["node"]
-    assert set(nodes.columns) == {"x", "y", "train_mask", "val_mask", "test_mask"}
+    assert set(nodes.columns) == {"x", "y"}
     assert set(dataset.schema.edges["node", "to", "node"].columns) == {"edge_attr"}
     assert nodes.splits == {split: int(data[f"{split}_mask"].sum()) for split in ("train", "val", "test")}
     for split in ("train", "val", "test"):

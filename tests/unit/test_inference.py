@@ -23,6 +23,8 @@ MODELS: dict[str, Any] = {
     "one layer": lambda: GraphSAGE(6, 8, 1),
     "gat": lambda: GAT(6, 8, 2, out_channels=4, v2=True),
     "gin, activation first": lambda: GIN(6, 8, 2, act_first=True, norm="batch"),
+    "gcn, by degrees": lambda: GCN(6, 8, 2, out_channels=4),
+    "gcn, one layer": lambda: GCN(6, 8, 1),
     "jk": lambda: GraphSAGE(6, 8, 2, out_channels=4, jk="last"),
 }
 
@@ -85,6 +87,7 @@ def test_a_progress_bar_comes_when_it_is_asked_for(capfd: pytest.CaptureFixture[
         (torch.nn.Linear(6, 4), homogeneous(), r"a model of torch_geometric.nn.models, not a Linear"),
         (GraphSAGE(6, 8, 2), homogeneous(), r"call model\.eval\(\) first"),
         (GCN(6, 8, 2, jk="cat").eval(), homogeneous(), "cannot compute jk='cat'"),
+        (GCN(6, 8, 2, cached=True).eval(), homogeneous(), "with cached=True"),
         (GraphSAGE(6, 8, 2).eval(), heterogeneous(), "needs a homogeneous graph"),
     ],
 )
@@ -98,3 +101,10 @@ def test_nodes_need_features() -> None:
     del data.x
     with pytest.raises(ValueError, match="needs nodes with a column 'x'"):
         inference(model_of("sage"), DistDataset.from_pyg(data), **OPTIONS)
+
+
+@pytest.mark.parametrize("option", ["shuffle", "drop_last", "sharding", "in_order", "transform"])
+def test_options_on_which_rows_depend_are_refused(option: str) -> None:
+    options: dict[str, Any] = {option: True}
+    with pytest.raises(TypeError, match=f"inference\\(\\) has no argument '{option}'"):
+        inference(model_of("sage"), DistDataset.from_pyg(homogeneous()), **options)

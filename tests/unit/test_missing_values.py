@@ -55,7 +55,7 @@ def test_missing_values_are_filled_as_told(users: Path, rows: int) -> None:
     np.testing.assert_array_equal(found["height"], np.array([1.5, 2.0, np.nan, 1.0], np.float32))
     assert found["happy"].tolist() == [True, True, False, True]
     assert found["born"].tolist() == [86_400 * 10**9, *(second * 10**9 for second in (5, 6, 7))]
-    assert filled(users, born="-3")["born"][0] == -3
+    assert filled(users, born="1970-01-01T02:00:00+02:00")["born"][0] == 0
     means = filled(users, rows, age="mean", height="mean")
     assert means["age"].tolist() == [30, 36, 41, 36]  # 35.5, rounded.
     assert means["height"].tolist() == [1.5, 2.0, 1.5, 1.0]
@@ -96,6 +96,10 @@ def test_names_and_patterns_are_those_before_or_after_renaming(tmp_path: Path) -
         ({"happy": "maybe"}, "column 'happy': 'maybe' is no BOOL"),
         ({"happy": "mean"}, "column 'happy': true and false have no mean"),
         ({"born": "soon"}, "column 'born': 'soon' is no date"),
+        ({"born": "3000-01-01"}, "'3000-01-01' is no date between 1677 and 2262"),
+        ({"born": "1600-01-01"}, "'1600-01-01' is no date between"),
+        ({"born": "NaT"}, "'NaT' is no date"),
+        ({"born": "now"}, "'now' is no date"),
         ({"born": "mean"}, "column 'born': points in time have no mean"),
         ({"nothing": "1"}, "no column 'nothing' to fill; columns: 'age'"),
     ],
@@ -103,6 +107,17 @@ def test_names_and_patterns_are_those_before_or_after_renaming(tmp_path: Path) -
 def test_a_fill_that_cannot_be_is_refused(users: Path, fill: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_table(str(users), role="nodes", options=ColumnOptions(fill=fill))
+
+
+def test_ids_are_never_filled(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst,w\n0,1,2\n,2,\n")
+    with pytest.raises(ValueError, match="column 'src': ids cannot be filled"):
+        open_table(str(tmp_path / "e.csv"), role="edges", options=ColumnOptions(fill={"src": "0"}))
+    table = open_table(str(tmp_path / "e.csv"), role="edges", options=ColumnOptions(fill={"*": "0"}))
+    [chunk] = table.read(["w"], 10)
+    assert chunk["w"].tolist() == [2, 0]
+    with pytest.raises(FormatError, match=r"line 3, column 'src' \(ids cannot be filled\)"):
+        list(table.read(["src"], 10))
 
 
 def test_there_must_be_a_value_for_a_mean(tmp_path: Path) -> None:

@@ -36,13 +36,11 @@ def test_a_homogeneous_graph_keeps_everything() -> None:
     data = homogeneous()
     graph = _built(data)
     assert graph.schema.homogeneous
-    masks = {f"{split}_mask": Column("BOOL") for split in ("train", "val", "test")}
-    assert graph.schema.nodes["node"].columns == {"x": Column("F32", (6,)), "y": Column("I64"), **masks}
+    assert graph.schema.nodes["node"].columns == {"x": Column("F32", (6,)), "y": Column("I64")}
     np.testing.assert_array_equal(graph.node_column("node", "x", 0), data.x)
     np.testing.assert_array_equal(graph.node_column("node", "y", 0), data.y)
     for split in ("train", "val", "test"):
         np.testing.assert_array_equal(graph.split("node", split), data[f"{split}_mask"].nonzero()[:, 0])
-        np.testing.assert_array_equal(graph.node_column("node", f"{split}_mask", 0), data[f"{split}_mask"])
     expected = [(number, *ends) for number, ends in enumerate(data.edge_index.t().tolist())]
     assert _edges(graph, HOMOGENEOUS_EDGE) == expected
     ids = graph.topology(HOMOGENEOUS_EDGE, 0)["edge_ids"]

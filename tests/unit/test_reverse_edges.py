@@ -126,6 +126,15 @@ def test_options_add_reversed_types(buys: str, options: dict[str, Any], added: E
     assert edges_of(tables)[added] == sorted((dst, src, at) for src, dst, at in edges_of(tables)[BUYS])
 
 
+@pytest.mark.parametrize("weight", ["w", "user,buys,item:w", "item,rev_buys,user:w"])
+def test_weights_of_a_type_hold_for_its_reverse(tmp_path: Path, weight: str) -> None:
+    (tmp_path / "buys.csv").write_text("src,dst,w\nann,tea,1\n")
+    buys = f"user,buys,item={tmp_path / 'buys.csv'}"
+    tables = open_tables(TableOptions(edges=[buys], undirected=True, weights=[weight]))
+    assert BOUGHT in tables.weights
+    assert (BUYS in tables.weights) == ("rev" not in weight)
+
+
 @pytest.mark.parametrize("option", ["user", "user,buys,item=a,b", "user,buys,thing"])
 def test_an_option_that_cannot_be_is_refused(buys: str, option: str) -> None:
     with pytest.raises(ValueError, match="type"):

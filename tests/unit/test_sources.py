@@ -279,7 +279,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "missing integer": (
         lambda p: _parquet(p / "a.parquet", id=[1, 2, None]),
         FormatError,
-        r"values are missing: .*a\.parquet, column 'id', row 2\. Fill",
+        r"values are missing: .*a\.parquet, column 'id', row 2 \(ids cannot be filled\)\. Fill",
     ),
     "missing integer in a list": (
         lambda p: _parquet(p / "a.parquet", x=pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2))),
@@ -291,7 +291,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "NaN in csv": (
         lambda p: _csv(p / "a.csv", "id,x\n1,2\nnan,3\n"),
         FormatError,
-        r"values are missing: .*a\.csv, line 3, column 'id'\. Fill",
+        r"values are missing: .*a\.csv, line 3, column 'id' \(ids cannot be filled\)\. Fill",
     ),
     "a type that changes": (
         _many_rows,
@@ -323,6 +323,21 @@ def test_a_bad_file_is_refused_by_file_column_and_row(tmp_path: Path, case: str)
     spec = make(tmp_path)
     with pytest.raises(kind, match=message):
         _read(open_table(spec, role="nodes"), rows=2)
+
+
+def test_types_are_those_of_the_columns_to_be(tmp_path: Path) -> None:
+    """Usual names, new names and stacks say how a CSV file is read, not only what its columns are called."""
+    for header in ("src,dst", "source,target"):
+        spec = _csv(tmp_path / "e.csv", f"{header}\n0123,2020-01-01\n123,2020-01-02\n")
+        table = open_table(spec, role="edges", options=ColumnOptions(dtypes={"src": "text"}))
+        read = _read(table)
+        assert read["src"].tolist() == ["0123", "123"]
+        assert read["dst"].tolist() == ["2020-01-01", "2020-01-02"]
+    spec = _csv(tmp_path / "n.csv", "f_0,f_1,feat\n0.1,16777217.5,0.1\n0.2,1,0.3\n")
+    options = ColumnOptions(stack={"y": "f_*"}, dtypes={"y": "float64", "x": "float64"})
+    read = _read(open_table(spec, role="nodes", options=options))
+    assert read["y"][0].tolist() == [0.1, 16777217.5]
+    assert read["x"].tolist() == [0.1, 0.3]
 
 
 def test_a_text_in_a_column_of_numbers_is_named(tmp_path: Path) -> None:

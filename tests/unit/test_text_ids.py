@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader, FormatError
+from gigl_loader.cli.table_options import TableOptions, open_tables
 from gigl_loader.graph import Graph
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.options import MAX_TEXT_ID
@@ -188,7 +189,7 @@ def broken(**changed: Any) -> GraphTables:
         ({"split": ["x"]}, "train, column 'id', row 0: unknown node id 'x' of type 'user'"),
         (
             {"src": [1, 2]},
-            r"column 'id', row 0: 'a'\), and numbers in follows, column 'src': .*--dtype",
+            r"row 0: 'a'\), and numbers in follows, column 'src': .*--dtype user,follows,user:src=text",
         ),
         ({"id": [1, 2, 3]}, r"texts for ids \(follows, column 'src', row 0: 'a'\), and numbers in users"),
     ],
@@ -209,6 +210,47 @@ def test_texts_need_nodes_that_have_texts(nodes: NodeTable, message: str) -> Non
     edges = ArrayTable("follows", {"src": np.array(["a"]), "dst": np.array(["b"])})
     with pytest.raises(FormatError, match=f"follows, column 'src': holds texts, but .*{message}"):
         build_graph(GraphTables(edges={FOLLOWS: edges}, nodes={"user": nodes}), MemoryFolder())
+
+
+def test_a_column_of_something_else_is_named() -> None:
+    edges = ArrayTable("follows", {"dst": np.array(["a"], dtype=object)})
+    tables = GraphTables(edges={FOLLOWS: edges}, nodes=broken().nodes)
+    with pytest.raises(FormatError, match="follows, column 'src': is missing; nodes of type 'user' have"):
+        build_graph(tables, MemoryFolder())
+
+
+@pytest.mark.parametrize(
+    ("split", "options"),
+    [
+        ("id\n7\n9\n", {"dtypes": ["id=text", "src=text", "dst=text"]}),
+        ("node_id\n7\n9\n", {"dtypes": ["id=text", "src=text", "dst=text"]}),
+        ("id\ntrue\nfalse\ntrue\n", {"dtypes": ["node:id=text", "src=text", "dst=text"]}),
+        ("id\n7\n9\n", {}),
+    ],
+)
+def test_files_of_splits_are_read_as_the_ids_are(tmp_path: Path, split: str, options: dict[str, Any]) -> None:
+    (tmp_path / "n.csv").write_text("id,x\n7,1\n8,2\n9,3\n")
+    (tmp_path / "e.csv").write_text("src,dst\n7,8\n")
+    (tmp_path / "s.csv").write_text(split)
+    if "true" in split:
+        options = {}
+        (tmp_path / "n.csv").write_text("id,x\n0,1\n1,2\n2,3\n")
+        (tmp_path / "e.csv").write_text("src,dst\n0,1\n")
+    given = TableOptions(
+        edges=[str(tmp_path / "e.csv")],
+        nodes=[str(tmp_path / "n.csv")],
+        splits=[f"train={tmp_path / 's.csv'}"],
+        **options,
+    )
+    folder = MemoryFolder()
+    build_graph(open_tables(given), folder)
+    assert Graph.open(folder).split("node", "train").tolist() == [0, 2]
+
+
+def test_a_split_file_without_ids_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("name\na\n")
+    with pytest.raises(ValueError, match=r"s\.csv: no column 'id'; columns: 'name'"):
+        open_tables(TableOptions(nodes=["3"], splits=[f"train={tmp_path / 's.csv'}"]))
 
 
 # Datasets
@@ -237,6 +279,11 @@ def test_every_dataset_speaks_the_ids_of_the_tables(path: Path) -> None:
                 dataset.node_ids_of([NAMES[0], "nobody", ""], "user")
             with pytest.raises(ValueError, match="unknown node ids of type 'user': 60"):
                 dataset.original_ids(torch.tensor([60]), "user")
+            for wrong in ("ab", [None], [NAMES[0], 3]):
+                with pytest.raises(TypeError, match=r"must be (texts|a list of texts), got"):
+                    dataset.node_ids_of(wrong, "user")  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="texts and numbers"):
+                DistNeighborLoader(dataset, [2], ("user", [NAMES[0], 3]))  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="must be texts, got 3"):
                 dataset.node_ids_of([3], "user")  # type: ignore[list-item]
         texts, ids = [NAMES[at] for at in (9, 4, 9)], torch.tensor([9, 4, 9])
@@ -288,6 +335,8 @@ def test_requests_about_texts_that_break_a_rule_are_refused(path: Path) -> None:
         assert kind_of(encode_graph_request(request, plain.manifest.digest), plain) == "invalid"
     beyond = TextsRequest(node_type="user", ids=np.array([USERS]))
     assert kind_of(encode_graph_request(beyond, digest)) == "invalid"
+    long = FindTextsRequest(node_type="user", texts=["a", "b" * 9000])
+    assert kind_of(encode_graph_request(long, digest)) == "malformed"
     many = TextsRequest(node_type="user", ids=np.zeros(5000, np.int64))
     assert kind_of(encode_graph_request(many, digest)) == "too large"
     ticket = encode_graph_request(good, digest)
