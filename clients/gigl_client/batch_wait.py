@@ -46,18 +46,18 @@ class BatchWait:
         now = time.monotonic()
         if self._in_flight.taken != self._received:  # A batch arrived: the time for retries begins anew.
             self._received, self._calm = self._in_flight.taken, now
-        self._check_lines(now, began=deadline - timeout)
-        trouble = self._in_flight.trouble()
-        give_up = float("inf") if trouble is None else max(trouble[1].since, self._calm) + self._timeout_s
-        if trouble is not None and now >= give_up:
+        self._check_channels(now, began=deadline - timeout)
+        retry = self._in_flight.delaying_retry()
+        give_up = float("inf") if retry is None else max(retry[1].since, self._calm) + self._timeout_s
+        if retry is not None and now >= give_up:
             self._calm = now
-            raise _unavailable(self._in_flight.epoch, *trouble, now)
+            raise _unavailable(self._in_flight.epoch, *retry, now)
         if now >= deadline:
-            raise self._timed_out(now, timeout, trouble)
+            raise self._timed_out(now, timeout, retry)
         until = min(deadline, give_up, self._in_flight.next_retry(now))
         self._changed.wait(min(max(until - now, 0.001), _MAX_WAIT_S))
 
-    def _check_lines(self, now: float, *, began: float) -> None:
+    def _check_channels(self, now: float, *, began: float) -> None:
         """Raise the error that ended the attempts to open a channel. The next wait starts them again.
 
         This wait starts them again itself where the attempts began before it: an earlier wait has raised
@@ -72,12 +72,12 @@ class BatchWait:
                 channel.failure = None
                 raise _not_reached(channel, error, now) if may_pass(error) else _refused(channel, error)
 
-    def _timed_out(self, now: float, timeout: float, trouble: tuple[int, RetryState] | None) -> Exception:
+    def _timed_out(self, now: float, timeout: float, retry: tuple[int, RetryState] | None) -> Exception:
         for channel in self._down():
-            if channel.failure is not None and (trouble is None or channel.down_since < trouble[1].since):
+            if channel.failure is not None and (retry is None or channel.down_since < retry[1].since):
                 return _not_reached(channel, channel.failure, now)
-        if trouble is not None:  # No server is away for longer.
-            return _unavailable(self._in_flight.epoch, *trouble, now)
+        if retry is not None:  # No server is away for longer.
+            return _unavailable(self._in_flight.epoch, *retry, now)
         return TimeoutError(_waiting_text(self._channels, self._in_flight, timeout, now))
 
     def _down(self) -> list[Channel]:
@@ -108,10 +108,10 @@ def _named(channel: Channel, error: Exception) -> str:
     return text if str(channel) in text else f"{channel}: {text}"
 
 
-def _unavailable(epoch: int, batch: int, trouble: RetryState, now: float) -> StorageUnavailable:
-    seconds = now - trouble.since
+def _unavailable(epoch: int, batch: int, retry: RetryState, now: float) -> StorageUnavailable:
+    seconds = now - retry.since
     return StorageUnavailable(
-        f"batch {batch} of epoch {epoch}: {trouble.error} (asked for it for {seconds:.1f} s)"
+        f"batch {batch} of epoch {epoch}: {retry.error} (asked for it for {seconds:.1f} s)"
     )
 
 

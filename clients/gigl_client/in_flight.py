@@ -67,7 +67,7 @@ class InFlight:
         self._requests: dict[int, BatchRequest] = {}
         self._ready: dict[int, Ready] = {}
         self.sent: dict[int, InFlightRequest] = {}
-        self.troubles: dict[int, RetryState] = {}
+        self.retries: dict[int, RetryState] = {}
 
     def start(self, epoch: int, first_batch: int) -> None:
         """Leave the current epoch: responses to its requests are discarded from now on."""
@@ -76,7 +76,7 @@ class InFlight:
         self.fence += 1
         self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch
-        for kept in (self._returned, self._requests, self._ready, self.sent, self.troubles):
+        for kept in (self._returned, self._requests, self._ready, self.sent, self.retries):
             kept.clear()
 
     def stop(self) -> None:
@@ -122,9 +122,9 @@ class InFlight:
         sent.channel.load -= 1
         self._returned.append(batch)
         if error is not None:
-            before = self.troubles.get(batch)
+            before = self.retries.get(batch)
             backoff = Backoff() if before is None else before.backoff
-            self.troubles[batch] = RetryState(
+            self.retries[batch] = RetryState(
                 since=now if before is None else before.since,
                 backoff=backoff,
                 not_before=now + backoff.next_s(),
@@ -159,29 +159,29 @@ class InFlight:
             ready.channel.load -= 1
             ready.channel.batches += not isinstance(ready.frame, Exception)
         self._requests.pop(batch, None)
-        self.troubles.pop(batch, None)
+        self.retries.pop(batch, None)
         self.remaining -= 1
         self.taken += 1
         self.position = batch + 1
         return ready
 
-    def trouble(self) -> tuple[int, RetryState] | None:
+    def delaying_retry(self) -> tuple[int, RetryState] | None:
         """Return the retried batch that delays delivery: the next one, or, out of order, the oldest."""
         if self._in_order:
-            found = self.troubles.get(self.position)
+            found = self.retries.get(self.position)
             return None if found is None else (self.position, found)
-        return min(self.troubles.items(), key=lambda item: item[1].since, default=None)
+        return min(self.retries.items(), key=lambda item: item[1].since, default=None)
 
     def next_retry(self, now: float) -> float:
         """Return the earliest end of a backoff (monotonic). Infinity where no batch backs off.
 
         Batches whose backoff is over wait for a server to become available, which is signalled separately.
         """
-        waiting = [self.troubles[batch].not_before for batch in self._returned if self._waits(batch, now)]
+        waiting = [self.retries[batch].not_before for batch in self._returned if self._waits(batch, now)]
         return min(waiting, default=float("inf"))
 
     def _waits(self, batch: int, now: float) -> bool:
-        return batch in self.troubles and self.troubles[batch].not_before > now
+        return batch in self.retries and self.retries[batch].not_before > now
 
     def _leave(self, batch: int) -> None:
         if batch in self._returned:

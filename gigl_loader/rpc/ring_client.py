@@ -23,7 +23,7 @@ RESPONSE_NONE = b"\0"
 """Response without a descriptor: no such channel, or it has no ring."""
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of Linux: process, user, group.
-_SENT_AWAY = "the server's door closed without an answer: it is for processes of its own user"
+_SENT_AWAY = "the server's ring socket closed without an answer: it is for processes of its own user"
 _MAX_NAME = 107  # An address holds 108 bytes, the first of which makes it abstract.
 
 
@@ -42,31 +42,31 @@ def receive_ring(name: str, channel: bytes, nbytes: int, timeout_s: float) -> in
         raise RingRefused("memory is handed over on Linux only")
     place = name.encode()
     if not 0 < len(place) <= _MAX_NAME:
-        raise RingRefused(f"{name[:40]!r} is no name of a door")
+        raise RingRefused(f"{name[:40]!r} is no name of a ring socket")
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.settimeout(timeout_s)
-            door.connect(b"\0" + place)
-            uid = peer_uid(door)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.settimeout(timeout_s)
+            link.connect(b"\0" + place)
+            uid = peer_uid(link)
             if uid != os.geteuid():
                 raise RingRefused(f"the server runs as user {uid}, this process as {os.geteuid()}")
-            door.sendall(channel)
-            response, fds, _, _ = socket.recv_fds(door, 1, 1)
+            link.sendall(channel)
+            response, fds, _, _ = socket.recv_fds(link, 1, 1)
     except TimeoutError:
-        raise RingRefused(f"the server's door {name!r} did not answer within {timeout_s:g} s") from None
+        raise RingRefused(f"the ring socket {name!r} did not answer within {timeout_s:g} s") from None
     except (BrokenPipeError, ConnectionResetError):
         raise RingRefused(_SENT_AWAY) from None
     except OSError as error:
         raise RingRefused(
-            f"no door {name!r} here ({error.strerror or error}): is the server on this host, in this "
+            f"no ring socket {name!r} here ({error.strerror or error}): is the server on this host, in this "
             "network namespace?"
         ) from None
     return _checked(response, fds, nbytes)
 
 
-def peer_uid(door: socket.socket) -> int:
+def peer_uid(link: socket.socket) -> int:
     """Return the user id of the process at the other end, from the kernel."""
-    record = door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    record = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(record)[1])
 
 
@@ -78,7 +78,7 @@ def _checked(response: bytes, fds: list[int], nbytes: int) -> int:
         if not response:
             raise RingRefused(_SENT_AWAY)
         if response != RESPONSE_RING or len(fds) != 1:
-            raise RingRefused(f"the server's door answered {response!r} with {len(fds)} descriptors")
+            raise RingRefused(f"the server's ring socket answered {response!r} with {len(fds)} descriptors")
         _check_memory(fds[0], nbytes)
     except BaseException:
         for fd in fds:
@@ -92,8 +92,8 @@ def _check_memory(fd: int, nbytes: int) -> None:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        raise RingRefused("the server's door handed out what is no memory file") from None
+        raise RingRefused("the server's ring socket handed out what is no memory file") from None
     if not seals & fcntl.F_SEAL_SHRINK:
-        raise RingRefused("the server's door handed out memory that may shrink")
+        raise RingRefused("the server's ring socket handed out memory that may shrink")
     if os.fstat(fd).st_size < nbytes:
         raise RingRefused(f"the server's ring has {os.fstat(fd).st_size} bytes, not {nbytes}")

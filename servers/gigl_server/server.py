@@ -255,7 +255,7 @@ class StorageServer:
         parts = [
             Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
             Part(name="the data port", threads=lambda: self._data.threads, check=self._check_data),
-            Part(name="the ring door", threads=lambda: (self._ring_server.thread,)),
+            Part(name="the ring server", threads=lambda: (self._ring_server.thread,)),
             Part(name="the sampling service", threads=lambda: self._service.threads),
             Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
             Part(name="the watch over other servers", threads=self._watching),

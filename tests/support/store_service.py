@@ -81,7 +81,7 @@ class Trainer:
         comes: bool = True,
         **order: Any,
     ) -> None:
-        """Where there is a ring, it is fetched from the door, unless the trainer does not come."""
+        """Where there is a ring, it is fetched from the ring socket, unless the trainer does not come."""
         self.service = service
         self.job = job
         digest = small_graph().manifest.digest

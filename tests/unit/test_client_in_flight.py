@@ -83,10 +83,10 @@ def test_a_batch_that_failed_to_come_is_asked_for_again_after_a_pause_that_doubl
         assert in_flight.next_retry(now) == float("inf"), "it waits for a server now, not for a time"
     for pause, whole in zip(pauses, (0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5), strict=True):
         assert 0.7 * whole < pause < 1.01 * whole
-    assert in_flight.trouble() is not None
+    assert in_flight.delaying_retry() is not None
     in_flight.land(_ask(in_flight, channel, now=now), _frame())
     in_flight.take()
-    assert in_flight.trouble() is None
+    assert in_flight.delaying_retry() is None
     assert channel.load == 0
 
 

@@ -540,12 +540,12 @@ def test_what_nobody_hands_out_is_not_needed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     service = one.service(0)
-    for door, most, why in (
+    for place, most, why in (
         ("", 1 << 40, "hands out no rings"),
-        ("gigl-there-is-no-such-door", 1 << 40, "no door"),
+        ("gigl-there-is-no-such-door", 1 << 40, "no ring socket"),
         (service.ring_door, 4096, "this server has 4096 left for rings"),
     ):
-        monkeypatch.setattr(service, "ring_door", door)
+        monkeypatch.setattr(service, "ring_door", place)
         monkeypatch.setattr(service, "limits", replace(service.limits, ring_bytes=most))
         caplog.clear()
         with closing(one.open()) as source:

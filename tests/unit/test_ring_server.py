@@ -47,40 +47,40 @@ def rings() -> Iterator[Rings]:
 
 @contextmanager
 def opened(ring_of: Callable[[bytes], int | None]) -> Iterator[RingServer]:
-    door = RingServer(ring_of)
+    server = RingServer(ring_of)
     try:
-        yield door
+        yield server
     finally:
-        door.close()
-        door.close()
+        server.close()
+        server.close()
 
 
 @pytest.fixture
-def door(rings: Rings) -> Iterator[RingServer]:
+def server(rings: Rings) -> Iterator[RingServer]:
     with opened(rings.of) as found:
         yield found
 
 
-def works(door: RingServer) -> bool:
-    os.close(receive_ring(door.name, CHANNEL, NBYTES, 10))
+def works(server: RingServer) -> bool:
+    os.close(receive_ring(server.name, CHANNEL, NBYTES, 10))
     return True
 
 
-def eventually(door: RingServer) -> bool:
+def eventually(server: RingServer) -> bool:
     with suppress(RingRefused):
-        return works(door)
+        return works(server)
     return False
 
 
-def knock(door: RingServer) -> socket.socket:
+def knock(server: RingServer) -> socket.socket:
     visitor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     visitor.settimeout(10)
-    visitor.connect("\0" + door.name)
+    visitor.connect("\0" + server.name)
     return visitor
 
 
 def said(visitor: socket.socket) -> tuple[bytes, int]:
-    """Return what the door answers, and how many descriptors come with it."""
+    """Return what the server answers, and how many descriptors come with it."""
     with visitor:
         answer, fds, _, _ = socket.recv_fds(visitor, 10, 4)
     for fd in fds:
@@ -91,8 +91,8 @@ def said(visitor: socket.socket) -> tuple[bytes, int]:
 @pytest.mark.usefixtures("no_leftovers")
 def test_both_sides_map_one_memory() -> None:
     rings = Rings()
-    with opened(rings.of) as door:
-        fd = receive_ring(door.name, CHANNEL, NBYTES, 10)
+    with opened(rings.of) as server:
+        fd = receive_ring(server.name, CHANNEL, NBYTES, 10)
         assert not os.get_inheritable(fd)
         near, far = map_memory(fd, NBYTES), map_memory(rings.fd, NBYTES)
         far[:] = np.arange(NBYTES) % 251
@@ -101,10 +101,10 @@ def test_both_sides_map_one_memory() -> None:
     os.close(rings.fd)
 
 
-def test_an_unknown_channel_has_no_ring(door: RingServer) -> None:
+def test_an_unknown_channel_has_no_ring(server: RingServer) -> None:
     with pytest.raises(RingRefused, match="the server knows no ring of this channel"):
-        receive_ring(door.name, OTHER, NBYTES, 10)
-    assert works(door)
+        receive_ring(server.name, OTHER, NBYTES, 10)
+    assert works(server)
 
 
 @pytest.mark.parametrize(
@@ -112,43 +112,43 @@ def test_an_unknown_channel_has_no_ring(door: RingServer) -> None:
     [b"", b"x", CHANNEL[:15], CHANNEL + b"x", CHANNEL * 1000],
     ids=["nothing", "1", "15", "17", "many"],
 )
-def test_what_is_no_channel_is_not_looked_up(door: RingServer, rings: Rings, shown: bytes) -> None:
-    visitor = knock(door)
+def test_what_is_no_channel_is_not_looked_up(server: RingServer, rings: Rings, shown: bytes) -> None:
+    visitor = knock(server)
     visitor.sendall(shown)
     assert said(visitor) == (b"", 0)
     assert rings.asked == []
-    assert works(door)
+    assert works(server)
 
 
 def test_who_says_nothing_is_sent_away_and_keeps_nobody_waiting(
     rings: Rings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring_server, "_PATIENCE_S", 0.2)
-    with opened(rings.of) as door:
-        silent = [knock(door) for _ in range(10)]
-        assert works(door)
+    with opened(rings.of) as server:
+        silent = [knock(server) for _ in range(10)]
+        assert works(server)
         assert all(said(visitor) == (b"", 0) for visitor in silent)
 
 
 def test_so_many_may_wait(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_server, "_MAX_WAITING", 3)
-    with opened(rings.of) as door:
-        waiting = [knock(door) for _ in range(3)]
-        assert said(knock(door)) == (b"", 0)
+    with opened(rings.of) as server:
+        waiting = [knock(server) for _ in range(3)]
+        assert said(knock(server)) == (b"", 0)
         waiting.pop().close()
-        assert wait_until(lambda: eventually(door), seconds=5)
+        assert wait_until(lambda: eventually(server), seconds=5)
         for visitor in waiting:
             visitor.close()
 
 
 def test_a_visitor_that_cannot_be_let_in_ends_no_door(
-    door: RingServer, monkeypatch: pytest.MonkeyPatch
+    server: RingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(selectors.DefaultSelector, "register", _no_room)
-        with knock(door) as visitor:
+        with knock(server) as visitor:
             assert said(visitor) == (b"", 0)
-    assert works(door)
+    assert works(server)
 
 
 def _no_room(*_: object) -> None:
@@ -157,15 +157,15 @@ def _no_room(*_: object) -> None:
 
 def test_another_user_is_not_answered(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_server, "peer_uid", lambda _: os.geteuid() + 1)
-    with opened(rings.of) as door, pytest.raises(RingRefused, match="for processes of its own user"):
-        receive_ring(door.name, CHANNEL, NBYTES, 10)
+    with opened(rings.of) as server, pytest.raises(RingRefused, match="for processes of its own user"):
+        receive_ring(server.name, CHANNEL, NBYTES, 10)
     assert rings.asked == []
 
 
-def test_another_users_server_is_not_believed(door: RingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_server_is_not_believed(server: RingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gigl_loader.rpc.ring_client.peer_uid", lambda _: 12345)
     with pytest.raises(RingRefused, match=r"the server runs as user 12345, this process as \d+$"):
-        receive_ring(door.name, CHANNEL, NBYTES, 10)
+        receive_ring(server.name, CHANNEL, NBYTES, 10)
 
 
 @pytest.mark.parametrize(
@@ -179,29 +179,29 @@ def test_another_users_server_is_not_believed(door: RingServer, monkeypatch: pyt
 )
 def test_what_cannot_be_mapped_without_fear_is_refused(make: Callable[[], int], told: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with opened(lambda _: make()) as door, pytest.raises(RingRefused, match=told):
-        receive_ring(door.name, CHANNEL, NBYTES, 10)
+    with opened(lambda _: make()) as server, pytest.raises(RingRefused, match=told):
+        receive_ring(server.name, CHANNEL, NBYTES, 10)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_no_door_here(door: RingServer) -> None:
-    for name in ("absent", door.name + "x"):
-        with pytest.raises(RingRefused, match=f"no door '{name}' here .*: is the server on this host"):
+def test_no_ring_socket_here(server: RingServer) -> None:
+    for name in ("absent", server.name + "x"):
+        with pytest.raises(RingRefused, match=f"no ring socket '{name}' here .*: is the server on this host"):
             receive_ring(name, CHANNEL, NBYTES, 10)
     for name in ("", "x" * 200):
-        with pytest.raises(RingRefused, match="is no name of a door"):
+        with pytest.raises(RingRefused, match="is no name of a ring socket"):
             receive_ring(name, CHANNEL, NBYTES, 10)
-    door.close()
-    with pytest.raises(RingRefused, match="no door"):
-        receive_ring(door.name, CHANNEL, NBYTES, 10)
+    server.close()
+    with pytest.raises(RingRefused, match="no ring socket"):
+        receive_ring(server.name, CHANNEL, NBYTES, 10)
 
 
 def test_a_door_that_does_not_answer() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
-        deaf.bind("\0gigl-test-deaf-door")
+        deaf.bind("\0gigl-test-deaf-server")
         deaf.listen(1)
         with pytest.raises(RingRefused, match=r"did not answer within 0\.1 s"):
-            receive_ring("gigl-test-deaf-door", CHANNEL, NBYTES, 0.1)
+            receive_ring("gigl-test-deaf-server", CHANNEL, NBYTES, 0.1)
 
 
 def test_a_mistake_of_the_service_ends_no_door(caplog: pytest.LogCaptureFixture, rings: Rings) -> None:
@@ -210,8 +210,8 @@ def test_a_mistake_of_the_service_ends_no_door(caplog: pytest.LogCaptureFixture,
             raise RuntimeError("a mistake")
         return rings.of(channel)
 
-    with opened(of) as door, caplog.at_level(logging.ERROR):
+    with opened(of) as server, caplog.at_level(logging.ERROR):
         with pytest.raises(RingRefused):
-            receive_ring(door.name, OTHER, NBYTES, 10)
-        assert works(door)
+            receive_ring(server.name, OTHER, NBYTES, 10)
+        assert works(server)
     assert "a ring could not be handed out" in caplog.text

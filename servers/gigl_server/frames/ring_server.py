@@ -46,7 +46,7 @@ class RingServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._visitors: dict[socket.socket, float] = {}  # Deadline of each (monotonic) to send a channel id.
-        self._thread = threading.Thread(target=self._serve, name="ring door", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="ring server", daemon=True)
         self._thread.start()
 
     @property

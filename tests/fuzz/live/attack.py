@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from tests.fuzz.live.calls import throw_messages
-from tests.fuzz.live.door import knock_at
 from tests.fuzz.live.http2 import throw_frames
+from tests.fuzz.live.ring_socket import knock_at
 from tests.fuzz.live.target import Target, Throw
 from tests.fuzz.live.tickets import throw_tickets
 from tests.fuzz.live.tls import throw_records
@@ -24,7 +24,7 @@ _KINDS: Mapping[str, tuple[Throw, int, int]] = {
     "messages": (throw_messages, 1_000, 8),
     "tickets": (throw_tickets, 500, 6),
     "records": (throw_records, 500, 3),
-    "door": (knock_at, 1_000, 2),
+    "ring": (knock_at, 1_000, 2),
 }
 """By name: what throws, how many requests a task has, and how many tasks of each kind in a round."""
 _ATTACKERS = 2
@@ -115,7 +115,7 @@ def _tasks(targets: Sequence[Target], seed: int, requests: int) -> Iterator[Task
             (kind, target)
             for target in targets
             for kind, (_, _, times) in _KINDS.items()
-            if target.door or kind != "door"
+            if target.ring_socket or kind != "ring"
             for _ in range(times)
         ]
         random.Random(f"{seed}/round/{number}").shuffle(round_of)

@@ -107,7 +107,7 @@ def peer_service(graph: Path) -> Iterator[Service]:
             token=TOKEN,
             certificate="",
             graph=opened.manifest.digest,
-            door="",
+            ring_socket="",
         )
         yield Service(target, credentials.caller(), service)
 
@@ -115,7 +115,7 @@ def peer_service(graph: Path) -> Iterator[Service]:
 def _target(
     name: str, port: int, caller: Caller, digest: str, *, process: subprocess.Popen[bytes], log: Path
 ) -> Target:
-    """Wait until the server is ready, and ask it where its door is."""
+    """Wait until the server is ready, and ask it where its ring socket is."""
     address = Address("127.0.0.1", port)
     endpoint = Endpoint.of_address(address, what="storage server", certificate=caller.authority)
     client = StoreClient(endpoint, caller, new_job())
@@ -129,11 +129,11 @@ def _target(
                 return False
 
         assert wait_until(ready, seconds=_READY_S), f"{name} did not become ready:\n{log.read_text()}"
-        client.create_producer("door", PLAN.to_json(), digest, 20.0)
+        client.create_producer("ring", PLAN.to_json(), digest, 20.0)
         channel = client.open_channel(
-            "door", name="door", credit=1, ring_slots=1, ring_slot_bytes=4096, timeout_s=20.0
+            "ring", name="ring", credit=1, ring_slots=1, ring_slot_bytes=4096, timeout_s=20.0
         )
-        client.destroy_producer("door", 20.0)
+        client.destroy_producer("ring", 20.0)
     finally:
         client.close()
     return Target(
@@ -144,7 +144,7 @@ def _target(
         token=TOKEN,
         certificate=caller.authority,
         graph=digest,
-        door=channel.ring_door,
+        ring_socket=channel.ring_door,
     )
 
 

@@ -28,7 +28,7 @@ class Target:
     """PEM; empty: plain text."""
     graph: str
     """Digest."""
-    door: str
+    ring_socket: str
     """Name of the abstract socket that hands out rings; empty: none."""
 
     @property

@@ -43,8 +43,8 @@ class Vitals:
 def dead_parts(target: Target) -> list[str]:
     """Ask every part of a service, over connections of their own, and return those that do not answer."""
     parts: dict[str, Callable[[Target], None]] = {"control port": _control, "data port": _data}
-    if target.door:
-        parts["ring door"] = _door
+    if target.ring_socket:
+        parts["ring server"] = _ring_server
     reasons = {name: _reason(ask, target) for name, ask in parts.items()}
     return [f"{name} of the {target.name}: {reason}" for name, reason in reasons.items() if reason]
 
@@ -79,10 +79,10 @@ def _data(target: Target) -> None:
         client.close()
 
 
-def _door(target: Target) -> None:
+def _ring_server(target: Target) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocker:
         knocker.settimeout(_ALIVE_S)
-        knocker.connect("\0" + target.door)
+        knocker.connect("\0" + target.ring_socket)
         knocker.send(bytes(16))
         if knocker.recv(16) != b"\0":
             raise ConnectionError("it did not say that there is no such ring")

@@ -23,10 +23,10 @@ def knock_at(target: Target, draw: random.Random, count: int) -> Counter[str]:
         size = draw.choice((0, 1, 15, 16, 16, 16, 17, 10_000))
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocker:
             knocker.settimeout(CALL_S)
-            knocker.connect("\0" + target.door)
+            knocker.connect("\0" + target.ring_socket)
             knocker.send(draw.randbytes(size))
             if draw.random() < 0.5:
                 _, files, _, _ = socket.recv_fds(knocker, 16, 4)
                 for file in files:
                     os.close(file)
-    return Counter({"ring door": count})
+    return Counter({"ring server": count})
