@@ -46,7 +46,12 @@ class ChainedTable:
 
 
 def chain(tables: Sequence[Table]) -> Table:
-    """Return one table with the rows of all. There must be at least one."""
+    """Return one table with the rows of all. There must be at least one.
+
+    A table without rows may have other columns: a CSV file with a header alone says nothing of their types.
+    """
+    if any(table.columns != tables[0].columns for table in tables):
+        tables = [table for table in tables if table.num_rows] or tables[:1]
     return tables[0] if len(tables) == 1 else ChainedTable(tables)
 
 

@@ -156,10 +156,10 @@ class CsvTable:
             raise FormatError(self._explained(error)) from None
 
     def _explained(self, error: Exception) -> str:
-        text = str(error)
+        text = " ".join(str(error).split())
         if "straddling" in text:
             return f"{self.name}: a quote that is not closed, or a row of more than {_BLOCK_BYTES >> 20} MiB"
-        found = re.search(r"Row #(\d+): (.*)", text, re.DOTALL)
+        found = re.search(r"Row #(\d+): (.*)", text)
         if found is None:
             return f"{self.name}: {text:.500}"
         place = f"{self.name}, line {self._line(int(found[1]) - 1)}"

@@ -228,6 +228,16 @@ def test_ids_of_a_split_come_from_any_file(tmp_path: Path) -> None:
         assert _read(open_table(spec, role="ids"))["id"].tolist() == [4, 2]
 
 
+def test_a_shard_without_rows_may_have_any_columns(tmp_path: Path) -> None:
+    files = {"a": "id,x\n", "b": "id,x\nann,1.5\n", "c": "id\n", "d": "id,x\nbob,2.5\n"}
+    for name, text in files.items():
+        _csv(tmp_path / f"{name}.csv", text)
+    read = _read(open_table(str(tmp_path), role="nodes"))
+    assert read["id"].tolist() == ["ann", "bob"]
+    assert read["x"].tolist() == [1.5, 2.5]
+    assert open_table(str(tmp_path / "a.csv"), role="nodes").num_rows == 0
+
+
 def test_a_place_in_shards_is_that_of_its_file(tmp_path: Path) -> None:
     table = open_table(str(_edge_files(tmp_path)["pattern"]), role="edges")
     assert table.where("src", 2) == f"{tmp_path}/shards/0.parquet, column 'src', row 2"
