@@ -206,11 +206,11 @@ class DistDataset(GraphQueries):
         return self._graph.schema
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
-        """Return the positions of all nodes of a type, by ascending node id."""
+        """Return the positions of all nodes of a type, int64 [N], by ascending node id."""
         return self._graph.all_positions(node_type)
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
-        """Return the positions of a split, by ascending node id. ``ValueError`` lists the known splits."""
+        """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
         self._check_open()
         if self._membership is None:
             return self._graph.split(node_type, split)

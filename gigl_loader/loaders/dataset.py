@@ -16,7 +16,10 @@ __all__ = ["Dataset", "check_dataset"]
 
 
 class Dataset(NodeDirectory, Protocol):
-    """A graph, and where batches of it come from: ``DistDataset`` and ``RemoteDistDataset`` are such."""
+    """A graph, and where batches of it come from: ``DistDataset`` and ``RemoteDistDataset`` are such.
+
+    Positions and node ids are int64 [N]. ``GraphQueries`` says what each member promises.
+    """
 
     @property
     def graph_digest(self) -> str:

@@ -69,7 +69,10 @@ class Table(Protocol):
     def num_rows(self) -> int: ...
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        """Yield these columns, at most ``rows`` rows at a time, in order."""
+        """Yield these columns, at most ``rows`` rows at a time, in order: [R, ...] of the dtype of ``columns``.
+
+        Missing numbers may be masked (``np.ma``), missing texts are empty.
+        """
 
     def where(self, column: str, row: int) -> str:
         """Return the place of a value for a message: file, column and row."""
@@ -81,7 +84,10 @@ class ArrayTable:
     def __init__(
         self, name: str, arrays: Mapping[str, Array], columns: Mapping[str, Column] | None = None
     ) -> None:
-        """``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16."""
+        """``arrays`` have a row per node or edge, [N, ...]: numbers, booleans or texts, by column.
+
+        ``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16.
+        """
         self.name = name
         self._arrays = {key: as_texts(np.asarray(array)) for key, array in arrays.items()}
         self.columns: dict[str, Kind] = {
