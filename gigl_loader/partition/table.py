@@ -69,7 +69,7 @@ class Table(Protocol):
     def num_rows(self) -> int: ...
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        """Yield these columns, at most ``rows`` rows at a time, in order: [R, ...] of the dtype of ``columns``.
+        """Yield these columns in order, at most ``rows`` rows at a time: [R, ...], dtypes as in ``columns``.
 
         Missing numbers may be masked (``np.ma``), missing texts are empty.
         """
