@@ -157,7 +157,7 @@ def make_model(loader: DistNeighborLoader, device: torch.device) -> tuple[Any, A
 def train(model: Any, optimizer: Any, batch: Any) -> None:
     """Take one step. Nothing in it makes the host wait for the device."""
     optimizer.zero_grad()
-    cross_entropy(model(batch), batch.y[: batch.batch_size] % LABELS).backward()  # type: ignore[no-untyped-call]
+    cross_entropy(model(batch), batch.y[batch.seed_index] % LABELS).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from gigl_loader.errors import SamplingError as SamplingError
     from gigl_loader.errors import StorageUnavailable as StorageUnavailable
     from gigl_loader.errors import WorkerDied as WorkerDied
+    from gigl_loader.loaders.ablp import DistABLPLoader as DistABLPLoader
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset as Dataset
     from gigl_loader.loaders.inference import inference as inference
+    from gigl_loader.loaders.link import DistLinkNeighborLoader as DistLinkNeighborLoader
+    from gigl_loader.loaders.negative_sampling import NegativeSampling as NegativeSampling
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
@@ -27,11 +30,14 @@ _HOMES = {
     "BaseDistLoader": "gigl_loader.loaders.base",
     "CustomSamplerOptions": "gigl_loader.sampling.plans.custom",
     "Dataset": "gigl_loader.loaders.dataset",
+    "DistABLPLoader": "gigl_loader.loaders.ablp",
     "DistDataset": "gigl_loader.dataset",
+    "DistLinkNeighborLoader": "gigl_loader.loaders.link",
     "DistNeighborLoader": "gigl_loader.loaders.neighbor",
     "FormatError": "gigl_loader.errors",
     "GiglError": "gigl_loader.errors",
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
+    "NegativeSampling": "gigl_loader.loaders.negative_sampling",
     "SamplingError": "gigl_loader.errors",
     "SharedTensors": "gigl_loader.shared",
     "StorageUnavailable": "gigl_loader.errors",
@@ -44,11 +50,14 @@ __all__ = [
     "BaseDistLoader",
     "CustomSamplerOptions",
     "Dataset",
+    "DistABLPLoader",
     "DistDataset",
+    "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "FormatError",
     "GiglError",
     "KHopNeighborSamplerOptions",
+    "NegativeSampling",
     "SamplingError",
     "SharedTensors",
     "StorageUnavailable",
@@ -58,6 +67,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "splits":
+        return import_module("gigl_loader.splits")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

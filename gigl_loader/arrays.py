@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Bytes", "Float64Array", "Int64Array"]
+__all__ = ["Array", "BoolArray", "Bytes", "Float64Array", "Int64Array"]
 
 Array = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 """Also what memory is cut in: an array of bytes, not ``bytes``."""
 Float64Array = npt.NDArray[np.float64]

@@ -14,7 +14,9 @@ from gigl_loader.group import RankGroup
 from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
 from gigl_loader.logs import log_from_environment
 from gigl_loader.queries import GraphQueries
+from gigl_loader.sampling.local_store import edges_of
 from gigl_loader.sampling.source import InlineSource
+from gigl_loader.sampling.store import EdgeList
 from gigl_loader.sizes import byte_count
 from gigl_loader.topology import Topology, announce_host
 from gigl_loader.workers.startup_lock import start_source
@@ -149,6 +151,7 @@ class DistDataset(GraphQueries):
         edge_dir: Literal["in", "out"] = "in",
         assigner: Literal["range", "hash"] = "range",
         weight_attr: str | Mapping[EdgeType, str] | None = None,
+        labels: Mapping[EdgeType, Any] | None = None,
         shared: bool = True,
         timeout: float = 300.0,
     ) -> DistDataset:
@@ -165,6 +168,9 @@ class DistDataset(GraphQueries):
         ``weight_attr``
             Edge attribute that loaders may draw edges by (``weight_attr`` of theirs), for every type that has
             it or by type.
+        ``labels``
+            Label sets of ``DistABLPLoader`` by supervision type: node ids [2, P], row 0 the anchors, or a
+            pair of positive and negative ones. The type need not be one of the edges.
         ``shared``
             ``False`` builds a graph for this rank alone, whatever other ranks do.
         ``timeout``
@@ -177,7 +183,7 @@ class DistDataset(GraphQueries):
         from gigl_loader.partition import build_graph, tables_from_pyg
 
         def tables() -> GraphTables:
-            return tables_from_pyg(data, weight_attr=weight_attr)
+            return tables_from_pyg(data, weight_attr=weight_attr, labels=labels)
 
         def build(folder: MemoryFolder) -> None:
             build_graph(tables(), folder, num_partitions=num_partitions, edge_dir=edge_dir, assigner=assigner)
@@ -215,6 +221,13 @@ class DistDataset(GraphQueries):
         if self._membership is None:
             return self._graph.split(node_type, split)
         return self._membership.split(self._graph, node_type, split)
+
+    def _edge_list(self, edge_type: EdgeType) -> EdgeList:
+        self._check_open()
+        if self._membership is None:
+            parts = range(self.schema.num_partitions)
+            return EdgeList.joined([edges_of(self._graph, edge_type, part) for part in parts])
+        return self._membership.edges(self._graph, edge_type)
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         return self._graph.positions(node_type, node_ids)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.store import EdgeList
     from gigl_loader.sharding import Share
 
 __all__ = ["GraphQueries"]
@@ -62,6 +63,19 @@ class GraphQueries:
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         """Return the positions of ``node_ids``, int64 [N], in order. ``ValueError`` lists unknown ids."""
+        raise NotImplementedError
+
+    def all_edges(self, edge_type: EdgeType) -> tuple[Int64Array, Int64Array]:
+        """Return the positions of sources and destinations of all edges of a type, by ascending edge id.
+
+        Both int64 [E]: 16 bytes an edge.
+        """
+        edges = self._edge_list(edge_type)
+        inward = self.schema.edge_dir == "in"
+        return (edges.neighbors, edges.targets) if inward else (edges.targets, edges.neighbors)
+
+    def _edge_list(self, edge_type: EdgeType) -> EdgeList:
+        """Return all edges of a type of the graph, by ascending edge id."""
         raise NotImplementedError
 
     def fetch_node_ids(

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from gigl_client.cluster import Cluster
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.options import NodeType, StoreOptions
+    from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
+    from gigl_loader.sampling.store import EdgeList
     from gigl_loader.sharding import Share
 
 
@@ -125,6 +126,10 @@ class RemoteDistDataset(GraphQueries):
         """Return the positions of all nodes of a type, int64 [N], by ascending node id."""
         self._cluster.check_usable()
         return self._nodes.all_positions(node_type)
+
+    def _edge_list(self, edge_type: EdgeType) -> EdgeList:
+        self._cluster.check_usable()
+        return self._nodes.all_edges(edge_type)
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigl_loader.rpc.directory import Directory
+from gigl_loader.sampling.store import EdgeList
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from gigl_client.cluster import Cluster, Server
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import NodeSchema
-    from gigl_loader.options import NodeType
+    from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sharding import Share
 
 
@@ -73,6 +74,12 @@ class RemoteNodes:
         parts = self._of_servers(lambda server: self._split_on(server, node_type, split))
         return self._in_id_order(node_type, np.concatenate(parts))
 
+    def all_edges(self, edge_type: EdgeType) -> EdgeList:
+        """Return all edges of a type, by ascending edge id."""
+        with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
+            lists = threads.map(lambda server: self._edges_on(server, edge_type), self._servers)
+            return EdgeList.joined(list(lists))
+
     def of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
         """Return each server's part of a share: ids of nodes of ``split``, or of all, int64, ascending."""
         self._known(node_type)
@@ -104,6 +111,10 @@ class RemoteNodes:
         directory = self._directories[server.rank]
         parts = [directory.split(part, node_type, split) for part in server.endpoint.partitions]
         return np.concatenate(parts).astype(np.int64, copy=False)
+
+    def _edges_on(self, server: Server, edge_type: EdgeType) -> EdgeList:
+        directory = self._directories[server.rank]
+        return EdgeList.joined([directory.edges(part, edge_type) for part in server.endpoint.partitions])
 
     def _held_by(self, server: Server, node_type: NodeType) -> Int64Array:
         bounds = self._schema.nodes[node_type].bounds

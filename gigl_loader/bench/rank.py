@@ -67,7 +67,7 @@ def _start(job: Job) -> None:
         _meet()
         _stop("before")
         with _loader(job, dataset) as loader:
-            loader._source.wait_until_up(300)
+            loader._frames.source.wait_until_up(300)
             _stop("up")
             next(iter(loader))
             _stop("first batch")

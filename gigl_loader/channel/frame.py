@@ -12,8 +12,11 @@ Arrays::
     edge/E/COLUMN     any [M, ...]
 
 T is a node type, E three parts joined by ``+`` (source, relation, destination), all percent-encoded,
-as are column names. Metadata, JSON in strings: ``epoch``, ``batch``, ``seed_type`` (T),
-``num_sampled_nodes`` and ``num_sampled_edges`` (numbers per hop, by T and by E). A batch that failed
+as are column names. In place of ``seeds``, a batch of links has I32 local indices: ``src`` and ``dst`` [B] of
+their ends, ``neg_src`` and ``neg_dst`` [J] of those of negatives.
+
+Metadata, JSON in strings: ``epoch``, ``batch``, ``seed_type`` (T), ``num_sampled_nodes`` and
+``num_sampled_edges`` (numbers per hop, by T and by E), ``counters`` (numbers by name). A batch that failed
 has ``epoch``, ``batch`` and ``failure`` (type, message, traceback, worker), and no arrays.
 """
 
@@ -93,6 +96,12 @@ class Frame:
         """Number of edges of each hop, by encoded edge type."""
         counts: dict[str, list[int]] = json.loads(self.layout.metadata["num_sampled_edges"])
         return counts
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Numbers that the sampler tells of the batch, by name."""
+        counters: dict[str, int] = json.loads(self.layout.metadata.get("counters", "{}"))
+        return counters
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ def _show(path: Path, graph: Graph, *, verified: bool) -> None:
     console.print(_node_table(graph))
     if schema.edges:
         console.print(_edge_table(graph))
+    if schema.labels:
+        console.print(_label_table(graph))
 
 
 def _node_table(graph: Graph) -> Table:
@@ -113,6 +115,20 @@ def _edge_table(graph: Graph) -> Table:
             f"{edges.count / max(targets, 1):.2f}",
             ", ".join(filter(None, columns)),
         )
+    return table
+
+
+def _label_table(graph: Graph) -> Table:
+    from rich.table import Table
+
+    types = dict.fromkeys((name[0], name[1].rpartition("#")[0], name[2]) for name in graph.schema.labels)
+    table = Table(_typed("labels", map(",".join, types)), "positive", "negative")
+    for edge_type in types:
+        counts = []
+        for sign in ("positive", "negative"):
+            pairs = graph.schema.labels.get((edge_type[0], f"{edge_type[1]}#{sign}", edge_type[2]))
+            counts.append("" if pairs is None else f"{pairs.count:,}")
+        table.add_row(",".join(edge_type), *counts)
     return table
 
 

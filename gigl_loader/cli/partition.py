@@ -41,6 +41,9 @@ def partition(
     split: Annotated[
         _Many, typer.Option(help="Node ids or mask of a split: [TYPE:]NAME=FILE, e.g. train=train.npy.")
     ] = [],  # noqa: B006
+    split_nodes: Annotated[
+        _Many, typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits by hash of the ids, e.g. 0.8,0.1,0.1.")
+    ] = [],  # noqa: B006
     num_partitions: Annotated[int, typer.Option("--num-partitions", "-p", min=1, help="Parts to make.")] = 1,
     edge_dir: Annotated[
         EdgeDirection, typer.Option(help="Keep each node's in-edges (messages flow along) or out-edges.")
@@ -72,6 +75,12 @@ def partition(
     csv_quote: Annotated[str, typer.Option(help="Character around values of CSV files, or none.")] = '"',
     weight: Annotated[
         _Many, typer.Option(help="[TYPE:]COLUMN: edges can be drawn in proportion to this column.")
+    ] = [],  # noqa: B006
+    labels: Annotated[
+        _Many,
+        typer.Option(
+            help="SRC,REL,DST[:negative]=FILES: labels of anchors, src and dst. No batch has them as edges."
+        ),
     ] = [],  # noqa: B006
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
@@ -110,6 +119,8 @@ def partition(
                 "" if csv_quote == "none" else csv_quote,
             ),
             weights=weight,
+            labels=labels,
+            split_nodes=split_nodes,
         )
     )
     with terminated_as_interrupted(), build_progress(quiet=json) as progress:

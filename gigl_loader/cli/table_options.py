@@ -6,11 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType, label_list
 from gigl_loader.partition.csv_format import CsvFormat
+from gigl_loader.partition.labels import label_set
 from gigl_loader.partition.reverse import reverse_of, with_reverse_edges
 from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files
 from gigl_loader.partition.table import GraphTables, NodeTable, Table, declared
+from gigl_loader.splits import named_fractions
 
 __all__ = ["TableOptions", "open_tables", "weight_columns"]
 
@@ -30,6 +32,8 @@ class TableOptions:
     dtypes: Sequence[str] = ()
     fill: Sequence[str] = ()
     weights: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    split_nodes: Sequence[str] = ()
     reverse: Sequence[str] = ()
     undirected: bool = False
     csv: CsvFormat = field(default_factory=CsvFormat)
@@ -111,13 +115,21 @@ def open_tables(options: TableOptions) -> GraphTables:
     seen: list[str] = []
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
-    scoped.require_used([*edges, *nodes], seen)
+    label_tables = {
+        key: label_set(_open(key, specs, "edges", scoped, seen))
+        for key, specs in _labels(options.labels).items()
+    }
+    scoped.require_used([*edges, *nodes, *label_tables], seen)
     for node_type, splits in _splits(options.splits, scoped).items():
         table = node_tables.get(node_type, NodeTable())
         node_tables[node_type] = replace(table, splits=splits)
+    for node_type, fractions in _fractions(options.split_nodes).items():
+        table = node_tables.get(node_type, NodeTable())
+        node_tables[node_type] = replace(table, fractions=fractions)
     tables = GraphTables(
         edges={key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
         nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
+        labels=label_tables,
     )
     reverses = _reverses(options.reverse)
     added = with_reverse_edges(tables, reverses, undirected=options.undirected)
@@ -128,6 +140,40 @@ def open_tables(options: TableOptions) -> GraphTables:
     tables = replace(tables, weights=declared_first)
     tables = with_reverse_edges(tables, reverses, undirected=options.undirected)
     return replace(tables, weights={**weights, **tables.weights})
+
+
+def _fractions(options: Sequence[str]) -> dict[NodeType, dict[str, float]]:
+    """Return the fractions of splits by node type for each ``--split-nodes [TYPE=]TRAIN,VAL,TEST``."""
+    found: dict[NodeType, dict[str, float]] = {}
+    for option in options:
+        scope, equals, listed = option.rpartition("=")
+        key = _key(scope) if equals else HOMOGENEOUS_NODE
+        try:
+            numbers = [float(each) for each in listed.split(",")]
+        except ValueError:
+            numbers = []
+        if not isinstance(key, str) or not numbers:
+            raise ValueError(
+                f"--split-nodes {option}: write --split-nodes [TYPE=]TRAIN,VAL,TEST, such as 0.8,0.1,0.1"
+            )
+        try:
+            found[key] = named_fractions(numbers)
+        except ValueError as error:
+            raise ValueError(f"--split-nodes {option}: {error}") from None
+    return found
+
+
+def _labels(options: Sequence[str]) -> dict[EdgeType, list[str]]:
+    """Group ``--labels SRC,REL,DST[:negative]=FILES`` by label set."""
+    found: dict[EdgeType, list[str]] = {}
+    for option in options:
+        left, equals, files = option.partition("=")
+        scope, colon, sign = left.partition(":")
+        key = _key(scope)
+        if isinstance(key, str) or not equals or not files or (colon and sign != "negative"):
+            raise ValueError(f"--labels {option}: write --labels SRC,REL,DST[:negative]=FILES")
+        found.setdefault(label_list(key, "negative" if colon else "positive"), []).append(files)
+    return found
 
 
 def _reverses(options: Sequence[str]) -> dict[EdgeType, EdgeType]:

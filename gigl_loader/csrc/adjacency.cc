@@ -1,6 +1,8 @@
 #include "adjacency.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 
 namespace gigl {
@@ -44,6 +46,17 @@ int64_t BuildAdjacency(std::span<const int64_t> targets, std::span<const int64_t
   }
   for (int64_t e = 0; e < num_edges; ++e) order[e] = edges[e].index;
   return -1;
+}
+
+void RequireInside(const AdjacencyView& adjacency, std::span<const int64_t> targets) {
+  const int64_t first = adjacency.first_target();
+  const int64_t last = adjacency.end_target();
+  for (const int64_t target : targets) {
+    if (target < first || target >= last) {
+      throw std::invalid_argument("target position " + std::to_string(target) + " lies outside [" +
+                                  std::to_string(first) + ", " + std::to_string(last) + ")");
+    }
+  }
 }
 
 }  // namespace gigl

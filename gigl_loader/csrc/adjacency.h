@@ -52,6 +52,9 @@ struct AdjacencyView {
   const AdjacencyPart* Sole() const { return parts.size() == 1 ? parts.data() : nullptr; }
 };
 
+// Throws std::invalid_argument for a target outside the adjacency.
+void RequireInside(const AdjacencyView& adjacency, std::span<const int64_t> targets);
+
 // Groups edges by target and sorts each group by (neighbour's node id, edge id).
 //
 // Afterwards group t is order[indptr[t]] .. order[indptr[t + 1] - 1], as indices into the input.

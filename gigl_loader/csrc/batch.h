@@ -43,6 +43,12 @@ struct BatchNodes {
   }
 };
 
+// Some seeds of a batch: positions of nodes of one type.
+struct SeedGroup {
+  int type;
+  std::span<const int64_t> seeds;
+};
+
 // A batch needs more than it may take. Nothing was drawn of what is too much.
 class BatchTooLarge : public std::length_error {
  public:
@@ -90,6 +96,10 @@ struct BatchEdges {
 
   // Ends a hop that took no edge of `num_targets` targets.
   void AddNone(int64_t num_targets);
+
+  // Removes every edge that joins one of these pairs of local indices, targets[i] with neighbors[i]. The
+  // others keep their order.
+  void Exclude(std::span<const int64_t> targets, std::span<const int64_t> neighbors);
 };
 
 // A batch under way: Begin; then, for every hop, edges of every edge type in order, then EndHop.
@@ -98,8 +108,12 @@ class Batch {
  public:
   Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect);
 
-  // Starts over with these seeds. Throws std::out_of_range for a seed outside its type.
-  void Begin(int seed_type, std::span<const int64_t> seeds, int64_t max_edges = INT64_MAX);
+  // Starts over with these seeds, one group after the other; those that repeat collapse. Throws
+  // std::out_of_range for a seed outside its type.
+  void Begin(std::span<const SeedGroup> groups, int64_t max_edges = INT64_MAX);
+
+  // The local index of every seed, through all groups.
+  std::span<const int32_t> seed_locals() const { return seed_locals_; }
 
   // What the hop added is the next frontier.
   void EndHop();
@@ -120,6 +134,7 @@ class Batch {
  private:
   std::vector<BatchNodes> nodes_;
   std::vector<BatchEdges> edges_;
+  std::vector<int32_t> seed_locals_;
   Collect collect_;
   BatchRoom room_;
 };

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "bound_adjacency.h"
+#include "edge_lookup.h"
 #include "hop.h"
 
 namespace gigl {
@@ -55,6 +56,17 @@ nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64
                         with_slots ? nb::cast(HandOver(std::move(drawn.slots))) : nb::none());
 }
 
+void BindFindEdges(const Adjacency& adjacency, const NodeIds& neighbor_ids, int64_t num_neighbors,
+                   const Array<const int64_t>& targets, const Array<const int64_t>& neighbors,
+                   const Array<uint8_t>& found) {
+  Require(num_neighbors >= 0, "num_neighbors must not be negative");
+  Require(!neighbor_ids || static_cast<int64_t>(neighbor_ids->shape(0)) >= num_neighbors, "neighbor_ids must have an entry for every neighbour");
+  Require(neighbors.shape(0) == targets.shape(0) && found.shape(0) == targets.shape(0), "targets, neighbors and found differ in length");
+  nb::gil_scoped_release release;
+  FindEdges(adjacency.view(), neighbor_ids ? neighbor_ids->data() : nullptr, num_neighbors, Span(targets), Span(neighbors),
+            Span(found));
+}
+
 }  // namespace
 
 void BindAdjacency(nb::module_& m) {
@@ -79,6 +91,9 @@ void BindAdjacency(nb::module_& m) {
            "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert(),
            "weight_sums"_a.noconvert() = nb::list(), "weight_counts"_a.noconvert() = nb::list())
       .def_prop_ro("num_edges", &Adjacency::num_edges);
+
+  m.def("find_edges", &BindFindEdges, "adjacency"_a, "neighbor_ids"_a.noconvert().none(), "num_neighbors"_a,
+        "targets"_a.noconvert(), "neighbors"_a.noconvert(), "found"_a.noconvert());
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
         nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX);

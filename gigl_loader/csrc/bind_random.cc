@@ -27,6 +27,15 @@ void BindUniforms(uint64_t key, const Array<double>& out) {
   Uniforms(key, Span(out));
 }
 
+void BindPhiloxWords(uint64_t key, const Array<const int64_t>& low, const Array<const int64_t>& high,
+                     const Array<uint64_t>& first, const Array<uint64_t>& second) {
+  const size_t count = low.shape(0);
+  Require(high.shape(0) == count && first.shape(0) == count && second.shape(0) == count,
+          "low, high, first and second differ in length");
+  nb::gil_scoped_release release;
+  PhiloxWords(key, Span(low), Span(high), Span(first), Span(second));
+}
+
 }  // namespace
 
 void BindRandom(nb::module_& m) {
@@ -34,6 +43,8 @@ void BindRandom(nb::module_& m) {
   m.def("philox", &BindPhilox, "key"_a, "low"_a, "high"_a);
   m.def("batch_key", &BindBatchKey, "run_seed"_a, "epoch"_a, "seeds"_a.noconvert());
   m.def("permutation", &BindPermutation, "run_seed"_a, "epoch"_a, "out"_a.noconvert());
+  m.def("philox_words", &BindPhiloxWords, "key"_a, "low"_a.noconvert(), "high"_a.noconvert(), "first"_a.noconvert(),
+        "second"_a.noconvert());
   m.def("uniforms", &BindUniforms, "key"_a, "out"_a.noconvert());
 }
 

@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -43,6 +44,18 @@ class NodePlans {
   std::vector<NodeTypePlan> plans_;
 };
 
+// Seeds of one node type.
+using SeedArrays = std::pair<int, Array<const int64_t>>;
+
+std::vector<SeedGroup> Groups(const std::vector<SeedArrays>& arrays, int num_types) {
+  std::vector<SeedGroup> groups;
+  for (const auto& [type, seeds] : arrays) {
+    RequireType(type, num_types);
+    groups.push_back({type, Span(seeds)});
+  }
+  return groups;
+}
+
 // What can be read of a batch, however it was sampled.
 class BoundBatch {
  public:
@@ -59,6 +72,20 @@ class BoundBatch {
   void WritePositions(int type, const Array<int64_t>& out) const { Write(Nodes(type).positions(), out); }
   void WriteRows(int type, const Array<int32_t>& out) const { Write(Edges(type).rows.view(), out); }
   void WriteColptr(int type, const Array<int64_t>& out) const { Write(Edges(type).colptr.view(), out); }
+
+  NewArray<int64_t> SeedLocals() const {
+    const std::span<const int32_t> locals = batch().seed_locals();
+    std::unique_ptr<int64_t[]> copy(new int64_t[locals.size() + 1]);
+    std::copy(locals.begin(), locals.end(), copy.get());
+    return HandOver(std::move(copy), locals.size());
+  }
+
+  void Exclude(int edge_type, const Array<const int64_t>& targets, const Array<const int64_t>& neighbors) {
+    Edges(edge_type);  // checks the type
+    Require(targets.shape(0) == neighbors.shape(0), "targets and neighbors differ in length");
+    nb::gil_scoped_release release;
+    mutable_batch().edges(edge_type).Exclude(Span(targets), Span(neighbors));
+  }
 
   void WriteEdgeIds(int type, const Array<int64_t>& out) const {
     Require(batch().collect().with_edge_ids, "this sampler does not collect edge ids");
@@ -80,6 +107,8 @@ class BoundBatch {
   }
 
  protected:
+  virtual Batch& mutable_batch() = 0;
+
   const BatchNodes& Nodes(int type) const {
     RequireType(type, batch().num_node_types());
     return batch().nodes(type);
@@ -136,12 +165,15 @@ class BoundSampler : public BoundBatch {
 
   size_t ScratchBytes() const override { return sampler_->nbytes(); }
 
-  void Sample(int seed_type, const Array<const int64_t>& seeds, uint64_t key, int64_t max_edges) {
-    RequireType(seed_type, nodes_.size());
+  void Sample(const std::vector<SeedArrays>& seeds, uint64_t key, int64_t max_edges) {
+    const std::vector<SeedGroup> groups = Groups(seeds, nodes_.size());
     RequireBound(max_edges);
     nb::gil_scoped_release release;
-    sampler_->Sample(seed_type, Span(seeds), key, max_edges);
+    sampler_->Sample(groups, key, max_edges);
   }
+
+ protected:
+  Batch& mutable_batch() override { return sampler_->batch(); }
 
  private:
   std::vector<nb::object> keep_;
@@ -173,12 +205,12 @@ class BatchBuilder : public BoundBatch {
 
   const Batch& batch() const override { return *batch_; }
 
-  void Begin(int seed_type, const Array<const int64_t>& seeds, int64_t max_edges) {
-    RequireType(seed_type, nodes_.size());
+  void Begin(const std::vector<SeedArrays>& seeds, int64_t max_edges) {
+    const std::vector<SeedGroup> groups = Groups(seeds, nodes_.size());
     RequireBound(max_edges);
     ForgetOwners();
     nb::gil_scoped_release release;
-    batch_->Begin(seed_type, Span(seeds), max_edges);
+    batch_->Begin(groups, max_edges);
   }
 
   // How many more edges the batch may take.
@@ -235,6 +267,9 @@ class BatchBuilder : public BoundBatch {
     Stitch(*batch_, edge_type, owners_[target_type].view(), answers);
   }
 
+ protected:
+  Batch& mutable_batch() override { return *batch_; }
+
  private:
   static void CheckBounds(std::span<const int64_t> bounds, int64_t count) {
     Require(bounds.size() >= 2 && static_cast<int64_t>(bounds.size()) <= kMaxPartitions, "bounds must have 1 to 65,535 parts");
@@ -269,6 +304,8 @@ void BindSampling(nb::module_& m) {
 
   nb::class_<BoundBatch>(m, "Batch")
       .def_prop_ro("scratch_bytes", &BoundBatch::ScratchBytes)
+      .def("seed_locals", &BoundBatch::SeedLocals)
+      .def("exclude", &BoundBatch::Exclude, "edge_type"_a, "targets"_a.noconvert(), "neighbors"_a.noconvert())
       .def("nodes_per_hop", &BoundBatch::NodesPerHop, "node_type"_a)
       .def("edges_per_hop", &BoundBatch::EdgesPerHop, "edge_type"_a)
       .def("num_targets", &BoundBatch::NumTargets, "edge_type"_a)
@@ -285,7 +322,7 @@ void BindSampling(nb::module_& m) {
                     bool>(),
            nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "rules"_a, "node_ids"_a.noconvert(),
            "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a)
-      .def("sample", &BoundSampler::Sample, "seed_type"_a, "seeds"_a.noconvert(), "key"_a,
+      .def("sample", &BoundSampler::Sample, "seeds"_a.noconvert(), "key"_a,
            nb::kw_only(), "max_edges"_a = INT64_MAX);
 
   nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
@@ -293,7 +330,7 @@ void BindSampling(nb::module_& m) {
                     std::vector<Array<const int64_t>>, bool, bool>(),
            nb::kw_only(), "target_types"_a, "neighbor_types"_a, "node_ids"_a.noconvert(), "num_nodes"_a,
            "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a)
-      .def("begin", &BatchBuilder::Begin, "seed_type"_a, "seeds"_a.noconvert(), nb::kw_only(), "max_edges"_a = INT64_MAX)
+      .def("begin", &BatchBuilder::Begin, "seeds"_a.noconvert(), nb::kw_only(), "max_edges"_a = INT64_MAX)
       .def_prop_ro("room", &BatchBuilder::Room)
       .def("split", &BatchBuilder::Split, "node_type"_a)
       .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert())

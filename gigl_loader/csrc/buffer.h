@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -32,6 +33,18 @@ class Buffer {
   // Keeps the first `count` elements.
   void Truncate(size_t count) { size_ = count; }
 
+  // Removes the elements at these indices, which ascend.
+  void Remove(std::span<const int64_t> indices) {
+    size_t to = indices.empty() ? size_ : static_cast<size_t>(indices[0]);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const size_t from = static_cast<size_t>(indices[i]) + 1;
+      const size_t end = i + 1 < indices.size() ? static_cast<size_t>(indices[i + 1]) : size_;
+      std::memmove(data_.get() + to, data_.get() + from, (end - from) * sizeof(T));
+      to += end - from;
+    }
+    size_ = to;
+  }
+
   // Gives the memory away and is empty.
   std::unique_ptr<T[]> Release() {
     size_ = capacity_ = 0;
@@ -47,6 +60,7 @@ class Buffer {
   }
 
   size_t size() const { return size_; }
+  T* data() { return data_.get(); }
   size_t nbytes() const { return capacity_ * sizeof(T); }  // of memory, used or not
   T operator[](size_t i) const { return data_[i]; }
   std::span<const T> view() const { return {data_.get(), size_}; }

@@ -2,23 +2,11 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
 namespace gigl {
 namespace {
 
 constexpr int64_t kRoomEdges = 1 << 20;  // set aside before anything is known of the degrees
-
-void RequireInside(const AdjacencyView& adjacency, std::span<const int64_t> targets) {
-  const int64_t first = adjacency.first_target();
-  const int64_t last = adjacency.end_target();
-  for (const int64_t target : targets) {
-    if (target < first || target >= last) {
-      throw std::invalid_argument("target position " + std::to_string(target) + " lies outside [" +
-                                  std::to_string(first) + ", " + std::to_string(last) + ")");
-    }
-  }
-}
 
 template <typename Index, typename EdgeId, typename Policy>
 void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,

@@ -92,8 +92,8 @@ NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vect
   if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().rules.size());
 }
 
-void NeighborSampler::Sample(int seed_type, std::span<const int64_t> seeds, uint64_t key, int64_t max_edges) {
-  batch_.Begin(seed_type, seeds, max_edges);
+void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges) {
+  batch_.Begin(seeds, max_edges);
   for (int hop = 0; hop < num_hops_; ++hop) {
     for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key);
     batch_.EndHop();

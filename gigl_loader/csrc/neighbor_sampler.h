@@ -30,10 +30,11 @@ class NeighborSampler {
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency
   // lists that point outside theirs (a damaged graph). Throws BatchTooLarge for a batch of more than
   // `max_edges` edges, before memory is taken for those beyond it.
-  void Sample(int seed_type, std::span<const int64_t> seeds, uint64_t key, int64_t max_edges = INT64_MAX);
+  void Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges = INT64_MAX);
 
   // The batch sampled last.
   const Batch& batch() const { return batch_; }
+  Batch& batch() { return batch_; }
 
   // Memory that is kept for the next batch.
   size_t nbytes() const { return batch_.nbytes() + scratch_.nbytes(); }

@@ -33,6 +33,15 @@ void Permutation(uint64_t run_seed, uint64_t epoch, std::span<int64_t> order) {
   for (size_t i = 0; i < keyed.size(); ++i) order[i] = keyed[i].second;
 }
 
+void PhiloxWords(uint64_t key, std::span<const int64_t> low, std::span<const int64_t> high, std::span<uint64_t> first,
+                 std::span<uint64_t> second) {
+  for (size_t i = 0; i < low.size(); ++i) {
+    const Words words = Philox(key, static_cast<uint64_t>(low[i]), static_cast<uint64_t>(high[i]));
+    first[i] = words.first;
+    second[i] = words.second;
+  }
+}
+
 void Uniforms(uint64_t key, std::span<double> out) {
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = static_cast<double>(Philox(key, i, kUniformPlace).first >> 11) * 0x1p-53;

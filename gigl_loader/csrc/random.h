@@ -54,6 +54,10 @@ struct DrawAddress {
   Words Block(uint64_t block) const { return Philox(key, node_id, place | block); }
 };
 
+// Writes the Philox words of counter (low[i], high[i]) to first[i] and second[i].
+void PhiloxWords(uint64_t key, std::span<const int64_t> low, std::span<const int64_t> high, std::span<uint64_t> first,
+                 std::span<uint64_t> second);
+
 // Fills `order` with a shuffle of 0 .. order.size() - 1: ascending by (first Philox word of the
 // index under the epoch's key, index).
 void Permutation(uint64_t run_seed, uint64_t epoch, std::span<int64_t> order);

@@ -203,6 +203,10 @@ class Graph:
         """
         return self._directory_of(node_type).in_id_order(first, count)
 
+    def at_ranks(self, node_type: NodeType, ranks: Int64Array) -> Int64Array:
+        """Return the positions of the nodes at these indices, int64 [N], by ascending node id."""
+        return self._directory_of(node_type).at_ranks(ranks)
+
     def split(self, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split, int64 [N], by ascending node id."""
         parts = [self.split_part(node_type, name, part) for part in range(self.schema.num_partitions)]
@@ -261,15 +265,16 @@ class Graph:
         return self.schema.nodes[node_type]
 
     def _known_edge_type(self, edge_type: EdgeType) -> Any:
-        if edge_type not in self.schema.edges:
+        lists = self.schema.lists
+        if edge_type not in lists:
             raise ValueError(f"unknown edge type {edge_type!r}; known: {_listed(self.schema.edges)}")
-        return self.schema.edges[edge_type]
+        return lists[edge_type]
 
     def _check_counts(self) -> None:
         """Raise ``FormatError`` unless array sizes match the counts of the schema."""
         if not self.is_whole:
             return
-        for edge_type, edges in self.schema.edges.items():
+        for edge_type, edges in self.schema.lists.items():
             stored = sum(
                 self._documents[topology_path(part, edge_type)].specs["indices"].shape[0]
                 for part in range(self.schema.num_partitions)
@@ -366,7 +371,7 @@ def _expected(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
 
 def _expected_of_part(schema: GraphSchema, part: int) -> list[str]:
     return [
-        *(topology_path(part, edge_type) for edge_type in schema.edges),
+        *(topology_path(part, edge_type) for edge_type in schema.lists),
         *(edges_path(part, edge_type) for edge_type, edges in schema.edges.items() if edges.columns),
         *(
             weights_path(part, edge_type, name)

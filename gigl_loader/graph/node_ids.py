@@ -78,6 +78,10 @@ class Directory:
             return np.arange(first, end)
         return self.places[first:end].astype(np.int64)
 
+    def at_ranks(self, ranks: Int64Array) -> Int64Array:
+        """Return the positions of the nodes that have these indices by ascending node id, int64 [N]."""
+        return ranks if self.places is None else self.places[ranks].astype(np.int64)
+
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays that a file must hold to restore this directory, by name."""
         named = {"ids": self.ids, "sorted_ids": self.keys, "positions": self.places}

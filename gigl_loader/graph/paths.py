@@ -30,6 +30,9 @@ def part_folder(part: int) -> str:
 
 
 def topology_path(part: int, edge_type: EdgeType) -> str:
+    """Return the path of the lists of an edge type, or of a label set."""
+    if edge_type[1].endswith(("#positive", "#negative")):
+        return f"{part_folder(part)}/labels/{type_name(edge_type)}.safetensors"
     return f"{part_folder(part)}/topology/{type_name(edge_type)}.safetensors"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
 from gigl_loader.errors import FormatError
@@ -20,9 +20,11 @@ __all__ = [
     "EdgeSchema",
     "EdgeType",
     "GraphSchema",
+    "LabelSign",
     "NodeSchema",
     "NodeType",
     "edge_type_address",
+    "label_list",
     "type_name",
 ]
 
@@ -39,6 +41,15 @@ def type_name(kind: NodeType | EdgeType) -> str:
     for part in parts:
         _check_encodable(part, "type")
     return "+".join(quote(part, safe="") for part in parts)
+
+
+LabelSign: TypeAlias = Literal["positive", "negative"]
+
+
+def label_list(edge_type: EdgeType, sign: LabelSign) -> EdgeType:
+    """Return the name of the lists that hold the labels of anchors, among the edge types of a graph."""
+    source, relation, destination = edge_type
+    return (source, f"{relation}#{sign}", destination)
 
 
 def edge_type_address(edge_type: EdgeType) -> int:
@@ -139,10 +150,14 @@ class GraphSchema:
     nodes: Mapping[NodeType, NodeSchema]
     edges: Mapping[EdgeType, EdgeSchema]
     num_partitions: int
+    labels: Mapping[EdgeType, EdgeSchema] = field(default_factory=dict)
+    """Label sets by ``label_list``: pairs of an anchor and a label, in lists by anchor, whatever ``edge_dir``
+    is. No batch has them as edges."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", dict(sorted(self.nodes.items())))
         object.__setattr__(self, "edges", dict(sorted(self.edges.items())))
+        object.__setattr__(self, "labels", dict(sorted(self.labels.items())))
         if self.edge_dir not in ("in", "out"):
             raise ValueError(f'edge_dir must be "in" or "out", got {self.edge_dir!r}')
         if self.num_partitions < 1:
@@ -157,8 +172,11 @@ class GraphSchema:
                 raise ValueError(
                     f"node type {node_type!r}: {len(nodes.bounds)} bounds, {self.num_partitions} partitions"
                 )
-        for edge_type in self.edges:
+        for edge_type in self.lists:
             self._check_edge_type(edge_type)
+        for name in self.labels:
+            if name in self.edges or not name[1].endswith(("#positive", "#negative")):
+                raise ValueError(f"{name} cannot name a label set")
 
     def _check_edge_type(self, edge_type: EdgeType) -> None:
         if len(edge_type) != 3:
@@ -168,16 +186,32 @@ class GraphSchema:
             if end not in self.nodes:
                 raise ValueError(f"edge type {edge_type}: node type {end!r} is not in the graph")
         wide = self.nodes[self.neighbor_type(edge_type)].count >= _WIDE
-        if self.edges[edge_type].wide_indices != wide:
+        if self.lists[edge_type].wide_indices != wide:
             raise ValueError(f"edge type {edge_type}: wide_indices must be {wide}")
+
+    @property
+    def lists(self) -> dict[EdgeType, EdgeSchema]:
+        """Everything that is stored as adjacency lists: edges and label sets."""
+        return {**self.edges, **self.labels}
+
+    @property
+    def label_types(self) -> list[EdgeType]:
+        """Supervision types that have a label set."""
+        return [
+            (source, relation.removesuffix("#positive"), destination)
+            for source, relation, destination in self.labels
+            if relation.endswith("#positive")
+        ]
 
     def target_type(self, edge_type: EdgeType) -> NodeType:
         """Return the type of the nodes whose adjacency lists hold edges of this type."""
-        return edge_type[2] if self.edge_dir == "in" else edge_type[0]
+        inward = self.edge_dir == "in" and edge_type not in self.labels
+        return edge_type[2] if inward else edge_type[0]
 
     def neighbor_type(self, edge_type: EdgeType) -> NodeType:
         """Return the type of the neighbours in the lists of this edge type."""
-        return edge_type[0] if self.edge_dir == "in" else edge_type[2]
+        inward = self.edge_dir == "in" and edge_type not in self.labels
+        return edge_type[0] if inward else edge_type[2]
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON-able values."""
@@ -187,6 +221,11 @@ class GraphSchema:
             "num_partitions": self.num_partitions,
             "nodes": [_nodes_to_json(node_type, nodes) for node_type, nodes in self.nodes.items()],
             "edges": [_edges_to_json(edge_type, edges) for edge_type, edges in self.edges.items()],
+            **(
+                {"labels": [_edges_to_json(name, pairs) for name, pairs in self.labels.items()]}
+                if self.labels
+                else {}
+            ),
         }
 
     @classmethod
@@ -199,6 +238,7 @@ class GraphSchema:
                 num_partitions=int(document["num_partitions"]),
                 nodes=dict(_nodes_from_json(entry) for entry in document["nodes"]),
                 edges=dict(_edges_from_json(entry) for entry in document["edges"]),
+                labels=dict(_edges_from_json(entry) for entry in document.get("labels", [])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"bad graph schema: {type(error).__name__}: {error}") from None

@@ -29,8 +29,10 @@ _ROWS = 1 << 20
 
 def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int) -> None:
     """Raise ``FormatError`` unless the files of a partition have the arrays of the schema."""
-    for edge_type in schema.edges:
+    for edge_type in schema.lists:
         edges = _check_topology(schema, documents[topology_path(part, edge_type)], edge_type, part)
+        if edge_type in schema.labels:
+            continue
         if schema.edges[edge_type].columns:
             _check_columns(documents[edges_path(part, edge_type)], schema.edges[edge_type].columns, edges)
         bounds = schema.nodes[schema.target_type(edge_type)].bounds
@@ -49,7 +51,7 @@ def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int
 
 
 def _check_topology(schema: GraphSchema, document: Document, edge_type: EdgeType, part: int) -> int:
-    edges = schema.edges[edge_type]
+    edges = schema.lists[edge_type]
     bounds = schema.nodes[schema.target_type(edge_type)].bounds
     indices = document.specs.get("indices")
     if indices is None or len(indices.shape) != 1:
@@ -124,7 +126,7 @@ def verify_graph(
 
 
 def _verify_part(schema: GraphSchema, documents: Mapping[str, Document], part: int) -> None:
-    for edge_type in schema.edges:
+    for edge_type in schema.lists:
         document = documents.get(topology_path(part, edge_type))
         if document is not None:
             count = schema.nodes[schema.neighbor_type(edge_type)].count

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.graph import Graph
     from gigl_loader.hosts.rendezvous import Rendezvous
-    from gigl_loader.options import NodeType
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.store import EdgeList
 
 
 __all__ = ["HostGroup"]
@@ -116,6 +117,10 @@ class HostGroup:
             raise
         graph.notes[PEERS] = peers.to_json()
         return cls(meeting, peers, service, cache, timeout)
+
+    def edges(self, graph: Graph, edge_type: EdgeType) -> EdgeList:
+        """Return all edges of a type over all partitions, by ascending edge id."""
+        return self.peers.edges(graph, edge_type, timeout_s=self._timeout)
 
     def split(self, graph: Graph, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split over all partitions, int64 [N], by ascending node id."""

@@ -15,15 +15,16 @@ from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.remote_store import fetch_split, open_remote_stores
 from gigl_loader.sampling.costs import CostCounter
-from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.local_store import LocalStore, edges_of
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plans import read_plan
+from gigl_loader.sampling.store import EdgeList
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gigl_loader.arrays import Int64Array
-    from gigl_loader.options import NodeType
+    from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.source import BatchSampler
     from gigl_loader.sampling.store import NeighborStore
     from gigl_loader.workers.config import WorkerConfig
@@ -99,6 +100,23 @@ class Peers:
             for part in range(graph.schema.num_partitions)
         ]
         return graph.in_id_order(node_type, np.concatenate(parts))
+
+    def edges(self, graph: Graph, edge_type: EdgeType, *, timeout_s: float) -> EdgeList:
+        """Return all edges of a type over all partitions, by ascending edge id."""
+        elsewhere = set(range(graph.schema.num_partitions)) - set(graph.parts)
+        remote = open_remote_stores(
+            {part: self.holder(part) for part in sorted(elsewhere)},
+            self.caller,
+            schema=graph.schema,
+            digest=graph.manifest.digest,
+            timeout_s=timeout_s,
+        )
+        try:
+            lists = [edges_of(graph, edge_type, part) for part in graph.parts]
+            return EdgeList.joined([*lists, *(store.edges(edge_type) for store in remote.values())])
+        finally:
+            for store in remote.values():
+                store.close()
 
     def stats(self, *, timeout_s: float) -> dict[int, dict[str, Any]]:
         """Return the counters of each host's service, by host index."""

@@ -12,6 +12,8 @@ import torch
 from typing_extensions import TypedDict, Unpack
 
 from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions
+from gigl_loader.sampling.plan import SamplerArguments
+from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 from gigl_loader.sizes import byte_count, whole_number
 
 if TYPE_CHECKING:
@@ -24,11 +26,13 @@ __all__ = [
     "CheckedOptions",
     "LoaderOptions",
     "byte_count",
+    "check_khop_options",
     "check_sampler_options",
     "flag",
     "full_signature",
     "optional_callable",
     "run_seed",
+    "sampler_arguments",
     "seconds",
     "sharding",
     "start_gap",
@@ -133,6 +137,24 @@ def check_sampler_options(value: Any) -> SamplerOptions:
             f"CustomSamplerOptions(...), got {value!r}"
         )
     return value  # type: ignore[no-any-return]
+
+
+def sampler_arguments(
+    num_neighbors: Any, *, replace: Any, with_edge: Any, weight_attr: Any
+) -> SamplerArguments:
+    """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
+    return SamplerArguments(
+        num_neighbors=num_neighbors,
+        replace=flag("replace", replace),
+        with_edge=None if with_edge is None else flag("with_edge", with_edge),
+        weight_attr=weight_attr,
+    )
+
+
+def check_khop_options(value: Any, what: str) -> None:
+    """Raise ``ValueError`` for options of a sampler that only nodes are sampled by."""
+    if not isinstance(check_sampler_options(value), KHopNeighborSamplerOptions):
+        raise ValueError(f"{value!r} samples around nodes: {what} need KHopNeighborSamplerOptions()")
 
 
 def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from typing_extensions import Self
@@ -30,7 +32,6 @@ from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
-from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
@@ -38,14 +39,17 @@ from gigl_loader.topology import Topology
 if TYPE_CHECKING:
     import torch
 
+    from gigl_loader.loaders.seeds import LoaderInput
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
-    from gigl_loader.options import NodeType
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.shared import SharedTensors
 
 __all__ = ["BaseDistLoader", "Dataset"]
 
 logger = logging.getLogger(__name__)
+
+_IDLE_S = 600.0
+"""In an interactive session, a loader that is not used for so long ends its workers until it is."""
 
 _DIGITS = 16  # Of a digest: enough to tell graphs apart, short enough for a message.
 
@@ -243,23 +247,30 @@ class BaseDistLoader:
         """Of the latest iterator; ``None`` also when a state was loaded since."""
         self._pending = Progress(epoch=0)
         """Of the epoch that the next iterator to be advanced begins."""
-        self._seeds = self.seed_nodes()
+        self._seeds = self.read_input()
         self._seed_weights = read_seed_weights(
             seed_weights, self._seeds, self.dataset.schema, shuffle=self.shuffle
         )
         self._plan(self._agreed(secrets.randbits(63) if options.seed is None else options.seed))
         # Now, as nobody may answer later, when the state is wanted most.
         self._made_with = self._describe()
-        self._seeds = replace(self._seeds, ids=None)
+        self._seeds = self._seeds.without_ids()
 
     # What a subclass supplies
 
+    def read_input(self) -> LoaderInput:
+        """Return the input of an epoch: by default, ``seed_nodes()``. Called once, first."""
+        return self.seed_nodes()
+
     def seed_nodes(self) -> SeedNodes:
-        """Return the seeds of an epoch. Called once, first."""
+        """Return the seeds of an epoch, where they are nodes."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its seeds are")
 
-    def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
-        """Return which subgraph belongs to a batch. Called after ``seed_nodes``; again by a resume."""
+    def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
+        """Return which subgraph belongs to a batch. Called after ``read_input``; again by a resume.
+
+        ``seed_type`` is the type of the input's entries: of links, their edge type.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say what it samples")
 
     def collate(self, tensors: FrameTensors) -> Any:
@@ -298,11 +309,13 @@ class BaseDistLoader:
         return self._next(self._latest)
 
     def __call__(self, nodes: Any) -> Any:
-        """Return the batch of ``nodes`` in the present epoch: ``sample(nodes)``."""
+        """Return the batch of ``nodes`` (or links) in the present epoch: ``sample(nodes)``."""
         return self.sample(nodes)
 
     def sample(self, nodes: Any, *, epoch: int | None = None) -> Any:
         """Return the batch whose seeds are ``nodes``: ids of this loader's seed type, as for ``input_nodes``.
+
+        A loader of links takes links, as for ``edge_label_index``.
 
         By itself: it counts for no epoch and no ``stats``. Equal seeds and epochs (by default, :attr:`epoch`)
         give equal batches, the same as when the seeds come in the course of an epoch. It costs what opening
@@ -310,10 +323,10 @@ class BaseDistLoader:
         """
         self._check_usable()
         epoch = self.epoch if epoch is None else whole_epoch(epoch)
-        seeds = read_seed_nodes(self.dataset, (self._seeds.node_type, nodes))
+        seeds = self._input_of(nodes)
         schedule = Schedule(
-            {SEED: seeds.positions},
-            batch_size=len(seeds.positions),
+            seeds.columns,
+            batch_size=len(next(iter(seeds.columns.values()))),
             shuffle=False,
             drop_last=False,
             run_seed=self.seed,
@@ -388,7 +401,7 @@ class BaseDistLoader:
         """
         seconds = {f"seconds_{kind}": value for kind, value in self._maker.seconds.items()}
         return {
-            **self._source.stats(),
+            **self._frames.source_stats(),
             **seconds,
             "seconds_waiting": self._frames.seconds_waiting,
             "batches": self._delivered,
@@ -427,7 +440,8 @@ class BaseDistLoader:
         if name in BaseDistLoader.__annotations__ or name in LoaderOptions.__annotations__:
             return True
         # A subclass may keep an argument of its own after the base is built, but only once.
-        is_kept = name in vars(self) or f"_{name}" in vars(self)
+        kept = vars(self)
+        is_kept = name in kept or f"_{name}" in kept or hasattr(kept.get("_sampling"), name)
         return is_kept and name in self._arguments
 
     def __repr__(self) -> str:
@@ -445,6 +459,10 @@ class BaseDistLoader:
         cls._arguments |= frozenset(signature.parameters)
 
     # Inside
+
+    def _input_of(self, nodes: Any) -> LoaderInput:
+        """Return what a user asks to be sampled by itself."""
+        return read_seed_nodes(self.dataset, (str(self._seeds.kind), nodes))
 
     def _place(self) -> None:
         """Find this process's place among the ranks, as it is now."""
@@ -532,10 +550,10 @@ class BaseDistLoader:
 
     def _plan(self, run_seed: int) -> None:
         """Say what the batches of this run seed are."""
-        plan = self.sampling_plan(self._seeds.node_type, run_seed)
+        plan = self.sampling_plan(self._seeds.kind, run_seed)
         vars(self).update(seed=run_seed, plan=plan)
         self._schedule = Schedule(
-            {SEED: self._seeds.positions},
+            self._seeds.columns,
             batch_size=self.batch_size,
             shuffle=self.shuffle,
             drop_last=self.drop_last,
@@ -553,8 +571,10 @@ class BaseDistLoader:
 
     def _start(self) -> None:
         """Start what makes the batches."""
-        self._source = self.dataset.open_source(self._source_request(self._schedule))
-        self._frames = FrameStream(self._source)
+        request = self._source_request(self._schedule)
+        # A displayed loader is kept by the history of a notebook. Ranks start and end together.
+        idle_s = _IDLE_S if request.alone and hasattr(sys, "ps1") else None
+        self._frames = FrameStream(partial(self.dataset.open_source, request), idle_s=idle_s)
 
     def _source_request(self, schedule: Schedule) -> SourceRequest:
         return SourceRequest(

@@ -6,6 +6,7 @@ once, so that a batch costs some microseconds per array besides the expansion of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Set
+    from collections.abc import Iterable, Set
 
     from torch import Tensor
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
+    from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 
 __all__ = ["Collator", "reversed_edge_types", "seed_index"]
 
@@ -64,6 +66,14 @@ class Collator:
         self._nodes = [_NodeArrays.of(each) for each in frame.nodes]
         self._edges = [_EdgeArrays.of(each, message_types, taken=taken) for each in frame.edges]
 
+    @classmethod
+    def of(cls, schema: GraphSchema, plan: BatchPlan, asked: SamplerArguments) -> Collator:
+        """Return the collator of a plan's batches. ``asked`` has the hops that the user asked for."""
+        # The plan of a graph without edges has no hops, while the user may have asked for some.
+        fanouts = asked.num_neighbors
+        num_hops = None if fanouts is None or isinstance(fanouts, Mapping) else len(fanouts)
+        return cls(schema, plan.frame(schema), num_hops=num_hops)
+
     def __call__(self, tensors: FrameTensors) -> Any:
         """Return the batch of one frame (``Data`` or ``HeteroData``)."""
         return self._data(tensors) if self._homogeneous else self._hetero_data(tensors)
@@ -81,7 +91,8 @@ class Collator:
             )
             edges_per_hop = []
         nodes_per_hop = tensors.frame.num_sampled_nodes[nodes.name]
-        attributes |= self._seed_attributes(tensors, nodes_per_hop[0])
+        if self._seed_type is not None:
+            attributes |= self._seed_attributes(tensors, self._seed_type, nodes_per_hop[0])
         attributes["num_sampled_nodes"] = _padded(nodes_per_hop, self._num_hops + 1)
         attributes["num_sampled_edges"] = _padded(edges_per_hop, self._num_hops)
         return Data.from_dict(attributes)
@@ -100,14 +111,16 @@ class Collator:
             data.get_edge_store(*edges.message_type).update(
                 edges.attributes(tensors), num_sampled_edges=counts
             )
-        seed_attributes = self._seed_attributes(tensors, nodes_per_hop[self._seed_type][0])
-        data.get_node_store(self._seed_type).update(seed_attributes)
+        if self._seed_type is not None:
+            distinct = nodes_per_hop[self._seed_type][0]
+            seed_attributes = self._seed_attributes(tensors, self._seed_type, distinct)
+            data.get_node_store(self._seed_type).update(seed_attributes)
         data.num_sampled_nodes = nodes_per_hop
         data.num_sampled_edges = edges_per_hop
         return data
 
-    def _seed_attributes(self, tensors: FrameTensors, distinct: int) -> dict[str, Any]:
-        seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(self._seed_type, "n_id")
+    def _seed_attributes(self, tensors: FrameTensors, seed_type: NodeType, distinct: int) -> dict[str, Any]:
+        seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(seed_type, "n_id")
         return {
             "batch_size": distinct,
             "input_id": tensors.tensor("input_id"),

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 from typing_extensions import Unpack
 
-from gigl_loader.graph.column_names import check_column_names
-from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, flag
+from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, sampler_arguments
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
+from gigl_loader.loaders.columns import all_columns
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.options import EdgeType, NodeType
-from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerArguments, SamplerOptions
+from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 
 if TYPE_CHECKING:
@@ -75,10 +75,9 @@ class DistNeighborLoader(BaseDistLoader):
         """
         self._input_nodes = input_nodes
         self._sampler_options = check_sampler_options(sampler_options)
-        self._num_neighbors = num_neighbors
-        self._replace = flag("replace", replace)
-        self._with_edge = None if with_edge is None else flag("with_edge", with_edge)
-        self._weight_attr = weight_attr
+        self._sampling = sampler_arguments(
+            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr
+        )
         super().__init__(dataset, **options)
 
     def seed_nodes(self) -> SeedNodes:
@@ -86,19 +85,8 @@ class DistNeighborLoader(BaseDistLoader):
 
     def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
         schema = self.dataset.schema
-        columns = ColumnPlan(
-            nodes={kind: tuple(nodes.columns) for kind, nodes in schema.nodes.items()},
-            edges={kind: tuple(edges.columns) for kind, edges in schema.edges.items()},
-        )
-        check_column_names(columns.nodes, columns.edges, homogeneous=schema.homogeneous)
-        arguments = SamplerArguments(
-            num_neighbors=self._num_neighbors,
-            replace=self._replace,
-            with_edge=self._with_edge,
-            weight_attr=self._weight_attr,
-        )
-        sampler = self._sampler_options.plan(schema, seed_type, arguments)
-        return BatchPlan(sampler=sampler, run_seed=run_seed, columns=columns)
+        sampler = self._sampler_options.plan(schema, seed_type, self._sampling)
+        return BatchPlan(sampler=sampler, run_seed=run_seed, columns=all_columns(schema))
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
@@ -106,7 +94,4 @@ class DistNeighborLoader(BaseDistLoader):
 
     @cached_property
     def _collator(self) -> Collator:
-        # The plan of a graph without edges has no hops, while the user may have asked for some.
-        num_neighbors = self._num_neighbors
-        asked = None if num_neighbors is None or isinstance(num_neighbors, Mapping) else len(num_neighbors)
-        return Collator(self.dataset.schema, self.plan.frame(self.dataset.schema), num_hops=asked)
+        return Collator.of(self.dataset.schema, self.plan, self._sampling)

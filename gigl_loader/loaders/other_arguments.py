@@ -26,7 +26,7 @@ _IN_PLACE = (
     "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
 )
 _BY_ITSELF = "the place of this process among the ranks is found from the process group"
-_NOT_YET = "batches of this kind are not made yet"
+_NOT_YET = "batches of this kind are not made yet: docs/limits.md says what to use instead"
 _INSTEAD = {
     "batch_sampler": _IN_PLACE,
     "collate_fn": "use transform=, which is called on every batch, or override collate() in a subclass",
@@ -43,6 +43,7 @@ _INSTEAD = {
     "local_process_rank": _BY_ITSELF,
     "local_process_world_size": _BY_ITSELF,
     "neighbor_sampler": "use sampler_options=CustomSamplerOptions(...)",
+    "neg_sampling_ratio": "use neg_sampling={'mode': 'binary', 'amount': ...}",
     "num_cpu_threads": "use num_workers=",
     "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
     "sampler": _IN_PLACE,

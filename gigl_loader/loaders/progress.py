@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from gigl_loader.graph.schema import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gigl_loader.arrays import Int64Array
-    from gigl_loader.loaders.seeds import NodeDirectory, SeedNodes
+    from gigl_loader.loaders.seeds import LoaderInput, NodeDirectory
     from gigl_loader.sampling.plan import BatchPlan
 
 
@@ -82,7 +78,7 @@ def read_state(state: Mapping[str, Any], *, num_batches: int, most_batches: int)
 
 
 def describe_run(
-    nodes: NodeDirectory, plan: BatchPlan, seeds: SeedNodes, **cut: int | bool | str
+    nodes: NodeDirectory, plan: BatchPlan, seeds: LoaderInput, **cut: int | bool | str
 ) -> dict[str, Any]:
     """Return, as plain values, all that batches depend on but run seed and epoch.
 
@@ -91,23 +87,14 @@ def describe_run(
     described: dict[str, Any] = json.loads(plan.to_json())
     del described["run_seed"]
     schema = nodes.schema
-    ids = nodes.node_ids(seeds.node_type, seeds.positions) if seeds.ids is None else seeds.ids
     return {
         **described,
         **cut,
         "edge_dir": schema.edge_dir,
         "number of nodes": {kind: contents.count for kind, contents in schema.nodes.items()},
         "number of edges": {type_name(kind): contents.count for kind, contents in schema.edges.items()},
-        "number of seeds": len(seeds.positions),
-        "digest of seeds": _digest(ids, seeds.places),
+        **seeds.described(nodes),
     }
-
-
-def _digest(ids: Int64Array, places: Int64Array | None) -> str:
-    digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
-    if places is not None:
-        digest.update(np.ascontiguousarray(places, dtype="<i8").data)
-    return digest.hexdigest()
 
 
 def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
+from gigl_loader.sampling.request import SEED
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gigl_loader.arrays import Int64Array
+    from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, NodeSchema
-    from gigl_loader.options import NodeType
+    from gigl_loader.options import EdgeType, NodeType
 
 
-__all__ = ["NodeDirectory", "SeedNodes", "read_seed_nodes"]
+__all__ = ["LoaderInput", "NodeDirectory", "SeedNodes", "read_seed_nodes"]
 
 
 class NodeDirectory(Protocol):
@@ -36,6 +39,28 @@ class NodeDirectory(Protocol):
     def node_ids_of(self, original_ids: Iterable[str], node_type: NodeType | None = None) -> torch.Tensor: ...
 
 
+class LoaderInput(Protocol):
+    """The input of a loader: what an epoch goes through. A frozen value."""
+
+    @property
+    def kind(self) -> NodeType | EdgeType:
+        """Type of the entries."""
+
+    @property
+    def columns(self) -> Mapping[str, Array]:
+        """The columns of a request, [N] each: those that the plan lists."""
+
+    @property
+    def places(self) -> Int64Array | None:
+        """Where each entry stands in the user's input; ``None`` when that is its index here."""
+
+    def described(self, directory: NodeDirectory) -> dict[str, Any]:
+        """Return, as plain values, what tells this input from others. Equal for every partitioning."""
+
+    def without_ids(self) -> LoaderInput:
+        """Return the input without what only ``described`` needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class SeedNodes:
     """The seeds of an epoch, in input order. Not empty."""
@@ -51,6 +76,26 @@ class SeedNodes:
     def __post_init__(self) -> None:
         if not len(self.positions):
             raise ValueError(f"the input holds no seed of node type {self.node_type!r}")
+
+    @property
+    def kind(self) -> NodeType:
+        return self.node_type
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """The columns of a request, [N] each."""
+        return {SEED: self.positions}
+
+    def described(self, directory: NodeDirectory) -> dict[str, Any]:
+        """Return, as plain values, what tells this input from others."""
+        ids = directory.node_ids(self.node_type, self.positions) if self.ids is None else self.ids
+        digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
+        if self.places is not None:
+            digest.update(np.ascontiguousarray(self.places, dtype="<i8").data)
+        return {"number of seeds": len(self.positions), "digest of seeds": digest.hexdigest()}
+
+    def without_ids(self) -> SeedNodes:
+        return replace(self, ids=None)
 
 
 def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:

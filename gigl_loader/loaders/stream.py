@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.progress import Progress
     from gigl_loader.sampling.source import BatchSource
@@ -26,31 +29,47 @@ class FrameStream:
     A source samples ahead in one epoch; turning to another drops what it has ahead.
     """
 
-    def __init__(self, source: BatchSource) -> None:
-        """The source is closed with the stream, and when nobody has the stream any more."""
-        self._source = source
-        self._close = weakref.finalize(self, _close_source, source, os.getpid())
+    def __init__(self, open_source: Callable[[], BatchSource], *, idle_s: float | None = None) -> None:
+        """The source is closed with the stream, and when nobody has the stream any more.
+
+        With ``idle_s`` it is also closed when no batch was asked for during so many seconds, and opened
+        again by the next.
+        """
+        self._open_source = open_source
+        self._idle_s = idle_s
+        self._in_use = threading.Lock()
+        """Held by the thread that uses the source, and by the one that closes it for being idle."""
         self.seconds_waiting = 0.0
         """For frames, in ``receive``."""
+        self.is_open = True
         self._progress: Progress | None = None
         self._to_come = 0
         """Batches that the source has yet to deliver of its epoch, as it was started."""
-
-    @property
-    def is_open(self) -> bool:
-        return self._close.alive
+        self._open()
 
     def close(self) -> None:
         """Close the source. Closing twice is fine."""
+        self.is_open = False
         self._close()
+
+    def source_stats(self) -> dict[str, Any]:
+        """Return the counters of the latest source, also when it is closed."""
+        return self.source.stats()
 
     def turn_to(self, progress: Progress) -> None:
         """Let the source sample ahead in this epoch, from the first batch that was not given."""
+        with self._in_use:
+            self._turn_to(progress)
+
+    def _turn_to(self, progress: Progress) -> None:
+        self._last_used = time.monotonic()
+        if self.is_open and not self._close.alive:
+            self._open()
         if self._progress is not progress:
             self._progress = None  # If this is interrupted, the source is in nobody's epoch.
-            self._source.start_epoch(progress.epoch, progress.first)
+            self.source.start_epoch(progress.epoch, progress.first)
             self._progress = progress
-            self._to_come = self._source.num_batches - progress.first
+            self._to_come = self.source.num_batches - progress.first
 
     def lose_place(self) -> None:
         """Whatever was received last may not have been given: start again where the epoch stands."""
@@ -65,8 +84,10 @@ class FrameStream:
         """
         began = time.perf_counter()
         try:
-            frame = self._receive(progress, timeout)
+            with self._in_use:
+                frame = self._receive(progress, timeout)
         finally:
+            self._last_used = time.monotonic()
             waited = time.perf_counter() - began
             self.seconds_waiting += waited
         if frame is not None:
@@ -74,10 +95,10 @@ class FrameStream:
         return frame
 
     def _receive(self, progress: Progress, timeout: float) -> Frame | None:
-        self.turn_to(progress)
+        self._turn_to(progress)
         try:
             while self._to_come:
-                frame = self._source.receive(timeout)
+                frame = self.source.receive(timeout)
                 self._to_come -= 1
                 if progress.lacks(frame.batch):
                     return frame
@@ -95,8 +116,49 @@ class FrameStream:
             raise
         return None
 
+    def _open(self) -> None:
+        self.source = source = self._open_source()
+        ended = threading.Event()
+        self._close = weakref.finalize(self, _close_source, source, os.getpid(), ended)
+        self._progress = None
+        self._last_used = time.monotonic()
+        if self._idle_s is not None:
+            threading.Thread(
+                target=_close_when_idle, args=(weakref.ref(self), ended), name="idle loader", daemon=True
+            ).start()
 
-def _close_source(source: BatchSource, owner: int) -> None:
+    def _seconds_to_idle(self) -> float:
+        """Return how long the source must still be unused to be idle; 0 once it was closed for that."""
+        assert self._idle_s is not None
+        left = self._last_used + self._idle_s - time.monotonic()
+        if left > 0:
+            return left
+        if not self._in_use.acquire(blocking=False):
+            return self._idle_s
+        try:
+            if self._last_used + self._idle_s > time.monotonic():
+                return self._idle_s
+            self._close()
+        finally:
+            self._in_use.release()
+        _LOGGER.info("idle for %g s: what makes batches was ended until the next is asked for", self._idle_s)
+        return 0
+
+
+def _close_when_idle(stream_ref: weakref.ref[FrameStream], ended: threading.Event) -> None:
+    """Close the source of a stream once it is idle. Ends with the source."""
+    left = 0.0
+    while not ended.wait(left):
+        # No reference is kept while waiting: it would keep the stream, and with it the source.
+        stream = stream_ref()
+        if stream is None:
+            return
+        left = stream._seconds_to_idle()
+        del stream
+
+
+def _close_source(source: BatchSource, owner: int, ended: threading.Event) -> None:
+    ended.set()
     # A forked child that exits runs the finalizers it inherited: the processes are not its to end.
     if os.getpid() == owner:
         source.close()

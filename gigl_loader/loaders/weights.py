@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.seed_weights import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.loaders.seeds import SeedNodes
+    from gigl_loader.loaders.seeds import LoaderInput
 
 __all__ = ["read_seed_weights", "seed_draw"]
 
 
 def read_seed_weights(
-    value: Any, seeds: SeedNodes, schema: GraphSchema, *, shuffle: bool
+    value: Any, seeds: LoaderInput, schema: GraphSchema, *, shuffle: bool
 ) -> SharedTensors | None:
     """Return shared tensors whose ``weight`` holds one float32 or float64 for each entry of the input.
 
@@ -26,6 +27,8 @@ def read_seed_weights(
     """
     if value is None:
         return None
+    if SEED not in seeds.columns:
+        raise ValueError("seed_weights draws input nodes, and the input of this loader is links")
     if shuffle:
         raise ValueError("shuffle=True has no meaning beside seed_weights: seeds are drawn anew each time")
     if isinstance(value, torch.Tensor):
@@ -43,7 +46,7 @@ def read_seed_weights(
     if weight.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"seed weights must be float32 or float64, got {weight.dtype}")
     # Seeds have places only where the input was a mask over all nodes.
-    count = len(seeds.positions) if seeds.places is None else schema.nodes[seeds.node_type].count
+    count = len(seeds.columns[SEED]) if seeds.places is None else schema.nodes[str(seeds.kind)].count
     if weight.shape != (count,):
         raise ValueError(
             f"seed_weights needs one weight for each entry of the input, shape ({count},), "
@@ -53,14 +56,14 @@ def read_seed_weights(
 
 
 def seed_draw(
-    weights: SharedTensors | None, seeds: SeedNodes, *, run_seed: int, rank: int, timeout: float
+    weights: SharedTensors | None, seeds: LoaderInput, *, run_seed: int, rank: int, timeout: float
 ) -> SeedDraw | None:
     """Return how seeds are drawn; ``None`` without weights. ``timeout`` is how long a loader waits, in s."""
     if weights is None:
         return None
     return SeedDraw.of(
         weights,
-        seeds.positions,
+        seeds.columns[SEED],
         places=seeds.places,
         run_seed=run_seed,
         rank=rank,

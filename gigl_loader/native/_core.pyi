@@ -23,6 +23,15 @@ def permutation(run_seed: int, epoch: int, out: Int64Array) -> None:
 def uniforms(key: int, out: npt.NDArray[np.float64]) -> None:
     """Fill ``out`` with numbers in [0, 1): number i is a function of key and i alone."""
 
+def philox_words(
+    key: int,
+    low: Int64Array,
+    high: Int64Array,
+    first: npt.NDArray[np.uint64],
+    second: npt.NDArray[np.uint64],
+) -> None:
+    """Write the words of ``philox(key, low[i], high[i])`` to ``first[i]`` and ``second[i]``. All [N]."""
+
 def crc32c(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
     """Return the CRC-32C of the bytes that ``crc`` was computed of, followed by ``data`` (uint8 [N])."""
 
@@ -139,6 +148,20 @@ def draw_hop(
     before they are drawn.
     """
 
+def find_edges(
+    adjacency: Adjacency,
+    neighbor_ids: Int64Array | None,
+    num_neighbors: int,
+    targets: Int64Array,
+    neighbors: Int64Array,
+    found: npt.NDArray[np.uint8],
+) -> None:
+    """Write to ``found[i]`` (uint8 [N]) whether the list of ``targets[i]`` has ``neighbors[i]`` (positions).
+
+    ``neighbor_ids`` maps positions of neighbours to node ids, ``None`` for the identity. ``ValueError`` for
+    positions outside, ``RuntimeError`` for damaged lists.
+    """
+
 def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Array) -> None:
     """Write compact edges as an ``edge_index``: ``out`` is ``[2, E]``, row 0 = rows, row 1 = targets.
 
@@ -204,6 +227,10 @@ class Batch:
     @property
     def scratch_bytes(self) -> int:
         """Memory that is kept for the next batch."""
+    def seed_locals(self) -> Int64Array:
+        """Return the local index of each seed, int64 [S], group after group, in the order given."""
+    def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
+        """Remove every sampled edge from local node ``neighbors[i]`` to ``targets[i]``; nodes stay."""
     def nodes_per_hop(self, node_type: int) -> list[int]:
         """Number of new nodes: seeds first, then each hop."""
     def edges_per_hop(self, edge_type: int) -> list[int]:
@@ -243,8 +270,8 @@ class NeighborSampler(Batch):
         with_edge_ids: bool,
         with_slots: bool,
     ) -> None: ...
-    def sample(self, seed_type: int, seeds: Int64Array, key: int, *, max_edges: int = ...) -> None:
-        """Sample around these positions (duplicates collapse). Results stay until the next call.
+    def sample(self, seeds: Sequence[tuple[int, Int64Array]], key: int, *, max_edges: int = ...) -> None:
+        """Sample around these positions by node type (duplicates collapse). Results stay until the next call.
 
         ``BatchTooLarge`` for more than ``max_edges`` edges over all hops and types. The expanded nodes,
         each once per edge type, are bounded by ``max_edges`` and another 2**20.
@@ -269,8 +296,8 @@ class BatchBuilder(Batch):
         with_edge_ids: bool,
         with_slots: bool,
     ) -> None: ...
-    def begin(self, seed_type: int, seeds: Int64Array, *, max_edges: int = ...) -> None:
-        """Start over with these positions as seeds (duplicates collapse)."""
+    def begin(self, seeds: Sequence[tuple[int, Int64Array]], *, max_edges: int = ...) -> None:
+        """Start over with these positions as seeds, given by node type (duplicates collapse)."""
     @property
     def room(self) -> int:
         """Edges that the batch may still take."""

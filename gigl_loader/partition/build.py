@@ -92,7 +92,7 @@ def _check_column_names(tables: GraphTables) -> None:
 def _all_tables(tables: GraphTables) -> Iterator[Table]:
     for nodes in tables.nodes.values():
         yield from (*filter(None, [nodes.rows]), *nodes.splits.values())
-    yield from tables.edges.values()
+    yield from tables.lists.values()
 
 
 def _build(job: Job, given: GraphTables) -> GraphSchema:
@@ -113,12 +113,17 @@ def _build(job: Job, given: GraphTables) -> GraphSchema:
         )
         for edge_type in sorted(tables.edges)
     }
+    labels = {
+        name: build_edges(job, name, tables.labels[name], nodes, directories, outward=True)
+        for name in sorted(tables.labels)
+    }
     schema = GraphSchema(
         edge_dir=job.edge_dir,
         homogeneous=tables.homogeneous,
         nodes=nodes,
         edges=edges,
         num_partitions=job.num_partitions,
+        labels=labels,
     )
     manifest = Manifest(schema, {"assigner": job.assigner.name}, job.files)
     data = manifest.to_bytes()

@@ -59,11 +59,15 @@ def build_edges(
     directories: Mapping[NodeType, Directory],
     *,
     weights: Sequence[str] = (),
+    outward: bool = False,
 ) -> EdgeSchema:
-    """Write all files of an edge type; return its schema. ``weights`` are columns to index."""
+    """Write all files of an edge type; return its schema.
+
+    ``weights`` are columns to index. ``outward`` lists edges by source, whatever the graph's ``edge_dir`` is.
+    """
     src = _End("src", edge_type[0], nodes[edge_type[0]], directories[edge_type[0]])
     dst = _End("dst", edge_type[2], nodes[edge_type[2]], directories[edge_type[2]])
-    target, neighbor = (dst, src) if job.edge_dir == "in" else (src, dst)
+    target, neighbor = (dst, src) if job.edge_dir == "in" and not outward else (src, dst)
     schema = _EdgeBuild(job, edge_type, table, target, neighbor, weights=weights).run()
     for name in schema.weights:
         index_weights(job, edge_type, name, schema)

@@ -126,7 +126,7 @@ def _sorted_unique(table: Table, ids: Int64Array) -> Int64Array:
 
 def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
     seen = _IdSet(job, node_type)
-    for edge_type, table in tables.edges.items():
+    for edge_type, table in tables.lists.items():
         names = [name for end, name in ((edge_type[0], "src"), (edge_type[2], "dst")) if end == node_type]
         for ids in _columns_of(job, node_type, table, names):
             seen.add(ids)

@@ -12,6 +12,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
+from gigl_loader.partition.labels import label_tables
 from gigl_loader.partition.table import (
     EDGE_ROLES,
     NODE_ROLES,
@@ -31,7 +32,12 @@ logger = logging.getLogger(__name__)
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
 
 
-def tables_from_pyg(data: Any, *, weight_attr: str | Mapping[EdgeType, str] | None = None) -> GraphTables:
+def tables_from_pyg(
+    data: Any,
+    *,
+    weight_attr: str | Mapping[EdgeType, str] | None = None,
+    labels: Mapping[EdgeType, Any] | None = None,
+) -> GraphTables:
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
 
     Tensors with a row per node or edge become columns under their own names. Boolean ``train_mask``,
@@ -41,12 +47,19 @@ def tables_from_pyg(data: Any, *, weight_attr: str | Mapping[EdgeType, str] | No
 
     ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
     type. ``ValueError`` where it is not there, or holds more than one number an edge.
+
+    ``labels`` are label sets by supervision type: node ids [2, P], row 0 the anchors, or a pair of positive
+    and negative ones. The type need not be one of the edges.
     """
     if not hasattr(data, "stores"):
-        raise TypeError(f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}")
+        hint = ": pass its graph, dataset[0]" if hasattr(data, "num_classes") else ""
+        raise TypeError(
+            f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}{hint}"
+        )
     node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
     edges = {key: _edge_table(key, store) for key, store in edge_stores.items()}
     nodes = {key: _node_table(key, store, edges) for key, store in node_stores.items()}
+    _warn_of_wide_masks(node_stores)
     _warn_of_left_out(
         data,
         [
@@ -57,7 +70,26 @@ def tables_from_pyg(data: Any, *, weight_attr: str | Mapping[EdgeType, str] | No
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
         nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
     columns = {kind: table.columns for kind, table in edges.items()}
-    return GraphTables(edges=edges, nodes=nodes, weights=declared(columns, weight_attr, "weight_attr"))
+    return GraphTables(
+        edges=edges,
+        nodes=nodes,
+        weights=declared(columns, weight_attr, "weight_attr"),
+        labels=label_tables(labels, nodes),
+    )
+
+
+def _warn_of_wide_masks(stores: Mapping[NodeType, Any]) -> None:
+    """Name the masks that look like splits and are none, as those of datasets with several splits."""
+    for store in stores.values():
+        for name in SPLIT_MASKS:
+            if name in store and getattr(store[name], "ndim", 1) > 1:
+                logger.warning(
+                    "%s has %d columns and is no split: use one of them, data.%s = data.%s[:, 0]",
+                    name,
+                    store[name].shape[1],
+                    name,
+                    name,
+                )
 
 
 def _warn_of_left_out(data: Any, tables: list[tuple[Any, Table | None]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gigl_loader.graph.schema import NodeType
 from gigl_loader.partition.ids import find_all, require_integers
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, Table, is_mask
+from gigl_loader.splits import hash_splits
 
 __all__ = ["SplitMarks", "mark_splits"]
 
@@ -72,7 +73,19 @@ def mark_splits(job: Job, node_type: NodeType, entry: NodeTable, directory: Dire
             positions = find_all(directory, ids, node_type=node_type, table=table, name="id", first_row=row)
             marks.mark(split, positions, table.name)
             row += len(given)
+    if entry.fractions:
+        _mark_by_hash(node_type, entry.fractions, directory, marks)
     return marks
+
+
+def _mark_by_hash(
+    node_type: NodeType, fractions: Mapping[str, float], directory: Directory, marks: SplitMarks
+) -> None:
+    for start in range(0, max(directory.count, 1), _ROWS):
+        positions = np.arange(start, min(start + _ROWS, directory.count))
+        ids = directory.node_ids(positions)
+        for name, which in hash_splits(ids, None, fractions, seed=0).items():
+            marks.mark(name, positions[which], f"splits of {node_type}")
 
 
 def _check_mask(table: Table, directory: Directory) -> None:

@@ -114,6 +114,8 @@ class NodeTable:
     """Number of nodes where there is no table: ids are 0..count-1."""
     splits: Mapping[str, Table] = field(default_factory=dict)
     """Tables with a column ``id``: the nodes of each named split."""
+    fractions: Mapping[str, float] = field(default_factory=dict)
+    """Splits by hash: the fraction of the nodes that each has. See ``gigl_loader.splits``."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.count not in (None, self.rows.num_rows):
@@ -134,6 +136,8 @@ class GraphTables:
     nodes: Mapping[NodeType, NodeTable] = field(default_factory=dict)
     weights: Mapping[EdgeType, tuple[str, ...]] = field(default_factory=dict)
     """Columns that are declared as weights: see ``declared``."""
+    labels: Mapping[EdgeType, Table] = field(default_factory=dict)
+    """Label sets by ``label_list``: tables of ``src`` (the anchor) and ``dst`` (its label) alone."""
 
     def __post_init__(self) -> None:
         if not self.edges and not self.nodes:
@@ -146,8 +150,13 @@ class GraphTables:
                 check_weight_column(kind, f"{self.edges[edge_type].name}, column {name!r}")
 
     @property
+    def lists(self) -> dict[EdgeType, Table]:
+        """Tables of edges and of label sets."""
+        return {**self.edges, **self.labels}
+
+    @property
     def node_types(self) -> tuple[NodeType, ...]:
-        ends = {end for edge_type in self.edges for end in (edge_type[0], edge_type[2])}
+        ends = {end for edge_type in self.lists for end in (edge_type[0], edge_type[2])}
         return tuple(sorted(ends | set(self.nodes)))
 
     def checksum(self) -> str:
@@ -156,7 +165,7 @@ class GraphTables:
         node_rows = [(node_type, nodes.rows) for node_type, nodes in sorted(self.nodes.items())]
         found = [
             (kind, name, str(array.dtype), array.shape, crc32c(_bytes(array)))
-            for kind, table in [*sorted(self.edges.items()), *node_rows]
+            for kind, table in [*sorted(self.lists.items()), *node_rows]
             if table is not None
             for chunk in table.read(list(table.columns), max(table.num_rows, 1))
             for name, array in sorted(chunk.items())

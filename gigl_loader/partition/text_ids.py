@@ -40,15 +40,17 @@ def number_text_ids(job: Job, tables: GraphTables) -> tuple[GraphTables, frozens
             _write_texts(job, node_type, texts[node_type])
     if not texts:
         return tables, frozenset()
-    edges: dict[tuple[str, str, str], Table] = {}
-    for kind, table in tables.edges.items():
+    lists: dict[tuple[str, str, str], Table] = {}
+    for kind, table in tables.lists.items():
         ends = {end: texts[of] for end, of in (("src", kind[0]), ("dst", kind[2])) if of in texts}
-        edges[kind] = NumberedTable(table, ends, {"src": kind[0], "dst": kind[2]}) if ends else table
+        lists[kind] = NumberedTable(table, ends, {"src": kind[0], "dst": kind[2]}) if ends else table
     nodes = {
         kind: _numbered_nodes(table, texts[kind], kind) if kind in texts else table
         for kind, table in tables.nodes.items()
     }
-    return replace(tables, edges=edges, nodes=nodes), frozenset(texts)
+    edges = {kind: lists[kind] for kind in tables.edges}
+    labels = {kind: lists[kind] for kind in tables.labels}
+    return replace(tables, edges=edges, labels=labels, nodes=nodes), frozenset(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def _id_columns(tables: GraphTables, node_type: NodeType) -> list[_IdColumn]:
         found.append(_IdColumn(entry.rows, "id", node_type))
     found += [
         _IdColumn(table, name, ",".join(kind))
-        for kind, table in tables.edges.items()
+        for kind, table in tables.lists.items()
         for end, name in ((kind[0], "src"), (kind[2], "dst"))
         if end == node_type
     ]
@@ -200,11 +202,11 @@ def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType) -> No
         for name, table in entry.splits.items()
     }
     if entry.rows is None:
-        return NodeTable(count=len(texts), splits=splits)
+        return NodeTable(count=len(texts), splits=splits, fractions=entry.fractions)
     rest = {name: Projection((name,)) for name in entry.rows.columns if name != "id"}
     if not rest:
-        return NodeTable(count=len(texts), splits=splits)
-    return NodeTable(ProjectedTable(entry.rows, rest), splits=splits)
+        return NodeTable(count=len(texts), splits=splits, fractions=entry.fractions)
+    return NodeTable(ProjectedTable(entry.rows, rest), splits=splits, fractions=entry.fractions)
 
 
 class NumberedTable:

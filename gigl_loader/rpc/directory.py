@@ -17,6 +17,7 @@ from gigl_loader.rpc.graph_requests import (
     TextsRequest,
     encode_graph_request,
 )
+from gigl_loader.rpc.remote_store import fetch_edges
 from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_split, read_texts
 from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.options import NodeType
+    from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.connection import Connection
     from gigl_loader.rpc.graph_requests import Inquiry
+    from gigl_loader.sampling.store import EdgeList
 
 
 __all__ = ["Directory", "fetch_manifest"]
@@ -97,6 +99,11 @@ class Directory:
         )
         layout, buffer = self._connection.call(request, assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
+
+    def edges(self, partition: int, edge_type: EdgeType) -> EdgeList:
+        """Return all edges of a type in a partition that the service holds, by ascending edge id."""
+        envelope = Envelope(graph=self._digest, partition=partition)
+        return fetch_edges(self._connection, envelope, edge_type, self._schema)
 
     def texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
         """Return the texts of known node ids, int64 [N], of a type that has text ids."""

@@ -10,23 +10,25 @@ import numpy as np
 from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import TooLarge
-from gigl_loader.rpc.replies import RowScatter, assembled, read_neighbors, read_split
-from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
-from gigl_loader.sampling.store import Neighbors
+from gigl_loader.rpc.replies import RowScatter, assembled, read_edges, read_flags, read_neighbors, read_split
+from gigl_loader.rpc.requests import MAX_LISTED_EDGES, EdgeListRequest, Envelope, SplitRequest, encode
+from gigl_loader.sampling.store import EdgeList, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from gigl_loader.arrays import Bytes, Int64Array
+    from gigl_loader.arrays import BoolArray, Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType
     from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, WireCounts
+    from gigl_loader.rpc.requests import PartitionRequest
+    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest, WireCounts
 
-__all__ = ["RemoteStore", "fetch_split", "open_remote_stores"]
+__all__ = ["RemoteStore", "fetch_edges", "fetch_split", "open_remote_stores"]
 
 _ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
@@ -82,6 +84,20 @@ class RemoteStore:
             piece = slice(at, at + step)
             self._gather(replace(request, rows=request.rows[piece]), places[piece], out)
 
+    def contains(self, request: EdgeRequest) -> BoolArray:
+        """Return, bool [N], whether each pair is joined by an edge."""
+        found = [
+            self._contains(
+                replace(
+                    request,
+                    targets=request.targets[at : at + _MAX_ROWS],
+                    neighbors=request.neighbors[at : at + _MAX_ROWS],
+                )
+            )
+            for at in range(0, len(request.targets), _MAX_ROWS)
+        ]
+        return np.concatenate(found) if found else np.empty(0, np.bool_)
+
     def wire(self) -> WireCounts:
         """Return bytes, calls and retries since the store was made."""
         return self._connection.counts()
@@ -104,6 +120,10 @@ class RemoteStore:
         layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
+    def edges(self, edge_type: EdgeType) -> EdgeList:
+        """Return all edges of a type that this partition holds, by ascending edge id."""
+        return fetch_edges(self._connection, self._envelope, edge_type, self._schema)
+
     def _sample_in_parts(self, request: NeighborRequest) -> list[Neighbors]:
         """Send a request, or its halves where the service, which knows the degrees, refuses its size."""
         try:
@@ -119,6 +139,10 @@ class RemoteStore:
         layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_neighbors(layout, buffer, request, self._schema)
 
+    def _contains(self, request: EdgeRequest) -> BoolArray:
+        layout, buffer = self._connection.call(self._encoded(request), assembled)
+        return read_flags(layout, buffer, "found", len(request.targets))
+
     def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         def scatter(chunks: ReplyChunks) -> None:
             rows = RowScatter(request, places, out, chunks.checksum)
@@ -131,7 +155,7 @@ class RemoteStore:
 
         self._connection.call(self._encoded(request), scatter)
 
-    def _encoded(self, request: NeighborRequest | FeatureRequest | SplitRequest) -> bytes:
+    def _encoded(self, request: PartitionRequest) -> bytes:
         return encode(self._envelope, request, self._schema)
 
 
@@ -170,6 +194,22 @@ def fetch_split(
         return store.split(SplitRequest(node_type=node_type, split=split))
     finally:
         store.close()
+
+
+def fetch_edges(
+    connection: Connection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
+) -> EdgeList:
+    """Return all edges of a type in one partition, by ascending edge id, a list after the other."""
+    lists: list[EdgeList] = []
+    first = 0
+    while True:
+        request = EdgeListRequest(edge_type=edge_type, first=first, count=MAX_LISTED_EDGES)
+        layout, buffer = connection.call(encode(envelope, request, schema), assembled)
+        lists.append(read_edges(layout, buffer, request, schema, envelope.partition))
+        received = len(lists[-1].edge_ids)
+        first += received
+        if received < MAX_LISTED_EDGES:
+            return EdgeList.joined(lists)
 
 
 def _one_after_the_other(results: Sequence[Neighbors]) -> Neighbors:

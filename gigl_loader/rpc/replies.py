@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.arrays import Bytes, Int64Array
+from gigl_loader.arrays import BoolArray, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.checksums import Unread
 from gigl_loader.rpc.request_reader import MAX_HEADER_BYTES
 from gigl_loader.rpc.texts import TEXT_ARRAYS, texts_of
-from gigl_loader.sampling.store import SLOT_BITS, FeatureRequest, NeighborRequest, Neighbors
+from gigl_loader.sampling.store import SLOT_BITS, EdgeList, FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.rpc.checksums import Checksum, ReplyChunks
+    from gigl_loader.rpc.requests import EdgeListRequest
 
 __all__ = [
     "CHUNK_BYTES",
@@ -35,8 +36,11 @@ __all__ = [
     "RowScatter",
     "assembled",
     "document",
+    "edges_document",
     "neighbors_document",
     "read_bytes",
+    "read_edges",
+    "read_flags",
     "read_integers",
     "read_neighbors",
     "read_split",
@@ -157,13 +161,47 @@ def read_neighbors(layout: Layout, buffer: Bytes, request: NeighborRequest, sche
     _check_range("counts", counts, 0, request.rule.fanout + 1 if request.rule.fanout >= 0 else 2**31)
     total = int(counts.sum(dtype=np.int64))
     positions = _array(layout, buffer, "positions", total)
-    _check_range("positions", positions, 0, schema.nodes[schema.neighbor_type(request.edge_type)].count)
+    neighbor_type = request.edge_type[2] if request.outward else schema.neighbor_type(request.edge_type)
+    _check_range("positions", positions, 0, schema.nodes[neighbor_type].count)
     edge_ids = _array(layout, buffer, "edge_ids", total) if request.with_edge_ids else None
     if not request.with_slots:
         return Neighbors(counts, positions, edge_ids, None)
     slots = _array(layout, buffer, "slots", total)
     _check_range("slots", slots, 0, 1 << SLOT_BITS)
     return Neighbors(counts, positions, edge_ids, slots.astype(np.int64, copy=False))
+
+
+def edges_document(edges: EdgeList) -> list[Bytes]:
+    """Return the reply to an ``EdgeListRequest`` as the pieces of a document."""
+    return document({"targets": edges.targets, "neighbors": edges.neighbors, "edge_ids": edges.edge_ids})
+
+
+def read_edges(
+    layout: Layout, buffer: Bytes, request: EdgeListRequest, schema: GraphSchema, partition: int
+) -> EdgeList:
+    """Return listed edges. ``FormatError`` unless they can be the response to ``request``."""
+    names = ("targets", "neighbors", "edge_ids")
+    _check_names(layout, names)
+    shape = layout.specs["targets"].shape
+    count = shape[0] if len(shape) == 1 else -1
+    if not 0 <= count <= request.count:
+        raise FormatError(f"reply: {count} edges, where {request.count} were asked for")
+    targets, neighbors, edge_ids = (
+        _array(layout, buffer, name, count).astype(np.int64, copy=False) for name in names
+    )
+    bounds = schema.nodes[schema.target_type(request.edge_type)].bounds
+    _check_range("targets", targets, bounds[partition], bounds[partition + 1])
+    _check_range("neighbors", neighbors, 0, schema.nodes[schema.neighbor_type(request.edge_type)].count)
+    return EdgeList(targets, neighbors, edge_ids)
+
+
+def read_flags(layout: Layout, buffer: Bytes, name: str, count: int) -> BoolArray:
+    """Return the one array of a reply, U8 [``count``] of 0 and 1, as bool."""
+    _check_names(layout, [name])
+    flags = _array(layout, buffer, name, count, ("U8",))
+    if len(flags) and flags.max() > 1:
+        raise FormatError(f"reply: {name} are 0 or 1, got {flags.max()}")
+    return flags.astype(np.bool_)
 
 
 def read_split(layout: Layout, buffer: Bytes, low: int, high: int) -> Int64Array:

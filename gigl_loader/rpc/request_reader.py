@@ -112,6 +112,13 @@ class RequestReader:
         rows += first
         return rows
 
+    def positions(self, name: str, count: int) -> Int64Array:
+        """Return the positions of an array, int64 [N]: each lies in ``[0, count)``."""
+        positions = self.integers(name)
+        if len(positions) and not (int(positions.min()) >= 0 and int(positions.max()) < count):
+            raise ValueError(f"{name} {positions.min()} to {positions.max()} lie outside of {count} nodes")
+        return positions
+
     def check_all_read(self) -> None:
         if self._unread:
             raise FormatError(f"request: unknown entry {min(self._unread)[:100]!r}")

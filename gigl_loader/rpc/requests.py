@@ -7,7 +7,7 @@ partition, as int32 where they fit. ``docs/wire.md`` specifies the format.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +26,7 @@ from gigl_loader.rpc.request_reader import (
     are_names,
     known_name,
 )
-from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, EdgeRequest, FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
 
 __all__ = [
+    "MAX_LISTED_EDGES",
     "MAX_REQUEST_BYTES",
     "WIRE_VERSION",
+    "EdgeListRequest",
     "Envelope",
+    "PartitionRequest",
     "Ping",
     "Request",
     "SplitRequest",
@@ -47,6 +50,9 @@ __all__ = [
 
 MAX_REQUEST_BYTES = 64 << 20
 """A larger request is refused. This one holds 16 million positions; callers split larger ones."""
+
+MAX_LISTED_EDGES = 1 << 20
+"""Edges of one list: 24 MiB at most. Callers split larger ones."""
 
 _UINT64 = 2**64
 _HOPS = 254  # The address of a draw has 8 bits for the hop, and two values with another meaning.
@@ -60,12 +66,24 @@ class SplitRequest:
     split: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeListRequest:
+    """Request for edges of one partition: ``count`` from index ``first`` in adjacency order."""
+
+    edge_type: EdgeType
+    first: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Request for an empty reply."""
 
 
-Request: TypeAlias = NeighborRequest | FeatureRequest | SplitRequest | Ping
+PartitionRequest: TypeAlias = NeighborRequest | EdgeRequest | EdgeListRequest | FeatureRequest | SplitRequest
+"""What a store asks of one partition."""
+
+Request: TypeAlias = PartitionRequest | Ping
 """Request about one partition. An ``Inquiry`` is about the whole graph."""
 
 
@@ -78,14 +96,12 @@ class Envelope:
     partition: int
 
 
-def encode(
-    envelope: Envelope, request: NeighborRequest | FeatureRequest | SplitRequest, schema: GraphSchema
-) -> bytes:
+def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -> bytes:
     """Return a request as bytes. ``ValueError`` for an unknown type; the service checks the rest."""
     part = envelope.partition
     if isinstance(request, NeighborRequest):
-        known_name(request.edge_type, schema.edges, "edge type")
-        first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
+        known_name(request.edge_type, schema.lists, "edge type")
+        first = 0 if request.outward else schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         arguments = {
             "edge_type": json.dumps(request.edge_type),
             "key": str(request.key),
@@ -101,6 +117,16 @@ def encode(
         first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
         arguments = {"kind": json.dumps(request.kind), "columns": json.dumps(request.columns)}
         return _document(envelope, "rows", arguments, _relative(request.rows, first))
+    if isinstance(request, EdgeRequest):
+        known_name(request.edge_type, schema.edges, "edge type")
+        first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
+        arguments = {"edge_type": json.dumps(request.edge_type)}
+        targets = _relative(request.targets, first)
+        return _document(envelope, "contains", arguments, targets, neighbors=_relative(request.neighbors, 0))
+    if isinstance(request, EdgeListRequest):
+        known_name(request.edge_type, schema.edges, "edge type")
+        span = {"first": str(request.first), "count": str(request.count)}
+        return _document(envelope, "edges", {"edge_type": json.dumps(request.edge_type), **span})
     return _document(envelope, "split", {"node_type": request.node_type, "split": request.split})
 
 
@@ -110,12 +136,18 @@ def encode_ping(envelope: Envelope) -> bytes:
 
 
 def _document(
-    envelope: Envelope, kind: str, arguments: Mapping[str, str], rows: npt.NDArray[Any] | None = None
+    envelope: Envelope,
+    kind: str,
+    arguments: Mapping[str, str],
+    rows: npt.NDArray[Any] | None = None,
+    **others: npt.NDArray[Any],
 ) -> bytes:
     who = {"wire": str(WIRE_VERSION), "graph": envelope.graph, "partition": str(envelope.partition)}
-    specs = {} if rows is None else {"rows": spec_of(rows)}
-    header = Layout.plan(specs, {**who, "ask": kind, **arguments}).header
-    return header if rows is None else header + rows.tobytes()
+    arrays = others if rows is None else {"rows": rows, **others}
+    layout = Layout.plan(
+        {name: spec_of(array) for name, array in arrays.items()}, {**who, "ask": kind, **arguments}
+    )
+    return b"".join([layout.header, *(arrays[name].tobytes() for name in layout.specs)])
 
 
 def parse(
@@ -154,23 +186,27 @@ def parse(
     return read
 
 
-_FLAGS = ("replace", "with_edge_ids", "with_slots")
+_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward")
 
 
 def _flags(request: NeighborRequest) -> list[str]:
-    given = (request.rule.replace, request.with_edge_ids, request.with_slots)
+    given = (request.rule.replace, request.with_edge_ids, request.with_slots, request.outward)
     return [name for name, flag in zip(_FLAGS, given, strict=True) if flag]
 
 
 def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
-    edge_type = _edge_type(fields.json("edge_type"), schema)
+    edge_type = _edge_type(fields.json("edge_type"), schema, schema.lists)
     bounds = schema.nodes[schema.target_type(edge_type)].bounds
     flags = fields.names("flags")
     if not set(flags) <= set(_FLAGS):
         raise FormatError(f"request: flags {list(flags)!r:.200} are not among {list(_FLAGS)}")
+    span = (bounds[partition], bounds[partition + 1] - bounds[partition])
+    if "outward" in flags:
+        _check_outward(fields, schema, edge_type)
+        span = (0, schema.nodes[edge_type[0]].count)
     return NeighborRequest(
         edge_type=edge_type,
-        targets=fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition]),
+        targets=fields.rows(*span),
         key=fields.number("key", 0, _UINT64),
         hop=fields.number("hop", 0, _HOPS),
         rule=DrawRule(
@@ -180,14 +216,50 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         ),
         with_edge_ids="with_edge_ids" in flags,
         with_slots="with_slots" in flags,
+        outward="outward" in flags,
     )
+
+
+def _check_outward(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> None:
+    if schema.edge_dir != "in" or edge_type in schema.labels:
+        raise ValueError("outward asks a graph of in-edges, and this one has out-edges")
+    plain = fields.names("flags") == ("outward",) and not fields.has("weight")
+    if not plain or fields.number("fanout", -1, 2**31) != -1:
+        raise ValueError("outward takes all edges: fanout -1, no other flag, no weight")
+
+
+def _contains(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> EdgeRequest:
+    edge_type = _edge_type(fields.json("edge_type"), schema)
+    bounds = schema.nodes[schema.target_type(edge_type)].bounds
+    targets = fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition])
+    count = schema.nodes[schema.neighbor_type(edge_type)].count
+    neighbors = fields.positions("neighbors", count)
+    if len(neighbors) != len(targets):
+        raise FormatError(f"request: {len(neighbors)} neighbors of {len(targets)} targets")
+    return EdgeRequest(edge_type=edge_type, targets=targets, neighbors=neighbors)
+
+
+def _edges(
+    fields: RequestReader,
+    schema: GraphSchema,
+    partition: int,
+    partitions: Mapping[int, Callable[[EdgeType], int]],
+) -> EdgeListRequest:
+    edge_type = _edge_type(fields.json("edge_type"), schema)
+    first = fields.number("first", 0, partitions[partition](edge_type) + 1)
+    count = fields.number("count", 0, 2**63)
+    if count > MAX_LISTED_EDGES:
+        raise Refusal(
+            RefusalKind.TOO_LARGE, f"{count} edges in one request; at most {MAX_LISTED_EDGES} are listed"
+        )
+    return EdgeListRequest(edge_type=edge_type, first=first, count=count)
 
 
 def _weight(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> str | None:
     if not fields.has("weight"):
         return None
     weight = fields.text("weight")
-    known_name(weight, schema.edges[edge_type].weights, "weight column")
+    known_name(weight, schema.lists[edge_type].weights, "weight column")
     return weight
 
 
@@ -228,19 +300,22 @@ def _unknown(fields: RequestReader, schema: GraphSchema, partition: int, _: obje
 
 _READERS: Mapping[str, Callable[..., Request]] = {
     "neighbors": _neighbors,
+    "contains": _contains,
+    "edges": _edges,
     "rows": _rows,
     "split": _split,
     "ping": _ping,
 }
 
 
-def _edge_type(value: object, schema: GraphSchema) -> EdgeType:
+def _edge_type(value: object, schema: GraphSchema, known: Collection[EdgeType] | None = None) -> EdgeType:
+    """Return an edge type: one of the graph's, or one of ``known``."""
     names = value if isinstance(value, list) else []
     if not are_names(names) or len(names) != 3:
         raise FormatError("request: an edge type is a list of three names")
     source, relation, destination = names
     edge_type = (source, relation, destination)
-    known_name(edge_type, schema.edges, "edge type")
+    known_name(edge_type, schema.edges if known is None else known, "edge type")
     return edge_type
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster_key_in", "naming", "pem_in", "secret_in", "token_in", "tokens_in"]
 
+_SECRET_LENGTH = 16
+
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -60,10 +62,21 @@ def naming(*paths: str | os.PathLike[str]) -> Iterator[None]:
 
 def secret_in(path: str | os.PathLike[str] | None) -> bytes:
     """Return the text in a file, as ``pem_in``. Logs a warning if other users can read or write the file."""
+    if path is not None and _may_be_secret(str(path)) and not os.path.exists(path):
+        # Not with the text: whoever gave a secret in place of its file must not find it in a log.
+        raise ValueError(
+            f"a token or key is given by the path of its file, and a text of {len(str(path))} characters "
+            "names none"
+        )
     content = pem_in(path)
     if path is not None:
         _warn_of_readers(Path(path))
     return content
+
+
+def _may_be_secret(text: str) -> bool:
+    """Return whether a text may be a token rather than the path of one."""
+    return len(text) >= _SECRET_LENGTH and os.sep not in text
 
 
 def _warn_of_readers(path: Path) -> None:

@@ -25,6 +25,8 @@ _SETTINGS_S = 1.0
 _NOT_FOR_NAME = {62, 63, 64}
 """OpenSSL's codes for a certificate of another name, mail address or network address."""
 
+_GIVE_CA = "ca=, GIGL_TLS_CA or --tls-ca"
+
 
 def tls_fault(endpoint: Endpoint, caller: Caller, port: int, timeout_s: float) -> str | None:
     """Return, in one line, why TLS keeps ``caller`` from using this port of the service.
@@ -48,7 +50,7 @@ def _plain_fault(endpoint: Endpoint, port: int, deadline: float) -> str | None:
         _certificate(endpoint, port, deadline)
     except ssl.SSLError:
         return None
-    return "it uses TLS, and is asked without: name the authority that signed its certificate"
+    return f"it uses TLS, and is asked without: name the authority that signed its certificate ({_GIVE_CA})"
 
 
 def _handshake_fault(endpoint: Endpoint, parts: SslParts, port: int, deadline: float) -> str | None:
@@ -63,7 +65,8 @@ def _handshake_fault(endpoint: Endpoint, parts: SslParts, port: int, deadline: f
         if error.verify_code in _NOT_FOR_NAME:
             return f"its certificate is not good for {endpoint.host!r}: ask it by a name that it is for"
         return (
-            f"its certificate is not trusted here ({error.verify_message}): name the authority that signed it"
+            f"its certificate is not trusted here ({error.verify_message}): name the authority that signed "
+            f"it ({_GIVE_CA})"
         )
     except ssl.SSLError as error:
         if error.reason is not None and "ALERT" in error.reason:

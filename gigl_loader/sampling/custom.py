@@ -13,9 +13,9 @@ from gigl_loader.sampling.bounds import BatchBounds
 from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.deferred_features import StoredPlaces
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
-from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.seeds import NodeSeeder
 from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, DrawRule, Neighbors
 
 if TYPE_CHECKING:
@@ -185,12 +185,16 @@ def _in_order(places: list[Int64Array], answers: list[Neighbors], count: int) ->
 class CustomSampler:
     """Samples one batch after the other with a user's class. Not thread-safe."""
 
-    def __init__(self, context: SamplerContext, make: Any, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, context: SamplerContext, seed_type: NodeType, make: Any, arguments: Mapping[str, Any]
+    ) -> None:
         """``make`` is the user's class. Without a store in the context, all partitions are read here."""
         self.bounds = context.bounds or BatchBounds.of_machine()
-        store = context.store or _whole(context.graph)
+        store = context.store or PartitionedStore.whole(context.graph)
         self.costs = context.costs or CostCounter(store.wire)
         self._writer = FrameWriter(context)
+        self._seeder = NodeSeeder(context, seed_type)
+        self._seed_type = self._writer.node_types.index(seed_type)
         self._features: FeatureSource = StoredPlaces() if context.deferred else store
         self._graph = SamplingGraph(context.graph, store)
         self._user: UserSampler = make(self._graph, **arguments)
@@ -205,30 +209,26 @@ class CustomSampler:
         ``SamplingError`` names a rule that the user's subgraph breaks, ``BatchTooLarge`` a batch beyond the
         bounds; what the user's class raises passes.
         """
-        writer, seeds = self._writer, request.inputs[SEED]
+        positions = request.inputs[SEED]
         self._graph.max_edges = self.bounds.edges
         with self.costs.sampling():
+            seeds = self._seeder.seeds(request, self.bounds)
             try:
-                subgraph = self._user.sample(SeedBatch(seeds, writer.key(request)))
+                subgraph = self._user.sample(SeedBatch(positions, seeds.key))
             except native.BatchTooLarge:
-                raise self.bounds.too_many_edges(len(seeds)) from None
-            drawn = _DrawnSubgraph(writer, subgraph, seeds)
+                raise self.bounds.too_many_edges(len(request)) from None
+            drawn = _DrawnSubgraph(self._writer, subgraph, self._seed_type, positions)
             if drawn.num_edges > self.bounds.edges:
-                raise self.bounds.too_many_edges(len(seeds))
-            sampled = writer.sampled(drawn, request, self._features, self.costs)
-        self.bounds.check_frame(sampled.layout.nbytes, len(seeds))
+                raise self.bounds.too_many_edges(len(request))
+            sampled = self._writer.sampled(drawn, request, seeds, self._features, self.costs)
+        self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
-
-
-def _whole(graph: Graph) -> PartitionedStore:
-    stores = {part: LocalStore(graph, part) for part in range(graph.schema.num_partitions)}
-    return PartitionedStore(graph.schema, local=stores, remote={})
 
 
 class _DrawnSubgraph:
     """A user's subgraph as a batch that can be written. All rules are checked when it is made."""
 
-    def __init__(self, writer: FrameWriter, subgraph: Subgraph, seeds: Int64Array) -> None:
+    def __init__(self, writer: FrameWriter, subgraph: Subgraph, seed_type: int, seeds: Int64Array) -> None:
         if not isinstance(subgraph, Subgraph):
             raise SamplingError(f"a custom sampler returns a Subgraph, got a {type(subgraph).__name__}")
         self._ids = writer.node_ids
@@ -243,12 +243,10 @@ class _DrawnSubgraph:
             for kind, count in zip(writer.node_types, writer.num_nodes, strict=True)
         ]
         distinct = seeds[np.sort(np.unique(seeds, return_index=True)[1])]
-        own = self._nodes[writer.seed_type]
+        own = self._nodes[seed_type]
         if not np.array_equal(own[: len(distinct)], distinct):
             raise SamplingError("the subgraph does not begin with the distinct seeds, in their order")
-        self._num_seeds = [
-            len(distinct) if kind == writer.seed_type else 0 for kind in range(len(self._nodes))
-        ]
+        self._num_seeds = [len(distinct) if kind == seed_type else 0 for kind in range(len(self._nodes))]
         self._edges = [
             _grouped(subgraph.edges.get(kind), kind, len(self._nodes[neighbor]), len(self._nodes[target]))
             for kind, neighbor, target in zip(
@@ -259,6 +257,12 @@ class _DrawnSubgraph:
     @property
     def num_edges(self) -> int:
         return sum(len(edges.rows) for edges in self._edges)
+
+    def seed_locals(self) -> Int64Array:
+        raise NotImplementedError("the seeds of a custom sampler have no arrays of local indices")
+
+    def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
+        raise NotImplementedError("a custom sampler returns the edges that it wants")
 
     def nodes_per_hop(self, node_type: int) -> list[int]:
         seeds = self._num_seeds[node_type]

@@ -111,7 +111,7 @@ class Completion:
 
 def _names(frame: FrameSchema) -> Iterator[str]:
     """Yield the names of the arrays that both forms of a frame have."""
-    yield from (each.name for each in frame.inputs)
+    yield from (each.name for each in (*frame.inputs, *frame.computed))
     for arrays in (*frame.nodes, *frame.edges):
         yield from (each.name for each in arrays.arrays if each.origin == "sampled")
 

@@ -16,15 +16,16 @@ from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.deferred_features import StoredPlaces
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.partitioned import FrontierRequest
-from gigl_loader.sampling.request import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.sampling.features import FeatureSource
+    from gigl_loader.sampling.khop import KHop
+    from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import SamplerContext
-    from gigl_loader.sampling.plans.neighbor import NeighborPlan
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.seeds import Seeder
     from gigl_loader.sampling.store import Neighbors
 
 __all__ = ["DistributedSampler"]
@@ -33,15 +34,15 @@ __all__ = ["DistributedSampler"]
 class DistributedSampler:
     """Samples one batch after the other. Not thread-safe, but several may share a ``PartitionedStore``."""
 
-    def __init__(self, context: SamplerContext, plan: NeighborPlan) -> None:
-        """Of the context's graph, only schema and node ids are used. It has a store."""
-        assert context.store is not None, "without a store, the local sampler is opened"
+    def __init__(self, context: SamplerContext, hops: KHop, seeder: Seeder, store: PartitionedStore) -> None:
+        """Of the context's graph, only schema and node ids are used."""
         self.bounds = context.bounds or BatchBounds.of_machine()
-        self._store = store = context.store
+        self._store = store
+        self._seeder = seeder
         self.costs = context.costs or CostCounter(store.wire)
         self._writer = writer = FrameWriter(context)
         self._features: FeatureSource = StoredPlaces() if context.deferred else store
-        self._plan = plan
+        self._hops = hops
         self._schema = context.graph.schema
         self._builder = BatchBuilder(
             target_types=writer.target_types,
@@ -49,7 +50,7 @@ class DistributedSampler:
             node_ids=writer.node_ids,
             num_nodes=writer.num_nodes,
             bounds=[store.bounds(node_type) for node_type in writer.node_types],
-            with_edge_ids=plan.with_edge,
+            with_edge_ids=hops.with_edge,
             with_slots=writer.with_slots,
         )
 
@@ -65,23 +66,22 @@ class DistributedSampler:
         ``StorageUnavailable`` if the owner of nodes does not answer, ``BatchTooLarge`` for a batch beyond
         the bounds.
         """
-        writer, seeds = self._writer, request.inputs[SEED]
         with self.costs.sampling():
-            key = writer.key(request)
-            self._builder.begin(writer.seed_type, seeds, max_edges=self.bounds.edges)
+            seeds = self._seeder.seeds(request, self.bounds)
+            self._builder.begin(seeds.groups, max_edges=self.bounds.edges)
             try:
-                for hop in range(self._plan.num_hops):
-                    self._expand(hop, key)
+                for hop in range(self._hops.num_hops):
+                    self._expand(hop, seeds.key)
             except NativeTooLarge:
-                raise self.bounds.too_many_edges(len(seeds)) from None
-            sampled = writer.sampled(self._builder, request, self._features, self.costs)
-        self.bounds.check_frame(sampled.layout.nbytes, len(seeds))
+                raise self.bounds.too_many_edges(len(request)) from None
+            sampled = self._writer.sampled(self._builder, request, seeds, self._features, self.costs)
+        self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
     def _expand(self, hop: int, key: int) -> None:
         """Add one hop. The frontier is fixed, so all edge types are asked about at once."""
-        writer, plan = self._writer, self._plan
-        rules = [plan.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
+        writer, hops = self._writer, self._hops
+        rules = [hops.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
         wanted = [index for index, rule in enumerate(rules) if rule.fanout != 0]
         shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
         requests = [
@@ -91,7 +91,7 @@ class DistributedSampler:
                 key=key,
                 hop=hop,
                 rule=rules[index],
-                with_edge_ids=plan.with_edge,
+                with_edge_ids=hops.with_edge,
                 with_slots=writer.with_slots,
                 max_edges=self._builder.room,
             )

@@ -6,7 +6,8 @@ What a frame holds is told once, by the plan that makes it; the bytes that arriv
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.channel.frame import MAX_HEADER_BYTES, Frame, check_number, read_failure, read_metadata
@@ -29,7 +30,7 @@ _I64, _I32 = Column("I64"), Column("I32")
 _DEFERRED = {"node": "position", "edge": "slot"}
 """By what a type is of: the array that a frame with deferred features has in place of all of them."""
 
-Origin = Literal["input", "sampled", "feature", "deferred"]
+Origin = Literal["input", "computed", "sampled", "feature", "deferred"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,18 @@ class FrameArray:
     """Where its values come from. Only those of a ``feature`` may be deferred."""
     feature: str = ""
     """Name of the feature in the graph."""
+    indexes: str = ""
+    """Encoded node type whose seeds the values are local indices of, if they are."""
+    as_long_as: str = ""
+    """Name of an array of the same length."""
+    count: int | None = None
+    """Number of values, where it is fixed."""
+    per_entry: float | None = None
+    """Values for each entry of the input, rounded up in all. ``None``: the frame tells how many there are."""
+
+    def length(self, num_entries: int) -> int | None:
+        """Return how many values there are for so many entries; ``None`` where the frame tells it."""
+        return self.count if self.per_entry is None else math.ceil(self.per_entry * num_entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +160,26 @@ class FrameCounts:
     num_edges: Mapping[str, list[int]]
     num_targets: Mapping[str, int]
     """Expanded nodes of the edge type's target type: ``len(colptr) - 1``."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Of the computed arrays, by name."""
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSchema:
     """The arrays of the frames of a plan, whole or with deferred features."""
 
-    seed_type: NodeType
     num_hops: int
     inputs: tuple[FrameArray, ...]
+    """Arrays with a value for each entry of the request."""
     nodes: tuple[TypeArrays, ...]
     edges: tuple[TypeArrays, ...]
+    seed_type: NodeType | None = None
+    """Of input nodes: the batch has at most one seed for each. ``None`` for input of another kind."""
+    computed: tuple[FrameArray, ...] = ()
+    """Arrays that belong to the seeds, of lengths of their own."""
+    counters: tuple[str, ...] = ()
+    """Names of numbers that a frame tells."""
     distinct_edges: bool = True
     """No frame holds an edge twice."""
 
@@ -167,14 +189,17 @@ class FrameSchema:
         schema: GraphSchema,
         columns: ColumnPlan,
         *,
-        seed_type: NodeType,
         num_hops: int,
         edge_types: Sequence[EdgeType],
         with_edge: bool,
+        seed_type: NodeType | None = None,
+        inputs: tuple[str, ...] = ("input_id",),
+        computed: tuple[FrameArray, ...] = (),
+        counters: tuple[str, ...] = (),
         distinct_edges: bool = True,
     ) -> FrameSchema:
-        """Return the schema of batches of nodes and edges around seeds of one type."""
-        inputs = (FrameArray("seeds", _I64, "input"), FrameArray("input_id", _I64, "input"))
+        """Return the schema of batches of nodes and edges around seeds: nodes of one type, or as computed."""
+        names = inputs if seed_type is None else ("seeds", "input_id")
         nodes = (TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ())) for each in schema.nodes)
         edges = (
             TypeArrays.of_edges(schema, each, columns.edges.get(each, ()), with_edge=with_edge)
@@ -183,9 +208,11 @@ class FrameSchema:
         return cls(
             seed_type=seed_type,
             num_hops=num_hops,
-            inputs=inputs,
+            inputs=tuple(FrameArray(name, _I64, "input") for name in names),
             nodes=tuple(nodes),
             edges=tuple(edges),
+            computed=computed,
+            counters=counters,
             distinct_edges=distinct_edges,
         )
 
@@ -199,13 +226,16 @@ class FrameSchema:
 
     def layout(self, counts: FrameCounts) -> Layout:
         """Return the layout of a frame with so many of everything."""
+        seed_type = {} if self.seed_type is None else {"seed_type": json.dumps(type_name(self.seed_type))}
         metadata = {
             "epoch": str(counts.epoch),
             "batch": str(counts.batch),
-            "seed_type": json.dumps(type_name(self.seed_type)),
+            **seed_type,
             "num_sampled_nodes": json.dumps(dict(counts.num_nodes)),
             "num_sampled_edges": json.dumps(dict(counts.num_edges)),
         }
+        if self.counters:
+            metadata["counters"] = json.dumps({name: counts.counters[name] for name in self.counters})
         return Layout.plan(self._specs(counts), metadata)
 
     def parse(self, buffer: Bytes) -> Frame:
@@ -222,18 +252,17 @@ class FrameSchema:
             _check_arrays(layout, self._specs(counts))
             for edges in self.edges:
                 _check_edges(buffer, layout, edges, counts)
+            for array in self.computed:
+                _check_indices(buffer, layout, array, counts)
         return Frame(buffer, layout)
 
     def counts(self, layout: Layout) -> FrameCounts:
         """Return what the layout of a frame was made of. ``FormatError`` where it cannot be one."""
-        seed_type = read_metadata(layout.metadata, "seed_type")
-        if seed_type != type_name(self.seed_type):
-            raise FormatError(f"frame: seed_type is {str(seed_type)[:100]!r}, not {self.seed_type!r}")
         nodes = _per_hop(layout.metadata, "num_sampled_nodes", self.nodes, self.num_hops + 1)
         edges = _per_hop(layout.metadata, "num_sampled_edges", self.edges, self.num_hops)
         num_entries = _length(layout, self.inputs[0].name)
-        if nodes[seed_type][0] > num_entries:
-            raise FormatError(f"frame: {nodes[seed_type][0]} distinct seeds among {num_entries}")
+        if self.seed_type is not None:
+            _check_seeds(layout, self.seed_type, nodes, num_entries)
         targets = {each.name: _length(layout, f"{each.prefix}/colptr") - 1 for each in self.edges}
         return FrameCounts(
             epoch=int(layout.metadata["epoch"]),
@@ -242,10 +271,13 @@ class FrameSchema:
             num_nodes=nodes,
             num_edges=edges,
             num_targets=targets,
+            lengths={each.name: _computed_length(layout, each, num_entries) for each in self.computed},
+            counters=_counters(layout, self.counters),
         )
 
     def _specs(self, counts: FrameCounts) -> dict[str, ArraySpec]:
         specs = {each.name: each.column.spec(counts.num_entries) for each in self.inputs}
+        specs.update((each.name, each.column.spec(counts.lengths[each.name])) for each in self.computed)
         for nodes in self.nodes:
             count = sum(counts.num_nodes[nodes.name])
             specs.update((each.name, each.column.spec(count)) for each in nodes.arrays)
@@ -254,6 +286,40 @@ class FrameSchema:
             specs.update((each.name, each.column.spec(count)) for each in edges.arrays)
             specs[f"{edges.prefix}/colptr"] = _I64.spec(counts.num_targets[edges.name] + 1)
         return specs
+
+
+def _check_seeds(
+    layout: Layout, expected: NodeType, nodes: Mapping[str, list[int]], num_entries: int
+) -> None:
+    seed_type = read_metadata(layout.metadata, "seed_type")
+    if seed_type != type_name(expected):
+        raise FormatError(f"frame: seed_type is {str(seed_type)[:100]!r}, not {expected!r}")
+    if nodes[seed_type][0] > num_entries:
+        raise FormatError(f"frame: {nodes[seed_type][0]} distinct seeds among {num_entries}")
+
+
+def _computed_length(layout: Layout, array: FrameArray, num_entries: int) -> int:
+    length, expected = _length(layout, array.name), array.length(num_entries)
+    if array.as_long_as:
+        expected = _length(layout, array.as_long_as)
+    if expected is not None and length != expected:
+        raise FormatError(
+            f"frame: {array.name!r} has {length} values for {num_entries} entries, not {expected}"
+        )
+    return length
+
+
+def _counters(layout: Layout, names: Sequence[str]) -> dict[str, int]:
+    if not names:
+        return {}
+    counters = read_metadata(layout.metadata, "counters")
+    if (
+        not isinstance(counters, dict)
+        or counters.keys() != set(names)
+        or not _is_counts([*counters.values()])
+    ):
+        raise FormatError(f"frame: counters must be numbers named {', '.join(names)}")
+    return counters
 
 
 def _per_hop(
@@ -298,6 +364,15 @@ def _check_arrays(layout: Layout, expected: Mapping[str, ArraySpec]) -> None:
             )
     unknown = next(name for name in layout.specs if name not in expected)
     raise FormatError(f"frame: array {unknown!r:.200} belongs to no frame of this plan")
+
+
+def _check_indices(buffer: Bytes, layout: Layout, array: FrameArray, counts: FrameCounts) -> None:
+    if not array.indexes:
+        return
+    values, seeds = layout.view(buffer, array.name), counts.num_nodes[array.indexes][0]
+    # As unsigned numbers, negative ones are larger than any other.
+    if len(values) and values.view("u4").max() >= seeds:
+        raise FormatError(f"frame: {array.name!r} leaves the {seeds} seeds")
 
 
 def _check_edges(buffer: Bytes, layout: Layout, edges: TypeArrays, counts: FrameCounts) -> None:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gigl_loader.arrays import Bytes, Int64Array
-from gigl_loader.native import batch_key
+from gigl_loader.arrays import Array, Bytes, Int64Array
 from gigl_loader.sampling.frame_schema import FrameCounts
-from gigl_loader.sampling.request import SEED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.features import FeatureSource, GatherRequest
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.seeds import BatchSeeds
     from gigl_loader.tensors import Layout
 
 __all__ = ["DrawnBatch", "FrameWriter", "Sampled"]
@@ -29,6 +28,12 @@ __all__ = ["DrawnBatch", "FrameWriter", "Sampled"]
 
 class DrawnBatch(Protocol):
     """Nodes and edges of a batch, by number of node or edge type. ``native.Batch`` is one."""
+
+    def seed_locals(self) -> Int64Array:
+        """Return the local index of each seed, int64 [S]."""
+
+    def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
+        """Remove the edges from local node ``neighbors[i]`` to ``targets[i]``."""
 
     def nodes_per_hop(self, node_type: int) -> list[int]: ...
     def edges_per_hop(self, edge_type: int) -> list[int]: ...
@@ -50,13 +55,11 @@ class FrameWriter:
         """Of the context's graph, the schema and the node ids are used."""
         graph, schema = context.graph, context.graph.schema
         self._frame = context.frame
-        self._run_seed = context.plan.run_seed
         self.node_types: list[NodeType] = list(schema.nodes)
         self.edge_types: list[EdgeType] = [
             each for each in schema.edges if each in {edges.kind for edges in self._frame.edges}
         ]
         self.node_ids = [graph.node_ids(node_type) for node_type in self.node_types]
-        self.seed_type = self.node_types.index(self._frame.seed_type)
         number = {node_type: index for index, node_type in enumerate(self.node_types)}
         self.target_types = [number[schema.target_type(each)] for each in self.edge_types]
         self.neighbor_types = [number[schema.neighbor_type(each)] for each in self.edge_types]
@@ -72,20 +75,25 @@ class FrameWriter:
     def scratch_bytes(self) -> int:
         return sum(each.nbytes for each in self._scratch)
 
-    def seed_ids(self, request: BatchRequest) -> Int64Array:
-        """Return the node ids of the request's seeds, int64 [B]."""
-        ids, seeds = self.node_ids[self.seed_type], request.inputs[SEED]
-        return seeds if ids is None else ids[seeds]
-
-    def key(self, request: BatchRequest) -> int:
-        """Return the key of every draw of the request's batch."""
-        return batch_key(self._run_seed, request.epoch, self.seed_ids(request))
-
     def sampled(
-        self, batch: DrawnBatch, request: BatchRequest, features: FeatureSource, costs: CostCounter
+        self,
+        batch: DrawnBatch,
+        request: BatchRequest,
+        seeds: BatchSeeds,
+        features: FeatureSource,
+        costs: CostCounter,
     ) -> Sampled:
-        """Return ``batch`` as something that can be written, valid for as long as ``batch`` is."""
+        """Return ``batch`` as something that can be written, valid for as long as ``batch`` is.
+
+        Edges that the seeds exclude are removed from it.
+        """
         nodes, edges = self._frame.nodes, self._frame.edges
+        arrays = seeds.arrays
+        if seeds.indices or seeds.excluded:
+            locals_ = batch.seed_locals()
+            arrays = seeds.frame_arrays(locals_)
+            for each in seeds.excluded:
+                batch.exclude(each.edge_type, locals_[each.targets], locals_[each.neighbors])
         counts = FrameCounts(
             epoch=request.epoch,
             batch=request.batch,
@@ -93,11 +101,13 @@ class FrameWriter:
             num_nodes={each.name: batch.nodes_per_hop(index) for index, each in enumerate(nodes)},
             num_edges={each.name: batch.edges_per_hop(index) for index, each in enumerate(edges)},
             num_targets={each.name: batch.num_targets(index) for index, each in enumerate(edges)},
+            lengths={each.name: len(arrays[each.name]) for each in self._frame.computed},
+            counters=seeds.counters,
         )
         return Sampled(
             writer=self,
             batch=batch,
-            request=request,
+            arrays=arrays,
             features=features,
             costs=costs,
             layout=self._frame.layout(counts),
@@ -107,8 +117,8 @@ class FrameWriter:
         """Write the frame of a batch, and have the features filled."""
         batch, layout = sampled.batch, sampled.layout
         buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
-        layout.view(buffer, "seeds")[:] = self.seed_ids(sampled.request)
-        layout.view(buffer, "input_id")[:] = sampled.request.index
+        for array in (*self._frame.inputs, *self._frame.computed):
+            layout.view(buffer, array.name)[:] = sampled.arrays[array.name]
         for index, nodes in enumerate(self._frame.nodes):
             batch.write_node_ids(index, layout.view(buffer, f"{nodes.prefix}/n_id"))
         for index, edges in enumerate(self._frame.edges):
@@ -145,7 +155,8 @@ class Sampled:
 
     writer: FrameWriter
     batch: DrawnBatch
-    request: BatchRequest
+    arrays: Mapping[str, Array]
+    """Of the frame, besides those of nodes and edges."""
     features: FeatureSource
     costs: CostCounter
     layout: Layout

@@ -15,15 +15,15 @@ from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.deferred_features import LocalPlaces
 from gigl_loader.sampling.features import LocalFeatures
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
-from gigl_loader.sampling.request import SEED
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType
     from gigl_loader.sampling.features import FeatureSource
+    from gigl_loader.sampling.khop import KHop
     from gigl_loader.sampling.plan import SamplerContext
-    from gigl_loader.sampling.plans.neighbor import NeighborPlan
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.seeds import Seeder
 
 __all__ = ["LocalSampler"]
 
@@ -35,29 +35,30 @@ class LocalSampler:
     on how the graph is partitioned. Not thread-safe.
     """
 
-    def __init__(self, context: SamplerContext, plan: NeighborPlan) -> None:
+    def __init__(self, context: SamplerContext, hops: KHop, seeder: Seeder) -> None:
         """All partitions of the context's graph are opened; its store is not used."""
         graph = context.graph
         self.bounds = context.bounds or BatchBounds.of_machine()
         self.costs = context.costs or CostCounter()
+        self._seeder = seeder
         self._writer = writer = FrameWriter(context)
         places = LocalPlaces if context.deferred else LocalFeatures
         self._features: FeatureSource = places(graph, context.plan.columns)
         self._native = NeighborSampler(
             adjacencies=[
-                _adjacency(graph, edge_type, plan.weight(graph.schema, edge_type))
+                _adjacency(graph, edge_type, hops.weight(graph.schema, edge_type))
                 for edge_type in writer.edge_types
             ],
             target_types=writer.target_types,
             neighbor_types=writer.neighbor_types,
             addresses=[edge_type_address(edge_type) for edge_type in writer.edge_types],
             rules=[
-                [plan.rule(graph.schema, edge_type, hop).native for hop in range(plan.num_hops)]
+                [hops.rule(graph.schema, edge_type, hop).native for hop in range(hops.num_hops)]
                 for edge_type in writer.edge_types
             ],
             node_ids=writer.node_ids,
             num_nodes=writer.num_nodes,
-            with_edge_ids=plan.with_edge,
+            with_edge_ids=hops.with_edge,
             with_slots=writer.with_slots,
         )
 
@@ -72,17 +73,16 @@ class LocalSampler:
         The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
         ``BatchTooLarge`` for a batch beyond the bounds.
         """
-        writer, seeds = self._writer, request.inputs[SEED]
         with self.costs.sampling():
-            key = writer.key(request)
+            seeds = self._seeder.seeds(request, self.bounds)
             try:
-                self._native.sample(writer.seed_type, seeds, key, max_edges=self.bounds.edges)
+                self._native.sample(seeds.groups, seeds.key, max_edges=self.bounds.edges)
             except NativeTooLarge:
-                raise self.bounds.too_many_edges(len(seeds)) from None
+                raise self.bounds.too_many_edges(len(request)) from None
             except RuntimeError as error:
                 raise FormatError(str(error)) from None
-            sampled = writer.sampled(self._native, request, self._features, self.costs)
-        self.bounds.check_frame(sampled.layout.nbytes, len(seeds))
+            sampled = self._writer.sampled(self._native, request, seeds, self._features, self.costs)
+        self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from gigl_loader.arrays import Bytes, Int64Array
+import numpy as np
+
+from gigl_loader.arrays import Array, BoolArray, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import Adjacency, copy_rows, draw_hop
-from gigl_loader.sampling.store import Neighbors
+from gigl_loader.native import Adjacency, build_adjacency, copy_rows, draw_hop, find_edges
+from gigl_loader.sampling.store import EdgeList, Neighbors
 from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalStore", "edges_of"]
 
 
 class LocalStore:
@@ -31,10 +33,11 @@ class LocalStore:
         self._lists: dict[tuple[EdgeType, str | None], _Lists] = {
             (edge_type, None): self._open_lists(edge_type, None) for edge_type in graph.schema.edges
         }
+        self._outward: dict[EdgeType, _Outward] = {}
         self._columns: dict[tuple[NodeType | EdgeType, str], _Column] = {}
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
-        lists = self._lists_of(ask.edge_type, ask.rule.weight)
+        lists = self._outward_of(ask) if ask.outward else self._lists_of(ask.edge_type, ask.rule.weight)
         try:
             drawn = draw_hop(
                 lists.adjacency,
@@ -69,15 +72,55 @@ class LocalStore:
         for column, matrix in zip(columns, out, strict=True):
             copy(column.rows, ask.rows, places, matrix, first=column.first)
 
+    def contains(self, ask: EdgeRequest) -> BoolArray:
+        lists = self._lists_of(ask.edge_type, None)
+        found = np.empty(len(ask.targets), np.uint8)
+        try:
+            find_edges(
+                lists.adjacency,
+                lists.neighbor_ids,
+                lists.num_neighbors,
+                ask.targets,
+                ask.neighbors,
+                found,
+            )
+        except RuntimeError as error:
+            raise FormatError(str(error)) from None
+        return found.view(np.bool_)
+
+    def edges(self, edge_type: EdgeType, first: int = 0, count: int | None = None) -> EdgeList:
+        """Return edges in adjacency order: ``count`` from index ``first``, or all from there on."""
+        return edges_of(self._graph, edge_type, self._part, first, count)
+
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""
 
     def _lists_of(self, edge_type: EdgeType, weight: str | None) -> _Lists:
         lists = self._lists.get((edge_type, weight))
         if lists is None:  # Two threads may open them at once, to the same end.
-            if edge_type not in self._graph.schema.edges:
+            if edge_type not in self._graph.schema.lists:
                 raise ValueError(f"unknown edge type {edge_type!r}")
             lists = self._lists[edge_type, weight] = self._open_lists(edge_type, weight)
+        return lists
+
+    def degrees(self, ask: NeighborRequest) -> Int64Array:
+        """Return the number of edges in the list of each target, int64 [T]."""
+        if ask.outward:
+            indptr, first = self._outward_of(ask).indptr, 0
+        else:
+            indptr = self._graph.topology(ask.edge_type, self._part)["indptr"]
+            first = int(self._graph.bounds(self._graph.schema.target_type(ask.edge_type))[self._part])
+        rows = ask.targets - first
+        return np.asarray(indptr[rows + 1] - indptr[rows])
+
+    def _outward_of(self, ask: NeighborRequest) -> _Outward:
+        """Return the out-edges that lie in this partition of a graph of in-edges, by their source.
+
+        Made when they are first asked for: 8 bytes for each node of the source type, 8 to 16 for each edge.
+        """
+        lists = self._outward.get(ask.edge_type)
+        if lists is None:  # Two threads may make them at once, to the same end.
+            lists = self._outward[ask.edge_type] = _turned(self._graph, ask.edge_type, self._part)
         return lists
 
     def _open_lists(self, edge_type: EdgeType, weight: str | None) -> _Lists:
@@ -95,6 +138,7 @@ class LocalStore:
                 [counts for _, counts in weights],
             ),
             target_ids=self._graph.node_ids(target_type),
+            neighbor_ids=self._graph.node_ids(schema.neighbor_type(edge_type)),
             num_neighbors=schema.nodes[schema.neighbor_type(edge_type)].count,
             address=edge_type_address(edge_type),
         )
@@ -115,13 +159,68 @@ class LocalStore:
         return _Column(as_rows(array, schema.edges[kind].columns[name].row_bytes), 0)
 
 
+def edges_of(
+    graph: Graph, edge_type: EdgeType, part: int, first: int = 0, count: int | None = None
+) -> EdgeList:
+    """Return edges of one partition in adjacency order: ``count`` from index ``first``, or all from there."""
+    if edge_type not in graph.schema.edges:
+        raise ValueError(f"unknown edge type {edge_type!r}")
+    topology = graph.topology(edge_type, part)
+    total = len(topology["indices"])
+    end = total if count is None else min(first + count, total)
+    lists = np.searchsorted(topology["indptr"], np.arange(first, end), side="right") - 1
+    return EdgeList(
+        lists + int(graph.bounds(graph.schema.target_type(edge_type))[part]),
+        topology["indices"][first:end].astype(np.int64),
+        topology["edge_ids"][first:end].astype(np.int64),
+    )
+
+
 class _Lists(NamedTuple):
     """What drawing over one edge type needs."""
 
     adjacency: Adjacency
     target_ids: Int64Array | None
+    neighbor_ids: Int64Array | None
     num_neighbors: int
     address: int
+
+
+class _Outward(NamedTuple):
+    """The edges of one type in a partition, by source."""
+
+    adjacency: Adjacency
+    target_ids: Int64Array | None
+    num_neighbors: int
+    address: int
+    indptr: Int64Array
+
+
+def _turned(graph: Graph, edge_type: EdgeType, part: int) -> _Outward:
+    """Return lists of out-edges, made of the in-edges that a partition has."""
+    source, _, destination = edge_type
+    edges = edges_of(graph, edge_type, part)
+    ids = graph.node_ids(destination)
+    indptr = np.empty(graph.schema.nodes[source].count + 1, np.int64)
+    order = np.empty(len(edges.targets), np.int64)
+    neighbor_ids = edges.targets if ids is None else ids[edges.targets]
+    build_adjacency(edges.neighbors, neighbor_ids, edges.edge_ids, indptr, order)
+    return _Outward(
+        adjacency=Adjacency(
+            np.array([0, len(indptr) - 1], np.int64),
+            [indptr],
+            [_narrow(edges.targets[order])],
+            [_narrow(edges.edge_ids[order])],
+        ),
+        target_ids=graph.node_ids(source),
+        num_neighbors=graph.schema.nodes[destination].count,
+        address=edge_type_address(edge_type),
+        indptr=indptr,
+    )
+
+
+def _narrow(numbers: Int64Array) -> Array:
+    return numbers.astype(np.int32) if not len(numbers) or numbers.max() < 2**31 else numbers
 
 
 class _Column(NamedTuple):

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import Self
 
-from gigl_loader.arrays import Bytes, Int64Array
+from gigl_loader.arrays import BoolArray, Bytes, Int64Array
 from gigl_loader.native import copy_rows, split_by_owner
+from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import (
     NO_BOUND,
     SLOT_BITS,
+    EdgeRequest,
     FeatureRequest,
     NeighborRequest,
     Neighbors,
@@ -24,6 +26,7 @@ from gigl_loader.sampling.store import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.features import GatherRequest
@@ -50,6 +53,8 @@ class FrontierRequest:
     with_slots: bool
     max_edges: int = NO_BOUND
     """That the batch may still take."""
+    outward: bool = False
+    """See ``NeighborRequest``."""
 
     def share(self, part: int) -> NeighborRequest:
         """Return what one partition is asked."""
@@ -62,6 +67,7 @@ class FrontierRequest:
             with_edge_ids=self.with_edge_ids,
             with_slots=self.with_slots,
             max_edges=self.max_edges,
+            outward=self.outward,
         )
 
 
@@ -90,6 +96,8 @@ class PartitionedStore:
             )
         self._stores: dict[int, NeighborStore] = {**local, **remote}
         self._local = frozenset(local)
+        self._owner = schema.target_type
+        """Type of the nodes whose owners hold the lists of an edge type."""
         self._bounds: dict[NodeType | EdgeType, Int64Array] = {
             node_type: np.array(nodes.bounds, np.int64) for node_type, nodes in schema.nodes.items()
         }
@@ -98,6 +106,12 @@ class PartitionedStore:
         wanted = len(remote) * concurrency * min(max(len(schema.edges), 1), _MAX_AT_ONCE)
         threads = min(wanted, _MAX_THREADS)  # Beyond them asks queue: none waits for another.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ask") if remote else None
+
+    @classmethod
+    def whole(cls, graph: Graph) -> PartitionedStore:
+        """Return the store of a graph that lies wholly on this host."""
+        stores = {part: LocalStore(graph, part) for part in range(graph.schema.num_partitions)}
+        return cls(graph.schema, local=stores, remote={})
 
     @property
     def remote(self) -> dict[int, NeighborStore]:
@@ -119,6 +133,22 @@ class PartitionedStore:
                         share, store = ask.share(part), self._stores[part]
                         work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
         return answers
+
+    def contains(self, edge_type: EdgeType, targets: Int64Array, neighbors: Int64Array) -> BoolArray:
+        """Return, bool [N], whether the list of ``targets[i]`` has ``neighbors[i]`` (positions, int64 [N]).
+
+        One request for each partition that owns some of the targets, all at once.
+        """
+        found = np.zeros(len(targets), np.bool_)
+        with _Round(self._pool) as work:
+            for part, (owned, places) in enumerate(
+                split_by_owner(targets, self._bounds[self._owner(edge_type)])
+            ):
+                if len(owned):
+                    request = EdgeRequest(edge_type=edge_type, targets=owned, neighbors=neighbors[places])
+                    job = partial(_contains, self._stores[part], request, places, found)
+                    work.add(job, here=part in self._local)
+        return found
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
         """Write all rows that are wanted. When this returns or raises, nothing more is written."""
@@ -194,6 +224,10 @@ class _Round:
 
 def _sample(store: NeighborStore, ask: NeighborRequest, answers: list[Neighbors], part: int) -> None:
     answers[part] = store.sample(ask)
+
+
+def _contains(store: NeighborStore, request: EdgeRequest, places: Int64Array, found: BoolArray) -> None:
+    found[places] = store.contains(request)
 
 
 def _gather(store: NeighborStore, want: GatherRequest, rows: Int64Array, places: Int64Array) -> None:

@@ -73,6 +73,17 @@ class PlanFields:
         """Return a node type of the graph."""
         return _node_type(self.take(name), self.schema)
 
+    def edge_type(self, name: str) -> EdgeType:
+        """Return an edge type of the graph."""
+        return _edge_type(self.take(name), self.schema)
+
+    def edge_types(self, name: str, known: Collection[EdgeType] | None = None) -> tuple[EdgeType, ...]:
+        """Return a list of edge types of the graph, or of those ``known``."""
+        value = self.take(name)
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is a list of edge types, got {_shown(value)}")
+        return tuple(_edge_type(each, self.schema, known) for each in value)
+
     def fanouts(self, name: str) -> dict[EdgeType, tuple[int, ...]]:
         """Return fanouts per hop by edge type."""
         fanouts = {}
@@ -146,11 +157,11 @@ def _node_type(value: object, schema: GraphSchema) -> NodeType:
     return value
 
 
-def _edge_type(value: object, schema: GraphSchema) -> EdgeType:
+def _edge_type(value: object, schema: GraphSchema, known: Collection[EdgeType] | None = None) -> EdgeType:
     if not (isinstance(value, list) and len(value) == 3 and all(isinstance(part, str) for part in value)):
         raise ValueError(f"an edge type is a list of three names, got {_shown(value)}")
     edge_type = (value[0], value[1], value[2])
-    if edge_type not in schema.edges:
+    if edge_type not in (schema.edges if known is None else known):
         raise ValueError(f"no edge type {_shown(edge_type)}; known: {_listed(schema.edges)}")
     return edge_type
 

@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.arrays import Array, Bytes, Int64Array
+from gigl_loader.arrays import Array, BoolArray, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import type_name
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.native import copy_rows, count_rows, split_by_cache
 from gigl_loader.sampling.hot_nodes import hot_nodes
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors, NeighborStore, WireCounts
+from gigl_loader.sampling.store import (
+    EdgeRequest,
+    FeatureRequest,
+    NeighborRequest,
+    Neighbors,
+    NeighborStore,
+    WireCounts,
+)
 from gigl_loader.tensors import ArraySpec, Layout
 
 if TYPE_CHECKING:
@@ -138,6 +145,9 @@ class CachingStore:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         return self._inner.sample(ask)
+
+    def contains(self, ask: EdgeRequest) -> BoolArray:
+        return self._inner.contains(ask)
 
     def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         cached = self._cached.get(ask.kind) if isinstance(ask.kind, str) else None

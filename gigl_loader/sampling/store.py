@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader import native
-from gigl_loader.arrays import Bytes, Int64Array
+from gigl_loader.arrays import BoolArray, Bytes, Int64Array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,8 @@ __all__ = [
     "NO_BOUND",
     "SLOT_BITS",
     "DrawRule",
+    "EdgeList",
+    "EdgeRequest",
     "FeatureRequest",
     "NeighborRequest",
     "NeighborStore",
@@ -68,6 +70,9 @@ class NeighborRequest:
     with_slots: bool
     max_edges: int = NO_BOUND
     """More are not drawn here. Not told to a partition elsewhere, which has a bound of its own."""
+    outward: bool = False
+    """In a graph whose lists hold in-edges, ask for the out-edges of the targets that lie in this partition.
+    Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +97,38 @@ class FeatureRequest:
     columns: tuple[str, ...]
     rows: Int64Array
     """Positions of nodes, or slots of edges within the partition [N]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EdgeRequest:
+    """Whether edges exist: between pairs of nodes whose lists belong to one partition."""
+
+    edge_type: EdgeType
+    targets: Int64Array
+    """Positions of the nodes whose lists are searched [N]."""
+    neighbors: Int64Array
+    """Positions of the nodes that are looked for in them [N]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeList:
+    """Edges of one type. All arrays are int64 [E]."""
+
+    targets: Int64Array
+    """Positions of the nodes in whose lists the edges are."""
+    neighbors: Int64Array
+    edge_ids: Int64Array
+
+    @classmethod
+    def joined(cls, lists: Sequence[EdgeList]) -> EdgeList:
+        """Return the edges of several lists, by ascending edge id."""
+        ids = np.concatenate([each.edge_ids for each in lists])
+        order = np.argsort(ids, kind="stable")
+        return cls(
+            np.concatenate([each.targets for each in lists])[order],
+            np.concatenate([each.neighbors for each in lists])[order],
+            ids[order],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +174,9 @@ class NeighborStore(Protocol):
         ``out`` has one uint8 matrix of shape [anything, row bytes] per column; ``places`` differ. When
         this returns or raises, nothing more is written.
         """
+
+    def contains(self, ask: EdgeRequest) -> BoolArray:
+        """Return, bool [N], whether each pair is joined by an edge. Errors are those of ``sample``."""
 
     def close(self) -> None:
         """Let go of files and connections. Closing twice is fine."""

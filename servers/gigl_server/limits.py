@@ -48,7 +48,8 @@ class Limits:
     calls: int = 8192
     """Control calls under way at once."""
     message_bytes: int = 32 << 20
-    plan_bytes: int = 1 << 20
+    plan_bytes: int = 4 << 20
+    """Of which the weights of negatives take most: 5.4 bytes a node."""
     name_length: int = 256
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
 from gigl_loader.tensors import as_rows
 from tests.support import oracle
 from tests.support.plans import rule
@@ -139,6 +139,44 @@ def test_many_rows_of_many_bytes_are_exact(stores: list[NeighborStore], graph: S
     stores[0].gather(FeatureRequest(kind=node_type, columns=("x",), rows=rows), places, [out])
     source = as_rows(graph.stored(node_type, "x", 0), width)
     assert np.array_equal(out[places], source[rows - rows[0]])
+
+
+def test_edges_are_found_where_they_are_and_nowhere_else(
+    stores: list[NeighborStore], graph: StoreGraph
+) -> None:
+    for edge_type in graph.graph.schema.edges:
+        lists = graph.adjacency(edge_type)
+        neighbor_type = graph.neighbor_type(edge_type)
+        count = graph.graph.schema.nodes[neighbor_type].count
+        for part, store in enumerate(stores):
+            own = _own(graph, graph.target_type(edge_type), part)
+            targets, neighbors = (
+                each.reshape(-1) for each in np.meshgrid(own[::3], np.arange(count, dtype=np.int64))
+            )
+            found = store.contains(EdgeRequest(edge_type=edge_type, targets=targets, neighbors=neighbors))
+            ids = graph.node_ids(graph.target_type(edge_type), targets).tolist()
+            neighbor_ids = graph.node_ids(neighbor_type, neighbors).tolist()
+            known = {node: {neighbor for neighbor, _ in listed} for node, listed in lists.items()}
+            expected = [n in known.get(t, ()) for t, n in zip(ids, neighbor_ids, strict=True)]
+            assert found.dtype == np.bool_
+            assert found.tolist() == expected
+
+
+def test_edges_of_nodes_that_the_partition_lacks_are_refused(
+    stores: list[NeighborStore], graph: StoreGraph
+) -> None:
+    edge_type = next(iter(graph.graph.schema.edges))
+    own = _own(graph, graph.target_type(edge_type), 0)[:1]
+    foreign = graph.graph.bounds(graph.target_type(edge_type))[1:2]
+    count = graph.graph.schema.nodes[graph.neighbor_type(edge_type)].count
+    zero = np.zeros(1, np.int64)
+    for targets, neighbors in ((foreign, zero), (own, zero - 1), (own, zero + count)):
+        with pytest.raises(ValueError, match=r"outside|position"):
+            stores[0].contains(EdgeRequest(edge_type=edge_type, targets=targets, neighbors=neighbors))
+    with pytest.raises(ValueError, match="edge type"):
+        stores[0].contains(EdgeRequest(edge_type=("no", "such", "type"), targets=own, neighbors=zero))
+    empty = EdgeRequest(edge_type=edge_type, targets=zero[:0], neighbors=zero[:0])
+    assert stores[0].contains(empty).tolist() == []
 
 
 def test_threads_may_ask_at_once(stores: list[NeighborStore], graph: StoreGraph) -> None:

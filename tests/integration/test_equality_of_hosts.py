@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+import torch
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, NegativeSampling
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 GRAPHS = {"homogeneous": homogeneous, "heterogeneous": heterogeneous}
 INPUT: dict[str, Any] = {"homogeneous": "train", "heterogeneous": ("user", None)}
+BUYS = ("user", "buys", "item")
 SEED = 11
 
 
@@ -38,12 +40,13 @@ class Case:
     graph: str = "homogeneous"
     replace: bool = False
     cache_size: int | str = 0
+    links: bool = False
 
     def __str__(self) -> str:
         return (
             f"{self.graph}-{self.parts}parts-{self.hosts}hosts-{self.ranks_per_host}ranks-"
             f"{self.workers}workers-{self.assigner}-{self.edge_dir}{'-replace' if self.replace else ''}"
-            f"{f'-cache{self.cache_size}' if self.cache_size else ''}"
+            f"{f'-cache{self.cache_size}' if self.cache_size else ''}{'-links' if self.links else ''}"
         )
 
     def partitions_of(self, host: int) -> list[int]:
@@ -55,6 +58,7 @@ FAST = [
     Case(parts=2, hosts=2, graph="heterogeneous", assigner="hash"),
     Case(parts=4, hosts=2, edge_dir="out"),
     Case(parts=2, hosts=2, workers=1, cache_size=500),
+    Case(parts=4, hosts=2, graph="heterogeneous", assigner="hash", cache_size=500, links=True),
 ]
 SLOW = [
     Case(parts=1, hosts=1, ranks_per_host=2, workers=2),
@@ -66,6 +70,7 @@ SLOW = [
     Case(parts=4, hosts=4, workers=1, graph="heterogeneous", assigner="hash", replace=True, cache_size=300),
     Case(parts=4, hosts=4, workers=2, edge_dir="out"),
     Case(parts=4, hosts=3, ranks_per_host=1, workers=1),
+    Case(parts=4, hosts=2, ranks_per_host=2, workers=1, edge_dir="out", links=True),
 ]
 
 
@@ -87,11 +92,10 @@ def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path:
             DistDataset.open(
                 path, partitions=case.partitions_of(host), cache_size=case.cache_size, timeout=60
             ) as dataset,
-            DistNeighborLoader(
+            _loader(
+                case,
                 dataset,
-                [4, 3, 2],
-                INPUT[case.graph],
-                batch_size=16,
+                batch_size=100 if case.links else 16,
                 shuffle=True,
                 num_workers=case.workers,
                 name="train",
@@ -112,8 +116,33 @@ def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path:
             assert same_batch(batch, _sampled_alone(alone, batch, case, **options))
 
 
+def _loader(case: Case, dataset: DistDataset, **options: Any) -> Any:
+    if not case.links:
+        return DistNeighborLoader(dataset, [4, 3, 2], INPUT[case.graph], **options)
+    links = None if case.graph == "homogeneous" else BUYS
+    negatives = NegativeSampling("binary", 1.5, strict=True)
+    return DistLinkNeighborLoader(
+        dataset, [4, 3], links, neg_sampling=negatives, exclude_targets=True, **options
+    )
+
+
+def _links_sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options: Any) -> Any:
+    """Return the batch of the same links from one partition, without processes; ``input_id`` taken over."""
+    hetero = case.graph == "heterogeneous"
+    store = batch[BUYS] if hetero else batch
+    sources, destinations = (batch["user"], batch["item"]) if hetero else (batch, batch)
+    local = store.edge_label_index[:, : len(store.input_id)]
+    links = torch.stack([sources.n_id[local[0]], destinations.n_id[local[1]]])
+    with _loader(case, dataset, batch_size=1, num_workers=0, **options) as loader:
+        expected = loader.sample(links)
+    (expected[BUYS] if hetero else expected).input_id = store.input_id
+    return expected
+
+
 def _sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options: Any) -> Any:
     """Return the batch of the same seeds from one partition, without processes; ``input_id`` taken over."""
+    if case.links:
+        return _links_sampled_alone(dataset, batch, case, **options)
     kind = None if case.graph == "homogeneous" else "user"
     seeds = _of_seeds(batch, kind).batch
     loader = DistNeighborLoader(

@@ -44,6 +44,14 @@ def test_a_training_script_learns(name: str, least: float, tmp_path: Path) -> No
     assert max(accuracies) > least
 
 
+@pytest.mark.parametrize(("name", "metric"), [("link_prediction", "hits@1"), ("retrieval", "recall@30")])
+def test_a_script_that_predicts_links_beats_popularity(name: str, metric: str, tmp_path: Path) -> None:
+    output = run(str(ROOT / "examples" / f"{name}.py"), "4", cwd=tmp_path)
+    baseline, *found = (float(share) for share in re.findall(rf"{metric} ([\d.]+)%", output))
+    assert len(found) == 4
+    assert found[-1] > 1.5 * baseline
+
+
 def test_the_same_script_trains_with_and_without_servers(tmp_path: Path) -> None:
     graph = str(learnable_graph(tmp_path / "graph", num_partitions=2))
     script = [str(ROOT / "examples" / "graph_store.py"), "--epochs", "2", "--batch-size", "64"]

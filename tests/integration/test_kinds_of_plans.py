@@ -8,9 +8,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from gigl_client import RemoteDistDataset
-from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistABLPLoader,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    NegativeSampling,
+)
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.clusters import addresses_of, check_same, servers_of
 from tests.support.pyg_graphs import weighted
@@ -33,6 +41,50 @@ class Kind:
     """Options that make another plan."""
     difference: str
     """Told where a state of one plan is given to the other."""
+    loader: Any = DistNeighborLoader
+
+    def input(self, *, hetero: bool) -> Any:
+        """Return the input of the loader."""
+        if self.loader is DistLinkNeighborLoader:
+            return ("user", "buys", "item") if hetero else None
+        if self.loader in (_anchors, _labelled):
+            return ("user", None) if hetero else None
+        return ("item", None) if hetero else None
+
+    def entries(self, batch: Any, *, hetero: bool) -> tuple[Any, Any]:
+        """Return the input of one batch, and the store that has its ``input_id``."""
+        if self.loader is not DistLinkNeighborLoader:
+            store = batch["user" if self.loader in (_anchors, _labelled) else "item"] if hetero else batch
+            return store.batch, store
+        store, ends = (batch["user", "buys", "item"], ("user", "item")) if hetero else (batch, None)
+        sources, destinations = (batch.n_id, batch.n_id) if ends is None else (batch[t].n_id for t in ends)
+        if "edge_label_index" in store:
+            local = store.edge_label_index[:, : len(store.input_id)]
+        else:
+            places = (batch, batch) if ends is None else (batch["user"], batch["item"])
+            local = torch.stack([places[0].src_index, places[1].dst_pos_index])
+        return torch.stack([sources[local[0]], destinations[local[1]]]), store
+
+
+def label_sets(*, hetero: bool) -> dict[Any, Any]:
+    """Positive and negative labels of a type that is no edge type. Some pairs come twice."""
+    random = torch.Generator().manual_seed(3)
+    ends = [("user", 120), ("item", 90)] if hetero else [("node", 300), ("node", 300)]
+    pairs = [
+        torch.stack([torch.randint(0, count // 2, (size,), generator=random) for _, count in ends])
+        for size in (500, 300)
+    ]
+    return {(ends[0][0], "clicks", ends[1][0]): tuple(pairs)}
+
+
+def _labelled(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistABLPLoader:
+    edge_type = ("node", "clicks", "node") if nodes is None else ("user", "clicks", "item")
+    return DistABLPLoader(dataset, num_neighbors, nodes, supervision_edge_type=edge_type, **options)
+
+
+def _anchors(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistABLPLoader:
+    edge_type = ("node", "to", "node") if nodes is None else ("user", "buys", "item")
+    return DistABLPLoader(dataset, num_neighbors, nodes, supervision_edge_type=edge_type, **options)
 
 
 KINDS = {
@@ -44,6 +96,39 @@ KINDS = {
         {"sampler_options": CustomSamplerOptions(HALVED, fanout=3)},
         "arguments is",
     ),
+    "links": Kind(
+        [4, 3],
+        {"batch_size": 200, "neg_sampling": {"mode": "binary", "amount": 1.5, "strict": True}},
+        {"neg_sampling": "binary", "batch_size": 200},
+        "negatives is",
+        DistLinkNeighborLoader,
+    ),
+    "triplets": Kind(
+        [3, -1],
+        {
+            "batch_size": 200,
+            "neg_sampling": NegativeSampling("triplet", 2, strict=True),
+            "exclude_targets": True,
+            "weight_attr": "w",
+        },
+        {"neg_sampling": NegativeSampling("triplet", 2, strict=True), "batch_size": 200, "weight_attr": "w"},
+        "excluded is",
+        DistLinkNeighborLoader,
+    ),
+    "anchors": Kind(
+        [3, 2],
+        {"max_labels_per_anchor": 3, "num_random_negatives": 9},
+        {"max_labels_per_anchor": 4, "num_random_negatives": 9},
+        "max_labels is 4 here, 3 in the state",
+        _anchors,
+    ),
+    "label sets": Kind(
+        [3, 2],
+        {"max_labels_per_anchor": 3, "as_dict": True},
+        {"as_dict": True},
+        "max_labels is None here, 3 in the state",
+        _labelled,
+    ),
 }
 
 
@@ -54,20 +139,20 @@ class Stored:
     path: Path
     address: str
     data: Any = field(repr=False)
-    nodes: Any
+    hetero: bool
 
     @property
     def dataset(self) -> DistDataset:
         return DistDataset.open(self.path)
 
 
-def _loader(dataset: Any, nodes: Any, kind: Kind, **options: Any) -> DistNeighborLoader:
+def _loader(dataset: Any, stored: Stored, kind: Kind, **options: Any) -> Any:
     given = {**OPTIONS, **kind.options, **options}
-    return DistNeighborLoader(dataset, kind.num_neighbors, nodes, **given)
+    return kind.loader(dataset, kind.num_neighbors, kind.input(hetero=stored.hetero), **given)
 
 
-def _epochs(dataset: Any, nodes: Any, kind: Kind, **options: Any) -> list[Any]:
-    with _loader(dataset, nodes, kind, **options) as loader:
+def _epochs(dataset: Any, stored: Stored, kind: Kind, **options: Any) -> list[Any]:
+    with _loader(dataset, stored, kind, **options) as loader:
         return [batch for _ in range(2) for batch in loader]
 
 
@@ -76,9 +161,10 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     hetero = request.param == "heterogeneous"
     path = tmp_path_factory.mktemp("kinds") / "graph"
     data = weighted(hetero=hetero)
-    build_graph(tables_from_pyg(data, weight_attr="w"), path, num_partitions=3, assigner="hash")
+    tables = tables_from_pyg(data, weight_attr="w", labels=label_sets(hetero=hetero))
+    build_graph(tables, path, num_partitions=3, assigner="hash")
     with servers_of(path, 3, allow_samplers=(HALVED,)) as servers:
-        yield Stored(path, addresses_of(servers)[0], data, ("item", None) if hetero else None)
+        yield Stored(path, addresses_of(servers)[0], data, hetero)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -88,18 +174,19 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="module")
 def expected(stored: Stored, kind: Kind) -> list[Any]:
-    return _epochs(stored.dataset, stored.nodes, kind, num_workers=0)
+    return _epochs(stored.dataset, stored, kind, num_workers=0)
 
 
 def test_workers_give_the_batches_of_the_embedded_loader(
     stored: Stored, kind: Kind, expected: list[Any]
 ) -> None:
-    check_same(_epochs(stored.dataset, stored.nodes, kind, num_workers=2), expected)
+    check_same(_epochs(stored.dataset, stored, kind, num_workers=2), expected)
 
 
 def test_partitioning_changes_no_batch(stored: Stored, kind: Kind, expected: list[Any]) -> None:
-    whole = DistDataset.from_pyg(stored.data, weight_attr="w")
-    check_same(_epochs(whole, stored.nodes, kind, num_workers=0), expected)
+    labels = label_sets(hetero=stored.hetero)
+    whole = DistDataset.from_pyg(stored.data, weight_attr="w", labels=labels)
+    check_same(_epochs(whole, stored, kind, num_workers=0), expected)
 
 
 @pytest.mark.parametrize("transport", ["ring", "flight"])
@@ -108,39 +195,39 @@ def test_storage_servers_give_the_batches_of_the_embedded_loader(
     stored: Stored, kind: Kind, expected: list[Any], transport: Any, rows: Any
 ) -> None:
     with RemoteDistDataset.connect(stored.address, transport=transport, rows=rows, timeout=60) as dataset:
-        check_same(_epochs(dataset, stored.nodes, kind), expected)
+        check_same(_epochs(dataset, stored, kind), expected)
 
 
 def test_an_epoch_goes_on_where_it_was_left(stored: Stored, kind: Kind, expected: list[Any]) -> None:
-    with _loader(stored.dataset, stored.nodes, kind) as loader:
+    with _loader(stored.dataset, stored, kind) as loader:
         list(islice(loader, 2))
         state = json.loads(json.dumps(loader.state_dict()))
     with (
         RemoteDistDataset.connect(stored.address, timeout=60) as dataset,
-        _loader(dataset, stored.nodes, kind) as other,
+        _loader(dataset, stored, kind) as other,
     ):
         other.load_state_dict(state)
         check_same(list(other), expected[2 : len(other)])
 
 
 def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, expected: list[Any]) -> None:
-    given = expected[1] if stored.nodes is None else expected[1][stored.nodes[0]]
+    entries, given = kind.entries(expected[1], hetero=stored.hetero)
     with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
         for dataset in (stored.dataset, remote):
-            with _loader(dataset, stored.nodes, kind, num_workers=0) as loader:
-                batch = loader.sample(given.batch, epoch=0)
-            place = batch if stored.nodes is None else batch[stored.nodes[0]]
-            assert place.input_id.tolist() == list(range(len(given.batch)))
+            with _loader(dataset, stored, kind, num_workers=0) as loader:
+                batch = loader.sample(entries, epoch=0)
+            _, place = kind.entries(batch, hetero=stored.hetero)
+            assert place.input_id.tolist() == list(range(len(given.input_id)))
             place.input_id = given.input_id
             check_same([batch], expected[1:2])
 
 
 def test_a_state_of_another_plan_is_refused(stored: Stored, kind: Kind) -> None:
-    with _loader(stored.dataset, stored.nodes, kind, num_workers=0) as loader:
+    with _loader(stored.dataset, stored, kind, num_workers=0) as loader:
         state = loader.state_dict()
     options = {**OPTIONS, **kind.other, "num_workers": 0}
     with (
-        DistNeighborLoader(stored.dataset, kind.num_neighbors, stored.nodes, **options) as other,
+        kind.loader(stored.dataset, kind.num_neighbors, kind.input(hetero=stored.hetero), **options) as other,
         pytest.raises(ValueError, match=kind.difference),
     ):
         other.load_state_dict(state)

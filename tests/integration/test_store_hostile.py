@@ -208,7 +208,7 @@ EDGE = ["node", "to", "node"]
         {"plan": changed_plan(node_columns={"nobody": ["x"]})},
         {"plan": changed_plan(node_columns={"node": "x"})},
         {"plan": changed_plan(edge_columns=[[EDGE, ["nothing"]]])},
-        {"plan": changed_plan(padding="x" * (1 << 20))},
+        {"plan": changed_plan(padding="x" * (4 << 20))},
         {"key": ""},
         {"key": "k" * 300},
         {"key": "a\nb"},

@@ -48,7 +48,7 @@ def test_a_plan_that_wants_gigabytes_takes_none() -> None:
     greedy = sampler(HUGE, replace=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(native.BatchTooLarge, match="more than 1000000 edges"):
-        greedy.sample(0, np.array([3]), 5, max_edges=1_000_000)
+        greedy.sample([(0, np.array([3]))], 5, max_edges=1_000_000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000  # kB
     assert greedy.scratch_bytes < 1 << 20
 
@@ -57,13 +57,13 @@ def test_a_plan_that_wants_gigabytes_takes_none() -> None:
 def test_the_bound_is_exact_over_all_hops(replace: bool) -> None:
     seeds = np.arange(20)
     free, bounded = sampler(4, 3, replace=replace), sampler(4, 3, replace=replace)
-    free.sample(0, seeds, 7)
+    free.sample([(0, seeds)], 7)
     edges = sum(free.edges_per_hop(0))
-    bounded.sample(0, seeds, 7, max_edges=edges)
+    bounded.sample([(0, seeds)], 7, max_edges=edges)
     assert rows(bounded) == rows(free)
     with pytest.raises(native.BatchTooLarge):
-        bounded.sample(0, seeds, 7, max_edges=edges - 1)
-    bounded.sample(0, seeds, 7, max_edges=edges)  # What was refused leaves nothing behind.
+        bounded.sample([(0, seeds)], 7, max_edges=edges - 1)
+    bounded.sample([(0, seeds)], 7, max_edges=edges)  # What was refused leaves nothing behind.
     assert rows(bounded) == rows(free)
 
 
@@ -83,7 +83,7 @@ def test_expanded_nodes_count_where_no_edge_is_drawn() -> None:
         with_slots=False,
     )
     with pytest.raises(native.BatchTooLarge):
-        skipping.sample(0, seeds, 1, max_edges=100)
+        skipping.sample([(0, seeds)], 1, max_edges=100)
 
 
 def test_one_hop_of_a_partition_is_bounded_too() -> None:
@@ -129,7 +129,7 @@ def test_answers_that_do_not_fit_are_not_put_together() -> None:
         with_edge_ids=False,
         with_slots=False,
     )
-    builder.begin(0, np.array([1, 2]), max_edges=5)
+    builder.begin([(0, np.array([1, 2]))], max_edges=5)
     builder.split(0)
     builder.append(0, [(np.array([2, 1], np.int32), np.array([5, 6, 7], np.int32), None, None)])
     assert builder.room == 2
@@ -163,7 +163,7 @@ def test_many_picks_of_a_long_list_are_those_of_the_oracle() -> None:
 
 def test_scratch_is_told() -> None:
     one = sampler(10, 10)
-    one.sample(0, np.arange(4), 1)
+    one.sample([(0, np.arange(4))], 1)
     few = one.scratch_bytes
-    one.sample(0, np.arange(NODES), 1)
+    one.sample([(0, np.arange(NODES))], 1)
     assert one.scratch_bytes > few

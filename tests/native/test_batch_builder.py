@@ -39,7 +39,7 @@ def _answer(numbers: list[int], neighbors: list[int], **changes: Any) -> tuple[A
 
 def _begun() -> native.BatchBuilder:
     builder = _builder()
-    builder.begin(0, np.array([4, 0, 3]))
+    builder.begin([(0, np.array([4, 0, 3]))])
     assert [part.tolist() for part in builder.split(0)] == [[0], [4, 3]]
     return builder
 
@@ -96,7 +96,7 @@ def test_answers_of_another_form_are_refused(answers: list[Any], error: type[Exc
 
 def test_a_frontier_is_split_before_it_is_answered() -> None:
     builder = _builder()
-    builder.begin(0, np.array([1]))
+    builder.begin([(0, np.array([1]))])
     with pytest.raises(ValueError, match="split the frontier"):
         builder.append(0, [_answer([0], []), _answer([], [])])
 

@@ -114,7 +114,7 @@ def _sampler(case: Case) -> native.NeighborSampler:
 
 
 def _check_batch(sampler: native.NeighborSampler, case: Case, key: int) -> None:
-    sampler.sample(0, np.array(case.seeds, np.int64), key)
+    sampler.sample([(0, np.array(case.seeds, np.int64))], key)
     expected = oracle.sample(
         case.edges,
         NODE_TYPES,
@@ -192,7 +192,7 @@ def _homogeneous(
 def test_large_fanouts_and_degrees_equal_the_oracle(fanout: int, replace: bool) -> None:
     edges = [(i % 211, i % 3, i) for i in range(900)]  # three hubs of 300 edges each
     sampler, graph = _homogeneous(edges, 211, [fanout, 2], replace=replace)
-    sampler.sample(0, np.array([2, 0], np.int64), 99)
+    sampler.sample([(0, np.array([2, 0], np.int64))], 99)
     expected = oracle.sample(
         graph,
         ["n"],
@@ -216,7 +216,7 @@ def test_a_small_batch_after_a_large_one_finds_a_clean_table() -> None:
     edges = [(i, (i * 7) % 5000, i) for i in range(5000)]
     sampler, graph = _homogeneous(edges, 5000, [3, 3])
     for seeds in (list(range(5000)), [17], [3, 4], list(range(0, 5000, 2)), [9]):
-        sampler.sample(0, np.array(seeds, np.int64), 4)
+        sampler.sample([(0, np.array(seeds, np.int64))], 4)
         expected = oracle.sample(
             graph, ["n"], fanouts={("n", "to", "n"): [3, 3]}, seed_type="n", seeds=seeds, key=4
         )
@@ -229,8 +229,8 @@ def test_a_seed_outside_its_type_is_refused() -> None:
     sampler, _ = _homogeneous([(0, 1, 0)], 3, [1])
     for seed in (-1, 3):
         with pytest.raises(IndexError, match=rf"seed position {seed} of a type with 3 nodes"):
-            sampler.sample(0, np.array([seed], np.int64), 0)
-    sampler.sample(0, np.array([1], np.int64), 0)
+            sampler.sample([(0, np.array([seed], np.int64))], 0)
+    sampler.sample([(0, np.array([1], np.int64))], 0)
     assert sampler.nodes_per_hop(0) == [1, 1]
 
 
@@ -264,7 +264,7 @@ def test_a_damaged_adjacency_is_refused_and_does_not_crash(
         with_slots=True,
     )
     with pytest.raises(RuntimeError, match=rule):
-        sampler.sample(0, np.array([0, 1], np.int64), 0)
+        sampler.sample([(0, np.array([0, 1], np.int64))], 0)
 
 
 def test_a_batch_after_a_refused_one_is_right() -> None:
@@ -287,9 +287,9 @@ def test_a_batch_after_a_refused_one_is_right() -> None:
     )
     for seeds in ([5, 3], list(range(0, 2000, 3)), [1]):
         with pytest.raises(RuntimeError, match="neighbour lies outside"):
-            again.sample(0, np.array([*range(0, 2900, 2), 2999]), 0)
+            again.sample([(0, np.array([*range(0, 2900, 2), 2999]))], 0)
         for each in (sampler, again):
-            each.sample(0, np.array(seeds), 0)
+            each.sample([(0, np.array(seeds))], 0)
         assert again.nodes_per_hop(0) == sampler.nodes_per_hop(0)
         nodes = [np.empty(sum(each.nodes_per_hop(0)), np.int64) for each in (sampler, again)]
         sampler.write_positions(0, nodes[0])

@@ -75,7 +75,7 @@ def _frequencies(degree: int, fanout: int, *, replace: bool, batches: int) -> np
     counts = np.zeros(degree, np.int64)
     seeds = np.zeros(1, np.int64)
     for epoch in range(batches):
-        sampler.sample(0, seeds, native.batch_key(11, epoch, seeds))
+        sampler.sample([(0, seeds)], native.batch_key(11, epoch, seeds))
         ids = np.empty(sum(sampler.edges_per_hop(0)), np.int64)
         sampler.write_edge_ids(0, ids)
         np.add.at(counts, ids - 1, 1)

@@ -108,6 +108,109 @@ def pick_weighted(
     return picks
 
 
+def pick_weighted_node(word: int, weights: Sequence[float]) -> int:
+    """Rank of the node that a random word draws."""
+    sums, total = [], 0.0
+    for weight in weights:
+        total += weight
+        sums.append(total)
+    drawn = (word >> 11) * 2.0**-53 * total
+    return next((rank for rank, end in enumerate(sums) if end > drawn), sums.index(total))
+
+
+def negatives(
+    key: int,
+    links: Sequence[tuple[int, int]],
+    *,
+    mode: str,
+    amount: float,
+    src_ids: Sequence[int],
+    dst_ids: Sequence[int],
+    strict_against: set[tuple[int, int]] | None = None,
+    src_weight: Sequence[float] | None = None,
+    dst_weight: Sequence[float] | None = None,
+) -> tuple[list[tuple[int, int]], int]:
+    """Negatives of links (pairs of node ids), and how many are among the edges ``strict_against``.
+
+    ``src_ids``, ``dst_ids``: all ids of both types, ascending.
+    """
+    drawn, not_strict = [], 0
+    for j in range(math.ceil(len(links) * amount)):
+        pair = (0, 0)
+        for draw_number in range(100):
+            first, second = philox(key, j, 0xFF << 56 | draw_number)
+            src = (
+                src_ids[first * len(src_ids) >> 64]
+                if src_weight is None
+                else src_ids[pick_weighted_node(first, src_weight)]
+            )
+            dst = (
+                dst_ids[second * len(dst_ids) >> 64]
+                if dst_weight is None
+                else dst_ids[pick_weighted_node(second, dst_weight)]
+            )
+            pair = (links[j % len(links)][0] if mode == "triplet" else src, dst)
+            if strict_against is None or pair not in strict_against:
+                break
+        else:
+            not_strict += 1
+        drawn.append(pair)
+    return drawn, not_strict
+
+
+def labels(
+    key: int,
+    anchors: Sequence[int],
+    edges: Sequence[Edge],
+    *,
+    edge_type: EdgeType,
+    cap: int | None,
+) -> list[list[int]]:
+    """Label nodes of each anchor by the edges of a supervision type, ascending."""
+    found = []
+    for anchor in anchors:
+        listed = sorted((dst, edge_id) for src, dst, edge_id in edges if src == anchor)
+        fanout = -1 if cap is None else cap
+        places = pick(key, 253, address(edge_type), anchor, degree=len(listed), fanout=fanout, replace=False)
+        found.append([listed[place][0] for place in sorted(places)])
+    return found
+
+
+def random_nodes(key: int, edge_type: EdgeType, ids: Sequence[int], count: int) -> list[int]:
+    """Random negatives of a supervision type among ``ids``, ascending."""
+    whole, rest = divmod(count, len(ids))
+    picks: list[int] = []
+    for j in range(rest):
+        bound = len(ids) - rest + j
+        words = philox(key, 0, 0xFF << 56 | 1 << 48 | address(edge_type) << 24 | j // 2)
+        drawn = words[j % 2] * (bound + 1) >> 64
+        picks.append(bound if drawn in picks else drawn)
+    return [*list(ids) * whole, *(ids[place] for place in picks)]
+
+
+def without_pairs(
+    batch: OracleBatch, edge_type: EdgeType, pairs: set[tuple[int, int]], *, edge_dir: str
+) -> None:
+    """Remove the sampled edges from ``pairs[...][0]`` to ``pairs[...][1]`` (node ids)."""
+    source, _, destination = edge_type
+    target_type, neighbor_type = (destination, source) if edge_dir == "in" else (source, destination)
+    kept, hops = [], []
+    begin = 0
+    for count in batch.edges_per_hop[edge_type]:
+        of_hop = []
+        for e in range(begin, begin + count):
+            neighbor = batch.nodes[neighbor_type][batch.rows[edge_type][e]]
+            target = batch.nodes[target_type][batch.targets[edge_type][e]]
+            if ((neighbor, target) if edge_dir == "in" else (target, neighbor)) not in pairs:
+                of_hop.append(e)
+        begin += count
+        hops.append(len(of_hop))
+        kept += of_hop
+    batch.edges_per_hop[edge_type] = hops
+    for lists in (batch.rows, batch.targets, batch.edge_ids):
+        lists[edge_type] = [lists[edge_type][e] for e in kept]
+
+
 @dataclass
 class OracleBatch:
     """Nodes by type in first-seen order; edges by type as (neighbour, target) local pairs with ids."""
@@ -125,14 +228,15 @@ def sample(
     node_types: Sequence[str],
     *,
     fanouts: Mapping[EdgeType, Sequence[int]],
-    seed_type: str,
-    seeds: Sequence[int],
     key: int,
+    seed_type: str = "",
+    seeds: Sequence[int] = (),
+    groups: Sequence[tuple[str, Sequence[int]]] = (),
     edge_dir: str = "in",
     replace: bool = False,
     weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
 ) -> OracleBatch:
-    """Sample around ``seeds`` (node ids). Edge types are visited in sorted order.
+    """Sample around ``seeds`` (node ids), or groups of them by type. Edge types are visited in sorted order.
 
     ``weights``: those of the edges of some types, by edge id.
     """
@@ -150,8 +254,9 @@ def sample(
             batch.nodes[node_type].append(node)
         return local[node_type][node]
 
-    for seed in seeds:
-        add(seed_type, seed)
+    for node_type, group in groups or [(seed_type, seeds)]:
+        for seed in group:
+            add(node_type, seed)
     num_hops = len(next(iter(fanouts.values()), ()))
     for hop in range(num_hops + 1):
         frontier = {t: range(done[t], len(batch.nodes[t])) for t in node_types}

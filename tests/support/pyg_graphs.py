@@ -92,6 +92,8 @@ def same_batch(first: Any, second: Any) -> bool:
 
 
 def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict) and isinstance(second, dict):
+        return list(first) == list(second) and all(_same(first[key], second[key]) for key in first)
     if not isinstance(first, torch.Tensor):
         return bool(first == second)
     if first.dtype != second.dtype or first.shape != second.shape:

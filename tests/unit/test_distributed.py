@@ -30,8 +30,9 @@ from tests.support.plans import neighbor_plan, seed_request
 from tests.support.stores import random_tables
 
 if TYPE_CHECKING:
+    from gigl_loader.arrays import BoolArray
     from gigl_loader.sampling.source import BatchSampler
-    from gigl_loader.sampling.store import FeatureRequest, NeighborRequest, Neighbors
+    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest, Neighbors
 
 
 class Lopsided:
@@ -72,6 +73,9 @@ class Elsewhere:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         return self.store.sample(ask)
+
+    def contains(self, ask: EdgeRequest) -> BoolArray:
+        raise AssertionError("nobody asks for edges here")
 
     def gather(self, ask: FeatureRequest, places: Any, out: Any) -> None:
         self.rows.append((ask.kind, ask.rows.tolist()))

@@ -43,12 +43,13 @@ MAY_IMPORT = {
     **dict.fromkeys(sorted(VALUES), VALUES),
     "native": frozenset({"arrays"}),
     "graph": VALUES | {"native"},
-    "partition": VALUES | {"native", "graph"},
+    "partition": VALUES | {"native", "graph", "splits"},
     "channel": VALUES | {"native"},
     "sampling": VALUES | {"native", "graph", "channel"},
     "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
     "workers": VALUES | {"native", "graph", "channel", "sampling"},
     "hosts": VALUES | {"graph", "sampling", "workers.config", "rpc"},
+    "splits": VALUES | {"native"},
     "queries": VALUES | {"graph.schema"},
     "dataset": VALUES | {"queries", "graph", "sampling", "workers", "hosts.rendezvous"},
     "loaders": VALUES
@@ -56,6 +57,8 @@ MAY_IMPORT = {
         "native",
         "graph",
         "sampling.frame_schema",
+        "sampling.khop",
+        "sampling.negatives",
         "sampling.plan",
         "sampling.plans",
         "sampling.request",
@@ -73,6 +76,7 @@ MAY_IMPORT = {
 
 MAY_IMPORT_LAZILY = {
     "dataset": frozenset({"hosts", "partition", "rpc"}),
+    "queries": frozenset({"sampling.store"}),
 }
 """What a part may import on top of that inside functions, where it is needed, and for type checkers."""
 
@@ -254,11 +258,14 @@ def test_nothing_is_public_by_accident() -> None:
         "BaseDistLoader",
         "CustomSamplerOptions",
         "Dataset",
+        "DistABLPLoader",
         "DistDataset",
+        "DistLinkNeighborLoader",
         "DistNeighborLoader",
         "FormatError",
         "GiglError",
         "KHopNeighborSamplerOptions",
+        "NegativeSampling",
         "SamplingError",
         "SharedTensors",
         "StorageUnavailable",

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from gigl_loader.arrays import BoolArray
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
-from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest, Neighbors, WireCounts
+from gigl_loader.sampling.store import (
+    DrawRule,
+    EdgeRequest,
+    FeatureRequest,
+    NeighborRequest,
+    Neighbors,
+    WireCounts,
+)
 from gigl_loader.tensors import as_rows
 from tests.support.stores import store_graphs
 
@@ -55,6 +63,9 @@ class Told:
         self.first()
         self.finished.append(threading.current_thread().name)
         return self.store.sample(ask)
+
+    def contains(self, ask: EdgeRequest) -> BoolArray:
+        raise AssertionError("nobody asks for edges here")
 
     def gather(self, ask: FeatureRequest, places: Any, out: Sequence[Any]) -> None:
         self.first()

@@ -6,10 +6,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.negatives import Negatives, NodeWeights
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plan_fields import differences
 from gigl_loader.sampling.plans import read_plan
+from gigl_loader.sampling.plans.link import LinkPlan
 from tests.support.plans import neighbor_plan, with_sampler
 from tests.support.stores import store_graphs
 
@@ -23,6 +28,21 @@ PLAN = neighbor_plan(
     with_edge=True,
     node_columns={"user": ("x", "y"), "item": ()},
     edge_columns={EDGE: ("w",)},
+)
+
+LINKS = BatchPlan(
+    sampler=LinkPlan(
+        edge_type=EDGE,
+        hops=KHop(num_neighbors={EDGE: (3, -1), ("user", "trusts", "user"): (0, 2)}, with_edge=True),
+        negatives=Negatives(
+            mode="binary",
+            amount=1.5,
+            strict=True,
+            src_weight=NodeWeights(np.arange(SCHEMA.nodes["user"].count, dtype=np.float32)),
+        ),
+        excluded=(EDGE,),
+    ),
+    run_seed=3,
 )
 
 
@@ -96,3 +116,39 @@ def test_differences_name_the_fields_with_both_values() -> None:
     other = with_sampler(replace(PLAN, run_seed=5), with_edge=False)
     text = "run_seed is 18446744073709551615 there and 5 here, with_edge is True there and False here"
     assert differences(PLAN.to_json(), other.to_json()) == text
+
+
+def test_a_plan_of_links_is_read_as_it_was_written() -> None:
+    assert read_plan(LINKS.to_json(), SCHEMA) == LINKS
+    bare = with_sampler(LINKS, negatives=None, excluded=(), excluded_reverse=())
+    assert read_plan(bare.to_json(), SCHEMA) == bare
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("edge_type", "likes", "an edge type is a list of three names"),
+        ("edge_type", ["user", "hates", "item"], "no edge type"),
+        ("excluded", "likes", "excluded is a list of edge types"),
+        ("excluded", [["user", "trusts", "user"]], "cannot be excluded with links"),
+        ("excluded_reverse", [list(EDGE)], "cannot be excluded with links"),
+        ("negatives", [], "an object of mode, amount and strict"),
+        ("negatives", {"mode": "ternary", "amount": 1, "strict": False}, "an object of mode, amount"),
+        ("negatives", {"mode": "binary", "amount": True, "strict": False}, "an object of mode, amount"),
+        ("negatives", {"mode": "binary", "amount": 1, "strict": 1}, "an object of mode, amount"),
+        ("negatives", {"mode": "binary", "amount": -1, "strict": False}, "must lie in"),
+        ("negatives", {"mode": "binary", "amount": 1e18, "strict": False}, "must lie in"),
+        ("negatives", {"mode": "binary", "amount": float("nan"), "strict": False}, "must lie in"),
+        ("negatives", {"mode": "triplet", "amount": 0.5, "strict": False}, "a whole number"),
+        ("negatives", {"mode": "binary", "amount": 1, "strict": False, "more": 1}, "unknown field 'more'"),
+        (
+            "negatives",
+            {"mode": "binary", "amount": 1, "strict": False, "dst_weight": "AAAA"},
+            "dst_weight is not the base64 text of",
+        ),
+        ("negatives", {"mode": "binary", "amount": 1, "strict": False, "dst_weight": 7}, "is not the base64"),
+    ],
+)
+def test_each_rule_of_links_is_named(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_plan(json.dumps({**json.loads(LINKS.to_json()), field: value}), SCHEMA)

@@ -178,3 +178,19 @@ def test_attributes_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture
     hetero["user", "buys", "item"].edge_index = torch.tensor([[0], [1]])
     tables_from_pyg(hetero)
     assert "row per node or edge: licence, motto;" in caplog.text
+
+
+def test_a_mask_of_several_columns_is_told_to_be_no_split(caplog: pytest.LogCaptureFixture) -> None:
+    data = Data(
+        edge_index=torch.zeros(2, 1, dtype=torch.int64), num_nodes=4, train_mask=torch.ones(4, 10) > 0
+    )
+    tables_from_pyg(data)
+    assert "train_mask has 10 columns and is no split" in caplog.text
+
+
+def test_a_dataset_of_pyg_is_told_to_be_indexed() -> None:
+    class Planetoid:
+        num_classes = 7
+
+    with pytest.raises(TypeError, match=r"got Planetoid: pass its graph, dataset\[0\]"):
+        tables_from_pyg(Planetoid())

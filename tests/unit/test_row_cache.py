@@ -16,8 +16,9 @@ from gigl_loader.sampling.store import FeatureRequest
 from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
+    from gigl_loader.arrays import BoolArray
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.sampling.store import NeighborRequest, Neighbors
+    from gigl_loader.sampling.store import EdgeRequest, NeighborRequest, Neighbors
 
 ITEM_BYTES = 16 * 4 + 8 + 1  # x, y and flag
 
@@ -32,6 +33,9 @@ class CountingStore:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         return self._inner.sample(ask)
+
+    def contains(self, ask: EdgeRequest) -> BoolArray:
+        raise AssertionError("nobody asks for edges here")
 
     def gather(self, ask: FeatureRequest, places: Any, out: Any) -> None:
         if ask.kind == "item":

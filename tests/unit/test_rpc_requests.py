@@ -12,8 +12,16 @@ import pytest
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.rpc import requests
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.requests import Envelope, Ping, SplitRequest, encode, encode_ping, parse
-from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
+from gigl_loader.rpc.requests import (
+    EdgeListRequest,
+    Envelope,
+    Ping,
+    SplitRequest,
+    encode,
+    encode_ping,
+    parse,
+)
+from gigl_loader.sampling.store import DrawRule, EdgeRequest, FeatureRequest, NeighborRequest
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -49,6 +57,8 @@ ASK = NeighborRequest(
 )
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
+EDGES = EdgeRequest(edge_type=LIKES, targets=np.array([6, 9]), neighbors=np.array([8, 0]))
+LIST = EdgeListRequest(edge_type=LIKES, first=3, count=20)
 
 
 def read(request: bytes) -> tuple[int | None, Any]:
@@ -65,6 +75,14 @@ def edited(request: bytes, changes: Mapping[str, str | None], rows: npt.NDArray[
     return header + b"".join(array.tobytes() for array in arrays.values())
 
 
+def pairs(targets: list[int], neighbors: list[int]) -> bytes:
+    """Return a request about edges with these arrays."""
+    metadata = Layout.parse(np.frombuffer(C, np.uint8)).metadata
+    arrays = {"rows": np.array(targets, I32), "neighbors": np.array(neighbors, I32)}
+    layout = Layout.plan({name: spec_of(array) for name, array in arrays.items()}, metadata)
+    return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
+
+
 def same(left: object, right: object) -> bool:
     return type(left) is type(right) and all(
         np.array_equal(getattr(left, field.name), getattr(right, field.name))
@@ -74,8 +92,8 @@ def same(left: object, right: object) -> bool:
 
 @pytest.mark.parametrize(
     "request_",
-    [ASK, ROWS, EDGE_ROWS, SplitRequest(node_type="item", split="train")],
-    ids=["neighbors", "rows of nodes", "rows of edges", "split"],
+    [ASK, ROWS, EDGE_ROWS, EDGES, LIST, SplitRequest(node_type="item", split="train")],
+    ids=["neighbors", "rows of nodes", "rows of edges", "contains", "edges", "split"],
 )
 def test_a_request_is_read_as_it_was_written(request_: Any) -> None:
     partition, found = read(encode(ENVELOPE, request_, SCHEMA))
@@ -114,6 +132,8 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 N = encode(ENVELOPE, ASK, SCHEMA)
+C = encode(ENVELOPE, EDGES, SCHEMA)
+L = encode(ENVELOPE, LIST, SCHEMA)
 R = encode(ENVELOPE, ROWS, SCHEMA)
 E = encode(ENVELOPE, EDGE_ROWS, SCHEMA)
 S = encode(ENVELOPE, SplitRequest(node_type="item", split="train"), SCHEMA)
@@ -193,6 +213,16 @@ I32, I64 = np.int32, np.int64
             RefusalKind.INVALID,
             "rows 30 to 30 lie outside a partition of 30",
         ),
+        (edited(C, {"edge_type": '["a", "b", "c"]'}), RefusalKind.INVALID, "no edge type"),
+        (edited(C, {}, np.array([0, 1], I32)), RefusalKind.MALFORMED, "'neighbors' must be I32 or I64"),
+        (pairs([0, 4], [0, 0]), RefusalKind.INVALID, "rows 0 to 4 lie outside a partition of 4"),
+        (pairs([0, 1], [0, 9]), RefusalKind.INVALID, "neighbors 0 to 9 lie outside of 9 nodes"),
+        (pairs([0, 1], [-1, 0]), RefusalKind.INVALID, "neighbors -1 to 0 lie outside of 9 nodes"),
+        (pairs([0, 1], [0]), RefusalKind.MALFORMED, "1 neighbors of 2 targets"),
+        (edited(L, {"first": "31"}), RefusalKind.MALFORMED, r"first 31 does not lie in \[0, 31\)"),
+        (edited(L, {"count": "-1"}), RefusalKind.MALFORMED, "count -1 does not lie in"),
+        (edited(L, {"count": str(2**40)}), RefusalKind.TOO_LARGE, "at most 1048576 are listed"),
+        (edited(L, {"edge_type": '["a", "b", "c"]'}), RefusalKind.INVALID, "no edge type"),
         (edited(S, {"node_type": "absent"}), RefusalKind.INVALID, "no node type 'absent'"),
         (edited(S, {"split": "absent"}), RefusalKind.INVALID, "no split 'absent'"),
     ],

@@ -133,3 +133,11 @@ def test_a_caller_may_come_from_the_environment(tmp_path: Path) -> None:
     assert found == Caller(token=BARE, insecure=True)
     with pytest.raises(ValueError, match="cannot read"):
         Caller.from_environment({"GIGL_TLS_CA": str(tmp_path / "absent")})
+
+
+def test_a_token_in_place_of_its_path_is_not_shown() -> None:
+    with pytest.raises(
+        ValueError, match="given by the path of its file, and a text of 40 characters"
+    ) as raised:
+        Caller.from_files(token="5ec4e7" * 6 + "abcd")
+    assert "5ec4e7" not in str(raised.value)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.sampling.plan import DEFAULT_KIND, BatchPlan
 from gigl_loader.sampling.plan_fields import PlanFields
+from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.custom import CustomPlan
+from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
 if TYPE_CHECKING:
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "read_plan"]
 
-KINDS: Mapping[str, type[SamplerPlan]] = {each.kind: each for each in (NeighborPlan, CustomPlan)}
+KINDS: Mapping[str, type[SamplerPlan]] = {
+    each.kind: each for each in (NeighborPlan, LinkPlan, ABLPPlan, CustomPlan)
+}
 
 
 def read_plan(

@@ -91,7 +91,7 @@ class CustomPlan:
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:
-        return CustomSampler(context, import_sampler(self.sampler), self.arguments)
+        return CustomSampler(context, self.seed_type, import_sampler(self.sampler), self.arguments)
 
     def check_here(self) -> None:
         _check_takes(import_sampler(self.sampler), self.sampler, self.arguments)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.frame_schema import FrameSchema
+from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sampling.store import DrawRule
-from gigl_loader.sizes import whole_number
+from gigl_loader.sampling.seeds import NodeSeeder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
@@ -22,53 +21,33 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan_fields import PlanFields
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["KHopNeighborSamplerOptions", "NeighborPlan", "check_weight", "read_num_neighbors"]
+__all__ = ["KHopNeighborSamplerOptions", "NeighborPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighborPlan:
-    """The sampled neighbourhood of seed nodes of one type, hop by hop."""
+    """The sampled neighbourhood of seed nodes of one type, hop by hop. Fields are those of ``KHop``."""
 
     kind: ClassVar[str] = "neighbor"
 
     seed_type: NodeType
     """Node type of the seeds."""
     num_neighbors: Mapping[EdgeType, tuple[int, ...]]
-    """Fanout per hop for every edge type: -1 takes all neighbours, 0 skips the type at that hop."""
     replace: bool = False
-    """Draw with replacement: every node with neighbours then gets exactly ``fanout`` draws."""
     with_edge: bool = False
-    """Return the ids of sampled edges. Costs one more random read per edge."""
     weight_attr: str | None = None
-    """Declared weight column: edges of the types that have it are drawn in proportion to it, and never where
-    it is 0. Other types draw uniformly."""
 
     def __post_init__(self) -> None:
-        hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
-        if len(hops) > 1:
-            raise ValueError(f"all edge types need the same number of hops, got {sorted(hops)}")
-        for edge_type, fanouts in self.num_neighbors.items():
-            for fanout in fanouts:
-                if fanout < -1:
-                    raise ValueError(
-                        f"fanout {fanout} of {edge_type}: must be -1 (all), 0 (skip) or positive"
-                    )
+        _ = self.hops  # checks the fields
 
     @property
-    def num_hops(self) -> int:
-        return len(next(iter(self.num_neighbors.values()), ()))
-
-    def weight(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
-        """Return the weight column by which edges of a type are drawn."""
-        declared = schema.edges[edge_type].weights
-        return self.weight_attr if self.weight_attr in declared else None
-
-    def rule(self, schema: GraphSchema, edge_type: EdgeType, hop: int) -> DrawRule:
-        """Return how the neighbours of one hop over one edge type are drawn."""
-        return DrawRule(
-            fanout=self.num_neighbors[edge_type][hop],
+    def hops(self) -> KHop:
+        """How the neighbourhood is drawn."""
+        return KHop(
+            num_neighbors=self.num_neighbors,
             replace=self.replace,
-            weight=self.weight(schema, edge_type),
+            with_edge=self.with_edge,
+            weight_attr=self.weight_attr,
         )
 
     @property
@@ -80,35 +59,36 @@ class NeighborPlan:
             schema,
             columns,
             seed_type=self.seed_type,
-            num_hops=self.num_hops,
+            num_hops=self.hops.num_hops,
             edge_types=[each for each in schema.edges if each in self.num_neighbors],
             with_edge=self.with_edge,
             distinct_edges=not self.replace,
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:
-        return LocalSampler(context, self) if context.store is None else DistributedSampler(context, self)
+        seeder = NodeSeeder(context, self.seed_type)
+        if context.store is None:
+            return LocalSampler(context, self.hops, seeder)
+        return DistributedSampler(context, self.hops, seeder, context.store)
 
     def check_here(self) -> None:
         """Do nothing: the library has all that it takes."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "seed_type": self.seed_type,
-            "num_neighbors": sorted((list(kind), list(hops)) for kind, hops in self.num_neighbors.items()),
-            "replace": self.replace,
-            "with_edge": self.with_edge,
-            **({} if self.weight_attr is None else {"weight_attr": self.weight_attr}),
-        }
+        return {"seed_type": self.seed_type, **self.hops.to_json()}
 
     @classmethod
     def from_json(cls, fields: PlanFields) -> NeighborPlan:
+        return cls._of(fields.node_type("seed_type"), KHop.from_json(fields))
+
+    @classmethod
+    def _of(cls, seed_type: NodeType, hops: KHop) -> NeighborPlan:
         return cls(
-            seed_type=fields.node_type("seed_type"),
-            num_neighbors=fields.fanouts("num_neighbors"),
-            replace=fields.flag("replace"),
-            with_edge=fields.flag("with_edge"),
-            weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
+            seed_type=seed_type,
+            num_neighbors=hops.num_neighbors,
+            replace=hops.replace,
+            with_edge=hops.with_edge,
+            weight_attr=hops.weight_attr,
         )
 
 
@@ -117,53 +97,4 @@ class KHopNeighborSamplerOptions:
     """K-hop neighbourhoods, sampled with the loader's ``num_neighbors``, ``replace`` and ``weight_attr``."""
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
-        if arguments.num_neighbors is None:
-            raise ValueError("num_neighbors is needed for k-hop neighbourhoods: a fanout for each hop")
-        return NeighborPlan(
-            seed_type=seed_type,
-            num_neighbors=read_num_neighbors(schema, arguments.num_neighbors),
-            replace=arguments.replace,
-            with_edge=arguments.returns_edge_ids(schema),
-            weight_attr=check_weight(schema, arguments.weight_attr),
-        )
-
-
-def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:
-    """Return ``weight_attr``, if it is ``None`` or declared. ``ValueError`` says how to declare it."""
-    if weight_attr is None:
-        return None
-    if isinstance(weight_attr, str) and any(weight_attr in edges.weights for edges in schema.edges.values()):
-        return weight_attr
-    known = sorted({name for edges in schema.edges.values() for name in edges.weights})
-    raise ValueError(
-        f"weight_attr {str(weight_attr)[:100]!r} is not declared as a weight; known: "
-        f"{', '.join(known) or 'none'}. Declare it: gigl-loader index GRAPH --weight "
-        f"{weight_attr if isinstance(weight_attr, str) else 'COLUMN'} (from_pyg: weight_attr=...)"[:400]
-    )
-
-
-def read_num_neighbors(
-    schema: GraphSchema, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]]
-) -> dict[EdgeType, tuple[int, ...]]:
-    """Return the fanouts of every edge type. ``ValueError`` names what is unknown, missing or negative."""
-    if not isinstance(num_neighbors, Mapping):
-        fanouts = _fanouts(num_neighbors, "num_neighbors")
-        return dict.fromkeys(schema.edges, fanouts)
-    unknown = [kind for kind in num_neighbors if kind not in schema.edges]
-    if unknown:
-        raise ValueError(f"num_neighbors has unknown edge types {unknown}; known: {list(schema.edges)}")
-    missing = [kind for kind in schema.edges if kind not in num_neighbors]
-    if missing:
-        raise ValueError(f"num_neighbors lacks the edge types {missing}; give [0, ...] to skip a type")
-    return {kind: _fanouts(num_neighbors[kind], f"num_neighbors of {kind}") for kind in schema.edges}
-
-
-def _fanouts(values: Any, what: str) -> tuple[int, ...]:
-    if isinstance(values, str) or not hasattr(values, "__len__"):
-        raise TypeError(f"{what} must be a list of whole numbers, one per hop, got {values!r}")
-    fanouts = tuple(
-        whole_number(f"{what} at hop {hop}", fanout, minimum=-1) for hop, fanout in enumerate(values)
-    )
-    if not fanouts:
-        raise ValueError(f"{what} needs at least one hop")
-    return fanouts
+        return NeighborPlan._of(seed_type, KHop.of(schema, arguments))

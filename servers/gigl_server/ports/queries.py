@@ -22,15 +22,16 @@ from gigl_loader.rpc.replies import (
     MAX_DRAWN_EDGES,
     MAX_ROW_BYTES,
     document,
+    edges_document,
     neighbors_document,
     row_chunks,
     row_layout,
     split_document,
 )
-from gigl_loader.rpc.requests import SplitRequest, parse
+from gigl_loader.rpc.requests import EdgeListRequest, SplitRequest, parse
 from gigl_loader.rpc.texts import text_arrays
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.ports.byte_semaphore import ByteSemaphore
 
@@ -61,6 +62,7 @@ _TICKET_COPIES = 2  # Of a request while its reply is sent.
 _LISTED_BYTES = 16 << 20  # Of a reply about a node type, with intermediate arrays.
 _TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the reply.
 _EDGE_BYTES = 24  # Position, edge id and slot.
+_EDGE_COPIES = 2  # Of listed edges: as int64, and in the reply.
 
 
 class Reply(NamedTuple):
@@ -169,6 +171,13 @@ class Queries:
         if isinstance(request, NeighborRequest):
             with self._counters.timed("sampling_s"):
                 return neighbors_document(self._stores[partition].sample(request))
+        if isinstance(request, EdgeRequest):
+            found = self._stores[partition].contains(request)
+            return document({"found": found.view(np.uint8)})
+        if isinstance(request, EdgeListRequest):
+            return edges_document(
+                self._stores[partition].edges(request.edge_type, request.first, request.count)
+            )
         if isinstance(request, SplitRequest):
             positions = self._graph.split_part(request.node_type, request.split, partition)
             return split_document(positions)
@@ -183,6 +192,10 @@ class Queries:
             )
         if partition is None:
             return _LISTED_BYTES
+        if isinstance(request, EdgeRequest):
+            return len(request.targets)
+        if isinstance(request, EdgeListRequest):
+            return _EDGE_COPIES * _EDGE_BYTES * request.count
         if isinstance(request, NeighborRequest):
             return _EDGE_BYTES * self._most_edges(partition, request)
         return 0
@@ -192,9 +205,8 @@ class Queries:
         rule = request.rule
         if 0 <= rule.fanout * len(request.targets) <= MAX_DRAWN_EDGES:
             return rule.fanout * len(request.targets)
-        bounds = self._graph.bounds(self._graph.schema.target_type(request.edge_type))
-        indptr = self._graph.topology(request.edge_type, partition)["indptr"]
-        edges = _count_drawn(indptr, request.targets - bounds[partition], rule.fanout, replace=rule.replace)
+        degrees = self._stores[partition].degrees(request)
+        edges = _count_drawn(degrees, rule.fanout, replace=rule.replace)
         if edges > MAX_DRAWN_EDGES:
             raise Refusal(
                 RefusalKind.TOO_LARGE,
@@ -224,9 +236,8 @@ class Queries:
         return {name: columns[name].row_bytes for name in request.columns}
 
 
-def _count_drawn(indptr: Int64Array, rows: Int64Array, fanout: int, *, replace: bool) -> int:
-    """Return the number of edges drawn for ``rows`` (int64 [N]), without drawing them."""
-    degrees = indptr[rows + 1] - indptr[rows]
+def _count_drawn(degrees: Int64Array, fanout: int, *, replace: bool) -> int:
+    """Return the number of edges drawn for targets of these degrees (int64 [N]), without drawing them."""
     if fanout < 0:
         return int(degrees.sum())
     if replace:

@@ -1,0 +1,222 @@
+"""Batches of sampled neighbourhoods around anchors and their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from typing_extensions import Unpack
+
+from gigl_loader.loaders.arguments import (
+    LoaderOptions,
+    check_khop_options,
+    flag,
+    sampler_arguments,
+    whole_number,
+)
+from gigl_loader.loaders.base import BaseDistLoader, Dataset
+from gigl_loader.loaders.collate import Collator, seed_index
+from gigl_loader.loaders.columns import all_columns
+from gigl_loader.loaders.links import known_edge_type
+from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
+from gigl_loader.options import EdgeType
+from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
+from gigl_loader.sampling.plans.ablp import (
+    NUM_ANCHORS,
+    ABLPPlan,
+    label_lists,
+    pair_arrays,
+    random_array,
+)
+from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.schema import LabelSign
+    from gigl_loader.loaders.neighbor import InputNodes
+    from gigl_loader.loaders.transfer import FrameTensors
+
+__all__ = ["DistABLPLoader"]
+
+_SIGNS: tuple[LabelSign, ...] = ("positive", "negative")
+
+
+class DistABLPLoader(BaseDistLoader):
+    """K-hop neighbourhoods for anchor-based link prediction, as PyG ``Data`` or ``HeteroData``.
+
+    Anchors and the nodes that supervision edges join them with, their labels, are seeds. Batches have the
+    nodes, edges and columns of :class:`DistNeighborLoader`, and ``batch``, ``batch_size``, ``input_id`` and
+    ``seed_index`` of the anchors alone. Besides:
+
+    - ``y_positive``: int64 [2, P], row 0 the local anchor (0 .. number of distinct anchors - 1), row 1 the
+      local label node in its type; by ascending anchor, and for each by ascending node id. A label that
+      comes twice stays twice; an anchor without labels has no pair. With ``as_dict``, a dict of anchor to
+      its labels [P of the anchor], with an entry for every anchor.
+    - ``y_negative``: the same for hard negatives, where the graph has a label set with negatives.
+    - ``random_negative_index``: int64 [r], local nodes of the labels' type, where they were asked for.
+
+    Where a list of several supervision types was given, each is a dict by type. Names are GiGL's.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+        input_nodes: InputNodes = None,
+        *,
+        supervision_edge_type: EdgeType | Sequence[EdgeType],
+        max_labels_per_anchor: int | None = None,
+        num_random_negatives: int = 0,
+        as_dict: bool = False,
+        exclude_targets: bool = True,
+        replace: bool = False,
+        with_edge: bool | None = None,
+        weight_attr: str | None = None,
+        sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        """Check the arguments, then start the sampling processes.
+
+        ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``
+            As for :class:`DistNeighborLoader`.
+        ``input_nodes``
+            Anchors: node ids, a mask, a split or ``None``, as for :class:`DistNeighborLoader`; all of the
+            source type of the supervision edges.
+        ``supervision_edge_type``
+            Supervision type, or several from one source type: ``(anchor type, relation, label type)``,
+            outward, whatever the graph's ``edge_dir``. Labels are those of its label set (``labels`` of
+            ``DistDataset.from_pyg``, ``gigl-loader partition --labels``), else the edges of the type.
+        ``max_labels_per_anchor``
+            Keep so many labels of an anchor and type, drawn anew each epoch. ``None``: all.
+        ``num_random_negatives``
+            Nodes of each label type that are drawn for every batch, different while there are enough.
+        ``as_dict``
+            ``y_positive`` and ``y_negative`` as dicts of anchor to labels.
+        ``exclude_targets``
+            Remove the sampled edges of the supervision type, and of its reverse (``rev_...``, or the type
+            itself in a graph of one type), that join an anchor with one of its labels in the batch.
+        ``sampler_options``
+            Kind of sampler: k-hop neighbourhoods are the only one for anchors.
+        ``options``
+            Those of :class:`BaseDistLoader`. ``batch_size`` counts anchors.
+        """
+        self._input_nodes = input_nodes
+        self._supervision = supervision_edge_type
+        self._cap = (
+            None
+            if max_labels_per_anchor is None
+            else whole_number("max_labels_per_anchor", max_labels_per_anchor, minimum=1)
+        )
+        self._num_random = whole_number("num_random_negatives", num_random_negatives, minimum=0)
+        self._as_dict = flag("as_dict", as_dict)
+        self._exclude_targets = flag("exclude_targets", exclude_targets)
+        check_khop_options(sampler_options, "labels of anchors")
+        self._sampling = sampler_arguments(
+            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr
+        )
+        super().__init__(dataset, **options)
+
+    def seed_nodes(self) -> SeedNodes:
+        """Return the anchors of an epoch."""
+        self._types, self._several = self._supervision_types()
+        anchor_type = self._types[0][0]
+        given = self._input_nodes
+        if isinstance(given, tuple):
+            anchors = read_seed_nodes(self.dataset, given)
+        else:
+            anchors = read_seed_nodes(self.dataset, (anchor_type, given))
+        if anchors.node_type != anchor_type:
+            raise ValueError(
+                f"anchors are nodes of type {anchors.node_type!r}, and {self._types[0]} leads from "
+                f"{anchor_type!r}: supervision_edge_type is (anchor type, relation, label type)"
+            )
+        return anchors
+
+    def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
+        """Return which subgraph belongs to a batch."""
+        schema = self.dataset.schema
+        types = self._types if self._exclude_targets else []
+        excluded = tuple(each for each in types if each in schema.edges)
+        reverses = [self._reverse(each) for each in types]
+        plan = ABLPPlan(
+            supervision=tuple(self._types),
+            hops=KHop.of(schema, self._sampling),
+            max_labels=self._cap,
+            random_negatives=self._num_random,
+            excluded=excluded,
+            excluded_reverse=tuple(sorted({each for each in reverses if each is not None})),
+        )
+        return BatchPlan(sampler=plan, run_seed=run_seed, columns=all_columns(schema))
+
+    def collate(self, tensors: FrameTensors) -> Any:
+        """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
+        batch = self._collator(tensors)
+        count = tensors.frame.counters[NUM_ANCHORS]
+        anchor_type = self._types[0][0]
+        seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(anchor_type, "n_id")
+        store = batch if self.dataset.schema.homogeneous else batch[anchor_type]
+        store.batch_size = count
+        store.input_id = tensors.tensor("input_id")
+        store.batch = seeds
+        store.seed_index = seed_index(seeds, node_ids[:count])
+        for sign in _SIGNS:
+            found = {
+                each: self._pairs(tensors, each, sign, count)
+                for each in self._types
+                if sign in label_lists(self.dataset.schema, each)
+            }
+            if found:
+                batch[f"y_{sign}"] = found if self._several else found[self._types[0]]
+        if self._num_random:
+            randoms = {each: _local(tensors, random_array(each)) for each in self._types}
+            batch.random_negative_index = randoms if self._several else randoms[self._types[0]]
+        return batch
+
+    def _pairs(self, tensors: FrameTensors, edge_type: EdgeType, sign: LabelSign, num_anchors: int) -> Any:
+        names = pair_arrays(edge_type, sign)
+        labels = _local(tensors, names.labels)
+        if not self._as_dict:
+            return torch.stack([_local(tensors, names.anchors), labels])
+        # On the host, which has the frame, too: counting on the device would make the host wait.
+        counts = np.bincount(tensors.frame.array(names.anchors), minlength=num_anchors)
+        return dict(enumerate(torch.split(labels, counts.tolist())))
+
+    def _supervision_types(self) -> tuple[list[EdgeType], bool]:
+        """Return the supervision types, ascending, and whether several were asked for."""
+        given = self._supervision
+        several = isinstance(given, Sequence) and not isinstance(given, (str, tuple))
+        listed: Any = given if several else [given]
+        if isinstance(given, tuple) and given and isinstance(given[0], tuple):
+            several, listed = True, list(given)
+        if not listed:
+            raise ValueError("supervision_edge_type is empty: name at least one edge type")
+        schema = self.dataset.schema
+        known = {*schema.edges, *schema.label_types}
+        types = [known_edge_type(known, each, "supervision_edge_type") for each in listed]
+        if len(set(types)) < len(types):
+            raise ValueError(f"supervision_edge_type names a type twice: {types}")
+        sources = {each[0] for each in types}
+        if len(sources) > 1:
+            raise ValueError(f"supervision types lead from several node types: {', '.join(sorted(sources))}")
+        return sorted(types), several and len(types) > 1
+
+    def _reverse(self, edge_type: EdgeType) -> EdgeType | None:
+        """Return the type that holds the same edges the other way round, by PyG's rule of names."""
+        source, relation, destination = edge_type
+        schema = self.dataset.schema
+        names = [f"rev_{relation}", *([relation[4:]] if relation.startswith("rev_") else [])]
+        found = [(destination, name, source) for name in names]
+        if schema.homogeneous:
+            found.append(edge_type)
+        return next((each for each in found if each in schema.edges), None)
+
+    @cached_property
+    def _collator(self) -> Collator:
+        return Collator.of(self.dataset.schema, self.plan, self._sampling)
+
+
+def _local(tensors: FrameTensors, name: str) -> torch.Tensor:
+    return tensors.tensor(name).to(torch.int64)

@@ -1,0 +1,147 @@
+"""Labels of anchors, looked up in the graph: in a label set, or among the edges of a supervision type.
+
+Where they are a label set, or the graph has lists of out-edges, the owner of an anchor has its labels and
+draws those that a cap keeps. In a graph of in-edges, every partition has some of an anchor's edges, and
+the cap is drawn here, at the same addresses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gigl_loader.graph.schema import edge_type_address
+from gigl_loader.native import philox_words, split_by_owner
+from gigl_loader.sampling.partitioned import FrontierRequest
+from gigl_loader.sampling.store import DrawRule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.options import EdgeType
+    from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_loader.sampling.store import Neighbors
+
+__all__ = ["LABEL_HOP", "LabelLookup", "Labels", "distinct_ranks"]
+
+LABEL_HOP = 253
+"""In the address of the draws that a cap takes. Neighbours are drawn at smaller hops."""
+
+_RANDOM = 0xFF << 56 | 1 << 48
+"""In the address of random negatives, with the edge type."""
+
+
+class Labels(NamedTuple):
+    """The labels of some anchors."""
+
+    counts: Int64Array
+    """Of each anchor [A]."""
+    nodes: Int64Array
+    """Positions [P]: the labels of anchor i are the next ``counts[i]``, by ascending node id."""
+
+
+class LabelLookup:
+    """Looks up the labels of anchors in one kind of lists. Not thread-safe."""
+
+    def __init__(self, graph: Graph, store: PartitionedStore, lists: EdgeType, cap: int | None) -> None:
+        """``lists``: an edge type, or the name of a label set.
+
+        ``cap``: keep so many labels of each anchor, drawn without replacement. ``None``: all.
+        """
+        self._store = store
+        self._edge_type = lists
+        self._cap = cap
+        self._inward = graph.schema.edge_dir == "in" and lists not in graph.schema.labels
+        self._bounds = graph.bounds(lists[0])
+        self._anchor_ids = graph.node_ids(lists[0])
+        self._label_ids = graph.node_ids(lists[2])
+
+    def labels(self, anchors: Int64Array, key: int, *, max_labels: int) -> Labels:
+        """Return the labels of ``anchors`` (positions, int64 [A], distinct).
+
+        ``native.BatchTooLarge`` for more than ``max_labels`` of one partition.
+        """
+        if self._inward:
+            everyone = np.arange(len(anchors))
+            parts = len(self._bounds) - 1
+            found = self._ask([anchors] * parts, key, -1, max_labels, outward=True)
+            return self._capped(self._merged([everyone] * parts, found, len(anchors)), anchors, key)
+        shares = split_by_owner(anchors, self._bounds)
+        cap = -1 if self._cap is None else self._cap
+        found = self._ask([owned for owned, _ in shares], key, cap, max_labels, outward=False)
+        return self._merged([places for _, places in shares], found, len(anchors))
+
+    def _ask(
+        self, anchors: Sequence[Int64Array], key: int, fanout: int, max_labels: int, *, outward: bool
+    ) -> list[Neighbors]:
+        """Return the edges of anchors, given by partition."""
+        request = FrontierRequest(
+            targets=anchors,
+            edge_type=self._edge_type,
+            key=key,
+            hop=LABEL_HOP,
+            rule=DrawRule(fanout=fanout),
+            with_edge_ids=False,
+            with_slots=False,
+            max_edges=max_labels,
+            outward=outward,
+        )
+        [answers] = self._store.sample([request])
+        return answers
+
+    def _merged(self, places: Sequence[Int64Array], found: Sequence[Neighbors], count: int) -> Labels:
+        """Return what partitions answered for the anchors at ``places``, in the order of the anchors."""
+        owners = [
+            np.repeat(place, each.counts) for place, each in zip(places, found, strict=True) if len(place)
+        ]
+        nodes = [
+            each.positions.astype(np.int64) for place, each in zip(places, found, strict=True) if len(place)
+        ]
+        anchors, labels = np.concatenate(owners), np.concatenate(nodes)
+        ids = labels if self._label_ids is None else self._label_ids[labels]
+        order = np.lexsort((ids, anchors))
+        return Labels(np.bincount(anchors, minlength=count).astype(np.int64), labels[order])
+
+    def _capped(self, labels: Labels, anchors: Int64Array, key: int) -> Labels:
+        """Return ``cap`` of the labels of each anchor that has more."""
+        if self._cap is None or not (labels.counts > self._cap).any():
+            return labels
+        ids = anchors if self._anchor_ids is None else self._anchor_ids[anchors]
+        begins = np.cumsum(labels.counts) - labels.counts
+        kept = np.ones(len(labels.nodes), np.bool_)
+        for anchor in np.flatnonzero(labels.counts > self._cap).tolist():
+            begin, count = int(begins[anchor]), int(labels.counts[anchor])
+            place = edge_type_address(self._edge_type) << 32 | LABEL_HOP << 56
+            picks = _distinct(key, int(ids[anchor]), place, count, self._cap)
+            kept[begin : begin + count] = False
+            kept[begin + picks] = True
+        return Labels(np.minimum(labels.counts, self._cap), labels.nodes[kept])
+
+
+def distinct_ranks(key: int, edge_type: EdgeType, below: int, count: int) -> Int64Array:
+    """Return ``count`` ranks below ``below`` (positive), int64: each drawn once before any comes again."""
+    whole, rest = divmod(count, below)
+    place = _RANDOM | edge_type_address(edge_type) << 24
+    return np.concatenate([np.tile(np.arange(below), whole), _distinct(key, 0, place, below, rest)])
+
+
+def _distinct(key: int, low: int, place: int, below: int, count: int) -> Int64Array:
+    """Return ``count`` of the numbers below ``below``, drawn without replacement by Floyd's algorithm, int64.
+
+    Draw j is word ``j % 2`` of the block at ``(low, place | j // 2)``, as that of a neighbour is.
+    """
+    blocks = (count + 1) // 2
+    words = np.empty((blocks, 2), np.uint64)
+    first, second = np.empty(blocks, np.uint64), np.empty(blocks, np.uint64)
+    places = (np.arange(blocks, dtype=np.uint64) | np.uint64(place)).view(np.int64)
+    philox_words(key, np.full(blocks, low, np.int64), places, first, second)
+    words[:, 0], words[:, 1] = first, second
+    taken: dict[int, None] = {}
+    for j, word in enumerate(words.reshape(-1)[:count].tolist()):
+        bound = below - count + j
+        drawn = word * (bound + 1) >> 64
+        taken[bound if drawn in taken else drawn] = None
+    return np.fromiter(taken, np.int64, count)

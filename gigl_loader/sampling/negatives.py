@@ -1,0 +1,223 @@
+"""Negative links: drawn by addressed randomness, as ranks of nodes by ascending node id.
+
+Draw ``r`` of negative ``j`` takes the two Philox words of the counter ``(j, NEGATIVES | r)`` under the key of
+the batch: the first for the source, the second for the destination. ``docs/randomness.md`` specifies it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from gigl_loader.native import philox_words
+
+if TYPE_CHECKING:
+    from gigl_loader.arrays import BoolArray, Float64Array, Int64Array
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.partitioned import PartitionedStore
+
+__all__ = ["MAX_AMOUNT", "MAX_DRAWS", "DrawnNegatives", "NegativeDrawer", "Negatives", "NodeWeights"]
+
+MAX_DRAWS = 100
+"""Draws of a strict negative, after which the last one is kept."""
+
+MAX_AMOUNT = 1 << 20
+"""Negatives per link."""
+
+_NEGATIVES = 0xFF << 56
+"""In the address of a draw, where the draws of neighbours have edge type and hop."""
+
+
+@dataclass(frozen=True, eq=False)
+class NodeWeights:
+    """Weights by which nodes are drawn: float32 [N], by ascending node id, not negative."""
+
+    values: np.ndarray[Any, np.dtype[np.float32]]
+
+    def __post_init__(self) -> None:
+        values = self.values
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        if len(wrong):
+            raise ValueError(
+                f"weights must be finite and not negative: weight {wrong[0]} is {values[wrong[0]]:g}"
+            )
+        if not values.any():
+            raise ValueError("the weights are all zero: no node can be drawn")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeWeights) and np.array_equal(self.values, other.values)
+
+    def __hash__(self) -> int:
+        return hash(self.values.tobytes())
+
+    @cached_property
+    def sums(self) -> Float64Array:
+        """Running sums, one after the other, float64 [N]."""
+        return np.cumsum(self.values, dtype=np.float64)
+
+    def ranks(self, words: np.ndarray[Any, np.dtype[np.uint64]]) -> Int64Array:
+        """Return the ranks that random words (uint64 [N]) draw."""
+        total = self.sums[-1]
+        uniforms = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        drawn = np.searchsorted(self.sums, uniforms * total, side="right")
+        # A product may round up to the total, beyond the last node that has a weight.
+        last = int(np.searchsorted(self.sums, total))
+        return np.asarray(np.minimum(drawn, last), np.int64)
+
+    def to_json(self) -> str:
+        """Return the weights as base64 of their little-endian bytes."""
+        return base64.b64encode(self.values.astype("<f4").tobytes()).decode()
+
+    @classmethod
+    def from_json(cls, value: object, *, count: int, what: str) -> NodeWeights:
+        """Read weights of ``count`` nodes from outside. ``ValueError`` names the rule that is broken."""
+        try:
+            data = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+        except binascii.Error:
+            data = b""
+        if not count or len(data) != 4 * count:
+            raise ValueError(f"{what} is not the base64 text of {count} float32 weights")
+        return cls(np.frombuffer(data, "<f4"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Negatives:
+    """Which negatives a batch of links has. A frozen value, checked at birth."""
+
+    mode: Literal["binary", "triplet"]
+    """Binary negatives are pairs of drawn nodes; those of a triplet have the source of their link."""
+    amount: float = 1.0
+    """Per link. A batch of M links has ``ceil(M * amount)``; negative j belongs to link ``j % M``."""
+    strict: bool = False
+    """A negative is no edge of the type, if one is found within ``MAX_DRAWS`` draws."""
+    src_weight: NodeWeights | None = None
+    dst_weight: NodeWeights | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("binary", "triplet"):
+            raise ValueError(f"the mode of negatives is 'binary' or 'triplet', got {self.mode!r}")
+        if not 0 < self.amount <= MAX_AMOUNT:
+            raise ValueError(f"amount of negatives must lie in (0, {MAX_AMOUNT}], got {self.amount}")
+        if self.mode == "triplet" and self.amount != math.ceil(self.amount):
+            raise ValueError(f"amount must be a whole number for triplets, got {self.amount}")
+        if self.mode == "triplet" and self.src_weight is not None:
+            raise ValueError("src_weight has no meaning for triplets, whose negatives keep their source")
+
+    def count(self, num_links: int) -> int:
+        """Return the number of negatives of a batch."""
+        return math.ceil(self.amount * num_links)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        weights = {"src_weight": self.src_weight, "dst_weight": self.dst_weight}
+        return {
+            "mode": self.mode,
+            "amount": self.amount,
+            "strict": self.strict,
+            **{name: weight.to_json() for name, weight in weights.items() if weight is not None},
+        }
+
+    @classmethod
+    def from_json(cls, value: object, schema: GraphSchema, edge_type: EdgeType) -> Negatives:
+        """Read the fields of a plan from outside. ``ValueError`` names the rule that is broken."""
+        fields = dict(value) if isinstance(value, dict) else {}
+        mode, amount, strict = (fields.pop(name, None) for name in ("mode", "amount", "strict"))
+        if mode not in ("binary", "triplet") or type(amount) not in (int, float) or type(strict) is not bool:
+            raise ValueError("negatives are an object of mode, amount and strict")
+        weights = {
+            name: NodeWeights.from_json(fields.pop(name), count=schema.nodes[node_type].count, what=name)
+            for name, node_type in (("src_weight", edge_type[0]), ("dst_weight", edge_type[2]))
+            if name in fields
+        }
+        if fields:
+            raise ValueError(f"unknown field {min(fields, key=str)!r:.100} of negatives")
+        return cls(mode=mode, amount=float(amount), strict=strict, **weights)
+
+
+class DrawnNegatives(NamedTuple):
+    """The negatives of a batch."""
+
+    src: Int64Array
+    """Positions [J]: of triplets, the sources of their links."""
+    dst: Int64Array
+    not_strict: int
+    """How many of those that should be no edge are one."""
+
+
+class NegativeDrawer:
+    """Draws the negatives of batches of links of one edge type. A function of key and links alone."""
+
+    def __init__(
+        self, graph: Graph, store: PartitionedStore | None, edge_type: EdgeType, negatives: Negatives
+    ) -> None:
+        """``store`` answers which edges exist. It is needed where negatives are strict."""
+        self._graph = graph
+        self._store = store
+        self._edge_type = edge_type
+        self._negatives = negatives
+        self._inward = graph.schema.edge_dir == "in"
+
+    def draw(self, key: int, src: Int64Array) -> DrawnNegatives:
+        """Return the negatives of a batch. ``src``: positions of the links' sources, int64 [M]."""
+        count = self._negatives.count(len(src))
+        numbers = np.arange(count, dtype=np.int64)
+        neg_src, neg_dst = self._draw(key, numbers, src, draw=0)
+        pending = self._edges_among(numbers, neg_src, neg_dst)
+        for draw in range(1, MAX_DRAWS):
+            if not len(pending):
+                break
+            neg_src[pending], neg_dst[pending] = self._draw(key, pending, src, draw=draw)
+            pending = self._edges_among(pending, neg_src, neg_dst)
+        return DrawnNegatives(neg_src, neg_dst, len(pending))
+
+    def _draw(
+        self, key: int, numbers: Int64Array, src: Int64Array, *, draw: int
+    ) -> tuple[Int64Array, Int64Array]:
+        """Make one draw of the negatives with these numbers."""
+        first, second = np.empty(len(numbers), np.uint64), np.empty(len(numbers), np.uint64)
+        place = np.full(len(numbers), _NEGATIVES | draw, np.uint64).view(np.int64)
+        philox_words(key, numbers, place, first, second)
+        source_type, _, destination_type = self._edge_type
+        destinations = self._nodes(destination_type, second, self._negatives.dst_weight)
+        if self._negatives.mode == "triplet":
+            return src[numbers % len(src)], destinations
+        return self._nodes(source_type, first, self._negatives.src_weight), destinations
+
+    def _nodes(
+        self,
+        node_type: NodeType,
+        words: np.ndarray[Any, np.dtype[np.uint64]],
+        weights: NodeWeights | None,
+    ) -> Int64Array:
+        """Return the positions of the nodes that random words draw."""
+        count = self._graph.schema.nodes[node_type].count
+        ranks = _below(words, count) if weights is None else weights.ranks(words)
+        return self._graph.at_ranks(node_type, ranks)
+
+    def _edges_among(self, numbers: Int64Array, src: Int64Array, dst: Int64Array) -> Int64Array:
+        """Return which of these negatives should be no edge, and are one."""
+        if not self._negatives.strict:
+            return numbers[:0]
+        assert self._store is not None
+        targets, neighbors = (dst, src) if self._inward else (src, dst)
+        found: BoolArray = self._store.contains(self._edge_type, targets[numbers], neighbors[numbers])
+        return numbers[found]
+
+
+def _below(words: np.ndarray[Any, np.dtype[np.uint64]], count: int) -> Int64Array:
+    """Return the upper 64 bits of each word times ``count``: numbers below it."""
+    low, high = words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)
+    small, large = np.uint64(count & 0xFFFFFFFF), np.uint64(count >> 32)
+    # Four products of 32 bits; `count` is below 2**63, so that no sum here overflows.
+    middle = high * small + (low * small >> np.uint64(32))
+    cross = low * large + (middle & np.uint64(0xFFFFFFFF))
+    upper = high * large + (middle >> np.uint64(32)) + (cross >> np.uint64(32))
+    return np.asarray(upper, np.int64)

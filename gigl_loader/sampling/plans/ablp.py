@@ -1,0 +1,253 @@
+"""Plan of anchor-based link prediction: neighbourhoods of anchors, their labels and random negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from gigl_loader.graph.schema import Column, label_list, type_name
+from gigl_loader.native import BatchTooLarge as NativeTooLarge
+from gigl_loader.native import batch_key
+from gigl_loader.sampling.distributed import DistributedSampler
+from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
+from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
+from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.request import SEED, InputColumn
+from gigl_loader.sampling.seeds import BatchSeeds, Exclusion
+
+if TYPE_CHECKING:
+    from gigl_loader.arrays import Array, Int64Array
+    from gigl_loader.graph.schema import GraphSchema, LabelSign
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.bounds import BatchBounds
+    from gigl_loader.sampling.plan import ColumnPlan, SamplerContext
+    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.source import PlanSampler
+
+__all__ = ["NUM_ANCHORS", "ABLPPlan", "label_lists", "pair_arrays", "random_array"]
+
+NUM_ANCHORS = "num_anchors"
+"""Counter of the distinct anchors of a batch, the first nodes of their type."""
+
+_LOCAL = Column("I32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ABLPPlan:
+    """The sampled neighbourhood of anchors, of their labels by supervision edges, and of random negatives."""
+
+    kind: ClassVar[str] = "ablp"
+
+    supervision: tuple[EdgeType, ...]
+    """Supervision types, ascending, each from the anchors' type to that of their labels."""
+    hops: KHop
+    max_labels: int | None = None
+    """Labels that are kept of each anchor and type; ``None``: all."""
+    random_negatives: int = 0
+    """Nodes of each supervision type's destination that are added to a batch."""
+    excluded: tuple[EdgeType, ...] = ()
+    """Types of which sampled edges from an anchor to one of its labels are removed."""
+    excluded_reverse: tuple[EdgeType, ...] = ()
+    """Types of which sampled edges from a label to its anchor are removed."""
+
+    def __post_init__(self) -> None:
+        if not self.supervision or list(self.supervision) != sorted(set(self.supervision)):
+            raise ValueError("supervision types are different, in ascending order, and at least one")
+        if len({each[0] for each in self.supervision}) > 1:
+            raise ValueError("all supervision types lead from the anchors' type")
+        if self.max_labels is not None and not 0 < self.max_labels < 2**31:
+            raise ValueError(f"max_labels must lie in [1, 2**31), got {self.max_labels}")
+        if not 0 <= self.random_negatives < 2**24:
+            raise ValueError(f"random_negatives must lie in [0, 2**24), got {self.random_negatives}")
+        if self.hops.num_hops > LABEL_HOP:
+            raise ValueError(f"at most {LABEL_HOP} hops beside labels, got {self.hops.num_hops}")
+
+    @property
+    def anchor_type(self) -> NodeType:
+        return self.supervision[0][0]
+
+    @property
+    def inputs(self) -> tuple[InputColumn, ...]:
+        return (InputColumn(SEED, "I64", self.anchor_type),)
+
+    def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
+        computed = [array for each in self.supervision for array in self._arrays(schema, each)]
+        return FrameSchema.around_seeds(
+            schema,
+            columns,
+            num_hops=self.hops.num_hops,
+            edge_types=[each for each in schema.edges if each in self.hops.num_neighbors],
+            with_edge=self.hops.with_edge,
+            inputs=("seeds", "input_id"),
+            computed=tuple(computed),
+            counters=(NUM_ANCHORS,),
+            distinct_edges=not self.hops.replace,
+        )
+
+    def open(self, context: SamplerContext) -> PlanSampler:
+        seeder = ABLPSeeder(context, self, context.store or PartitionedStore.whole(context.graph))
+        if context.store is None:
+            return LocalSampler(context, self.hops, seeder)
+        return DistributedSampler(context, self.hops, seeder, context.store)
+
+    def check_here(self) -> None:
+        """Do nothing: the library has all that it takes."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "supervision": [list(each) for each in self.supervision],
+            **self.hops.to_json(),
+            "max_labels": self.max_labels,
+            "random_negatives": self.random_negatives,
+            "excluded": [list(each) for each in self.excluded],
+            "excluded_reverse": [list(each) for each in self.excluded_reverse],
+        }
+
+    @classmethod
+    def from_json(cls, fields: PlanFields) -> ABLPPlan:
+        cap = fields.take("max_labels")
+        if cap is not None and type(cap) is not int:
+            raise ValueError("max_labels is a whole number or null")
+        known = [*fields.schema.edges, *fields.schema.label_types]
+        return cls(
+            supervision=fields.edge_types("supervision", known),
+            hops=KHop.from_json(fields),
+            max_labels=cap,
+            random_negatives=fields.whole("random_negatives"),
+            excluded=fields.edge_types("excluded", known),
+            excluded_reverse=fields.edge_types("excluded_reverse"),
+        )
+
+    def _arrays(self, schema: GraphSchema, edge_type: EdgeType) -> list[FrameArray]:
+        anchor, _, label = map(type_name, edge_type)
+        arrays: list[FrameArray] = []
+        for sign in label_lists(schema, edge_type):
+            names = pair_arrays(edge_type, sign)
+            arrays += [
+                FrameArray(names.anchors, _LOCAL, "computed", indexes=anchor),
+                FrameArray(names.labels, _LOCAL, "computed", indexes=label, as_long_as=names.anchors),
+            ]
+        if self.random_negatives:
+            name = random_array(edge_type)
+            arrays.append(FrameArray(name, _LOCAL, "computed", indexes=label, count=self.random_negatives))
+        return arrays
+
+
+class PairArrays(NamedTuple):
+    """Names of the arrays of the labels of one supervision type and sign in a frame: local indices."""
+
+    anchors: str
+    labels: str
+
+
+def pair_arrays(edge_type: EdgeType, sign: LabelSign) -> PairArrays:
+    """Return the names of the arrays of the labels of a supervision type and sign."""
+    prefix = f"label/{type_name(edge_type)}/{sign}"
+    return PairArrays(f"{prefix}/anchor", f"{prefix}/label")
+
+
+def random_array(edge_type: EdgeType) -> str:
+    """Return the name of the array of a supervision type's random negatives."""
+    return f"label/{type_name(edge_type)}/random"
+
+
+def label_lists(schema: GraphSchema, edge_type: EdgeType) -> dict[LabelSign, EdgeType]:
+    """Return the lists that have the labels of a supervision type, by sign.
+
+    Without a label set, the edges of the type are the positive ones. ``ValueError`` where there is neither.
+    """
+    signs: tuple[LabelSign, ...] = ("positive", "negative")
+    found = {sign: label_list(edge_type, sign) for sign in signs}
+    stored = {sign: name for sign, name in found.items() if name in schema.labels}
+    if stored:
+        return stored
+    if edge_type not in schema.edges:
+        raise ValueError(f"no edge type or label set {edge_type!r:.200}")
+    return {"positive": edge_type}
+
+
+class ABLPSeeder:
+    """The seeds of a batch of anchors: the anchors, their labels type by type, then the random negatives."""
+
+    def __init__(self, context: SamplerContext, plan: ABLPPlan, store: PartitionedStore) -> None:
+        graph = context.graph
+        self._graph = graph
+        self._plan = plan
+        self._run_seed = context.plan.run_seed
+        self._ids = graph.node_ids(plan.anchor_type)
+        self._types = {node_type: number for number, node_type in enumerate(graph.schema.nodes)}
+        self._lookups = {
+            (each, sign): LabelLookup(graph, store, lists, plan.max_labels)
+            for each in plan.supervision
+            for sign, lists in label_lists(graph.schema, each).items()
+        }
+        self._inward = graph.schema.edge_dir == "in"
+        self._edge_types = [each for each in graph.schema.edges if each in plan.hops.num_neighbors]
+
+    def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
+        plan, anchors = self._plan, request.inputs[SEED]
+        ids = anchors if self._ids is None else self._ids[anchors]
+        key = batch_key(self._run_seed, request.epoch, ids)
+        distinct = anchors[np.sort(np.unique(anchors, return_index=True)[1])]
+        if len(distinct) + plan.random_negatives * len(plan.supervision) > bounds.edges:
+            raise bounds.too_many_edges(len(request))
+        groups: list[tuple[int, Int64Array]] = [(self._types[plan.anchor_type], distinct)]
+        arrays: dict[str, Array] = {"seeds": ids, "input_id": request.index}
+        indices: dict[str, slice | Int64Array] = {}
+        excluded: list[Exclusion] = []
+        end = len(distinct)
+
+        def add(node_type: NodeType, positions: Int64Array) -> slice:
+            nonlocal end
+            groups.append((self._types[node_type], positions))
+            begin, end = end, end + len(positions)
+            return slice(begin, end)
+
+        for (edge_type, sign), lookup in self._lookups.items():
+            try:
+                labels = lookup.labels(distinct, key, max_labels=bounds.edges - end)
+            except NativeTooLarge:
+                raise bounds.too_many_edges(len(request)) from None
+            if end + len(labels.nodes) > bounds.edges:
+                raise bounds.too_many_edges(len(request))
+            names = pair_arrays(edge_type, sign)
+            owners = np.repeat(np.arange(len(distinct)), labels.counts)
+            indices[names.anchors] = owners
+            indices[names.labels] = place = add(edge_type[2], labels.nodes)
+            if sign == "positive":
+                excluded += self._exclusions(edge_type, owners, np.arange(place.start, place.stop))
+        if plan.random_negatives:
+            for edge_type in plan.supervision:
+                indices[random_array(edge_type)] = add(edge_type[2], self._randoms(edge_type, key))
+        return BatchSeeds(
+            key=key,
+            groups=groups,
+            arrays=arrays,
+            indices=indices,
+            excluded=excluded,
+            counters={NUM_ANCHORS: len(distinct)},
+        )
+
+    def _randoms(self, edge_type: EdgeType, key: int) -> Int64Array:
+        """Return the positions of the random negatives of a supervision type."""
+        count = self._graph.schema.nodes[edge_type[2]].count
+        ranks = distinct_ranks(key, edge_type, count, self._plan.random_negatives)
+        return self._graph.at_ranks(edge_type[2], ranks)
+
+    def _exclusions(self, edge_type: EdgeType, anchors: Int64Array, labels: Int64Array) -> list[Exclusion]:
+        source, _, destination = edge_type
+        forward = [each for each in self._plan.excluded if (each[0], each[2]) == (source, destination)]
+        backward = [
+            each for each in self._plan.excluded_reverse if (each[0], each[2]) == (destination, source)
+        ]
+        pairs = [(each, anchors, labels) for each in forward] + [(each, labels, anchors) for each in backward]
+        return [
+            Exclusion(self._edge_types.index(each), *((end, begin) if self._inward else (begin, end)))
+            for each, begin, end in pairs
+            if each in self._edge_types
+        ]

@@ -1,0 +1,197 @@
+"""Plan of neighbourhoods around links: pairs of nodes, with negatives that are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.sampling.distributed import DistributedSampler
+from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
+from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.negatives import NegativeDrawer, Negatives
+from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.request import InputColumn
+from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, request_key
+
+if TYPE_CHECKING:
+    from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType
+    from gigl_loader.sampling.bounds import BatchBounds
+    from gigl_loader.sampling.plan import ColumnPlan, SamplerContext
+    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.source import PlanSampler
+
+__all__ = ["NOT_STRICT", "LinkPlan"]
+
+NOT_STRICT = "negatives_not_strict"
+"""Counter of the strict negatives of a batch that are edges, because no other pair was found."""
+
+_LOCAL = Column("I32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPlan:
+    """The sampled neighbourhood of the ends of links of one edge type, and of their negatives."""
+
+    kind: ClassVar[str] = "link"
+
+    edge_type: EdgeType
+    """Of the links: from its source type to its destination type."""
+    hops: KHop
+    negatives: Negatives | None = None
+    excluded: tuple[EdgeType, ...] = ()
+    """Types of which sampled edges from source to destination of a link of the batch are removed."""
+    excluded_reverse: tuple[EdgeType, ...] = ()
+    """Types of which sampled edges from destination to source of a link of the batch are removed."""
+
+    @property
+    def inputs(self) -> tuple[InputColumn, ...]:
+        source, _, destination = self.edge_type
+        return (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination))
+
+    def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
+        return FrameSchema.around_seeds(
+            schema,
+            columns,
+            num_hops=self.hops.num_hops,
+            edge_types=[each for each in schema.edges if each in self.hops.num_neighbors],
+            with_edge=self.hops.with_edge,
+            computed=tuple(self._arrays()),
+            counters=(NOT_STRICT,) if self._is_strict else (),
+            distinct_edges=not self.hops.replace,
+        )
+
+    def open(self, context: SamplerContext) -> PlanSampler:
+        store = context.store
+        lookup = PartitionedStore.whole(context.graph) if store is None and self._is_strict else store
+        seeder = LinkSeeder(context, self, lookup)
+        if store is None:
+            return LocalSampler(context, self.hops, seeder)
+        return DistributedSampler(context, self.hops, seeder, store)
+
+    def check_here(self) -> None:
+        """Do nothing: the library has all that it takes."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "edge_type": list(self.edge_type),
+            **self.hops.to_json(),
+            **({} if self.negatives is None else {"negatives": self.negatives.to_json()}),
+            "excluded": [list(each) for each in self.excluded],
+            "excluded_reverse": [list(each) for each in self.excluded_reverse],
+        }
+
+    @classmethod
+    def from_json(cls, fields: PlanFields) -> LinkPlan:
+        edge_type = fields.edge_type("edge_type")
+        negatives = fields.take("negatives", None)
+        plan = cls(
+            edge_type=edge_type,
+            hops=KHop.from_json(fields),
+            negatives=None if negatives is None else Negatives.from_json(negatives, fields.schema, edge_type),
+            excluded=fields.edge_types("excluded"),
+            excluded_reverse=fields.edge_types("excluded_reverse"),
+        )
+        plan.check_excluded()
+        return plan
+
+    def check_excluded(self) -> None:
+        """Raise ``ValueError`` for an excluded type that does not join the ends of links."""
+        source, _, destination = self.edge_type
+        for types, ends in (
+            (self.excluded, (source, destination)),
+            (self.excluded_reverse, (destination, source)),
+        ):
+            for each in types:
+                if (each[0], each[2]) != ends:
+                    raise ValueError(
+                        f"edges {each} cannot be excluded with links {self.edge_type}: they lead from "
+                        f"{each[0]!r} to {each[2]!r}, not from {ends[0]!r} to {ends[1]!r}"
+                    )
+
+    @property
+    def _is_strict(self) -> bool:
+        return self.negatives is not None and self.negatives.strict
+
+    def _arrays(self) -> list[FrameArray]:
+        """Return the arrays of local indices of the ends of links and negatives."""
+        source, _, destination = map(type_name, self.edge_type)
+        arrays = [_locals("src", source, 1.0), _locals("dst", destination, 1.0)]
+        if self.negatives is not None:
+            amount = self.negatives.amount
+            if self.negatives.mode == "binary":
+                arrays.append(_locals("neg_src", source, amount))
+            arrays.append(_locals("neg_dst", destination, amount))
+        return arrays
+
+
+class LinkSeeder:
+    """The seeds of a batch of links: sources, destinations, then the same of the negatives."""
+
+    def __init__(self, context: SamplerContext, plan: LinkPlan, store: PartitionedStore | None) -> None:
+        graph = context.graph
+        self._plan = plan
+        self._run_seed = context.plan.run_seed
+        ends = (plan.edge_type[0], plan.edge_type[2])
+        self._ids = [graph.node_ids(end) for end in ends]
+        self._types = [list(graph.schema.nodes).index(end) for end in ends]
+        self._inward = graph.schema.edge_dir == "in"
+        self._edge_types = [each for each in graph.schema.edges if each in plan.hops.num_neighbors]
+        self._negatives = (
+            None if plan.negatives is None else NegativeDrawer(graph, store, plan.edge_type, plan.negatives)
+        )
+
+    def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
+        plan, count = self._plan, len(request)
+        drawn = 0 if plan.negatives is None else plan.negatives.count(count)
+        if 2 * (count + drawn) > bounds.edges:
+            raise bounds.too_many_edges(count)
+        ends = (request.inputs["src"], request.inputs["dst"])
+        ids = [each if known is None else known[each] for each, known in zip(ends, self._ids, strict=True)]
+        key = request_key(self._run_seed, request, ids)
+        columns: dict[str, tuple[int, Int64Array]] = {
+            "src": (self._types[0], ends[0]),
+            "dst": (self._types[1], ends[1]),
+        }
+        counters = {}
+        if self._negatives is not None:
+            negatives = self._negatives.draw(key, ends[0])
+            if plan.negatives is not None and plan.negatives.mode == "binary":
+                columns["neg_src"] = (self._types[0], negatives.src)
+            columns["neg_dst"] = (self._types[1], negatives.dst)
+            counters[NOT_STRICT] = negatives.not_strict
+        bounds_of = _slices({name: len(positions) for name, (_, positions) in columns.items()})
+        return BatchSeeds(
+            key=key,
+            groups=list(columns.values()),
+            arrays={"input_id": request.index},
+            indices=bounds_of,
+            excluded=self._exclusions(bounds_of["src"], bounds_of["dst"]),
+            counters=counters,
+        )
+
+    def _exclusions(self, src: slice, dst: slice) -> list[Exclusion]:
+        types = [(each, src, dst) for each in self._plan.excluded]
+        types += [(each, dst, src) for each in self._plan.excluded_reverse]
+        return [
+            Exclusion(self._edge_types.index(each), *((end, begin) if self._inward else (begin, end)))
+            for each, begin, end in types
+            if each in self._edge_types
+        ]
+
+
+def _locals(name: str, node_type: str, per_entry: float) -> FrameArray:
+    return FrameArray(name, _LOCAL, "computed", indexes=node_type, per_entry=per_entry)
+
+
+def _slices(lengths: dict[str, int]) -> dict[str, slice]:
+    """Return where each of several arrays lies when they follow each other."""
+    slices, begin = {}, 0
+    for name, length in lengths.items():
+        slices[name] = slice(begin, begin + length)
+        begin += length
+    return slices

@@ -1,0 +1,82 @@
+"""Seeds of a batch: the first of its three stages, from the entries of a request to nodes by type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from gigl_loader.native import batch_key
+from gigl_loader.sampling.request import SEED
+
+if TYPE_CHECKING:
+    from gigl_loader.arrays import Array, Int64Array
+    from gigl_loader.options import NodeType
+    from gigl_loader.sampling.bounds import BatchBounds
+    from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.request import BatchRequest
+
+__all__ = ["BatchSeeds", "Exclusion", "NodeSeeder", "Seeder", "request_key"]
+
+
+class Exclusion(NamedTuple):
+    """Edges of one type that are removed after they were drawn: those that join pairs of seeds."""
+
+    edge_type: int
+    """Number of the type in the plan."""
+    targets: slice | Int64Array
+    """Of the pairs: indices into all seeds of the batch, group after group."""
+    neighbors: slice | Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchSeeds:
+    """The nodes around which a batch is sampled, and what its frame tells of them."""
+
+    key: int
+    """Of every draw of the batch."""
+    groups: Sequence[tuple[int, Int64Array]]
+    """Number of the node type, and positions. A node may come twice; the batch has it once."""
+    arrays: Mapping[str, Array]
+    """Arrays of the frame, by name."""
+    indices: Mapping[str, slice | Int64Array] = field(default_factory=dict)
+    """Arrays of the frame that are local indices of seeds: by name, which of all seeds, group after group."""
+    excluded: Sequence[Exclusion] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Numbers that the frame tells, by name."""
+
+    def frame_arrays(self, locals_: Int64Array) -> dict[str, Array]:
+        """Return all arrays of the frame. ``locals_``: local index of each seed, int64 [S]."""
+        return {**self.arrays, **{name: locals_[which] for name, which in self.indices.items()}}
+
+
+class Seeder(Protocol):
+    """Makes the seeds of a request. A function of plan and request alone. Not thread-safe."""
+
+    def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
+        """Return the seeds. ``BatchTooLarge`` for more than the bounds allow, before memory is taken."""
+
+
+class NodeSeeder:
+    """The seeds of batches whose input is nodes: the nodes themselves."""
+
+    def __init__(self, context: SamplerContext, seed_type: NodeType) -> None:
+        self._ids = context.graph.node_ids(seed_type)
+        self._type = list(context.graph.schema.nodes).index(seed_type)
+        self._run_seed = context.plan.run_seed
+
+    def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
+        positions = request.inputs[SEED]
+        ids = positions if self._ids is None else self._ids[positions]
+        return BatchSeeds(
+            key=batch_key(self._run_seed, request.epoch, ids),
+            groups=[(self._type, positions)],
+            arrays={"seeds": ids, "input_id": request.index},
+        )
+
+
+def request_key(run_seed: int, request: BatchRequest, node_ids: Sequence[Int64Array]) -> int:
+    """Return the key of every draw of a batch whose input has several columns of nodes, in their order."""
+    return batch_key(run_seed, request.epoch, np.concatenate(node_ids))

@@ -1,0 +1,125 @@
+"""Splits by hash: whether a node or an edge is in train, val or test depends on its ids alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.native import batch_key, philox_words
+
+if TYPE_CHECKING:
+    import torch
+
+    from gigl_loader.arrays import Int64Array
+
+__all__ = ["hash_splits", "named_fractions", "split_edges", "split_nodes"]
+
+_NAMES = ("train", "val", "test")
+_UNITS = 2**53
+
+
+def split_nodes(
+    ids: torch.Tensor, fractions: Sequence[float] | Mapping[str, float], seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Return the node ids of each split, in the order of ``ids``.
+
+    A node is in the same split whatever other nodes there are, in every process and graph; other seeds split
+    otherwise. ``gigl-loader partition --split-nodes`` makes the same splits. ``docs/randomness.md`` specifies
+    the hash.
+
+    ``ids``
+        Integers [N].
+    ``fractions``
+        Of train, val and test (or train and val), or by name. They may add up to less than 1: other nodes
+        are in no split. Of N nodes, a fraction f has about f * N, with a deviation of sqrt(f * (1 - f) * N).
+    ``seed``
+        Not negative.
+
+    ``ValueError`` and ``TypeError`` name the rule that is broken.
+    """
+    import torch
+
+    tensor = torch.as_tensor(ids)
+    numbers = _integers("ids", tensor, 1)
+    return {
+        name: tensor[torch.from_numpy(which).to(tensor.device)]
+        for name, which in hash_splits(numbers, None, named_fractions(fractions), seed).items()
+    }
+
+
+def split_edges(
+    edge_index: torch.Tensor,
+    fractions: Sequence[float] | Mapping[str, float],
+    seed: int = 0,
+    undirected: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Return the numbers of the edges of each split, int64 and ascending: columns of ``edge_index``.
+
+    An edge is in a split for its two node ids: parallel edges fall into the same. With ``undirected``, so do
+    an edge and its reverse.
+
+    ``edge_index``
+        Integers [2, E], node ids.
+    ``fractions``, ``seed``
+        As for :func:`split_nodes`.
+    """
+    import torch
+
+    ends = _integers("edge_index", torch.as_tensor(edge_index), 2)
+    if undirected:
+        ends = np.sort(ends, axis=0)
+    splits = hash_splits(
+        np.ascontiguousarray(ends[0]), np.ascontiguousarray(ends[1]), named_fractions(fractions), seed
+    )
+    return {name: torch.from_numpy(np.flatnonzero(which)) for name, which in splits.items()}
+
+
+def named_fractions(fractions: Any) -> dict[str, float]:
+    """Return fractions by the name of the split. ``ValueError`` and ``TypeError`` name the broken rule."""
+    if isinstance(fractions, Mapping):
+        named = dict(fractions)
+    elif isinstance(fractions, Sequence) and not isinstance(fractions, str):
+        if not 1 <= len(fractions) <= len(_NAMES):
+            raise ValueError(f"fractions are 1 to 3 numbers, of train, val and test, got {len(fractions)}")
+        named = dict(zip(_NAMES, fractions, strict=False))
+    else:
+        raise TypeError(f"fractions are numbers, of train, val and test, or by name, got {fractions!r}")
+    for name, fraction in named.items():
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+            raise TypeError(f"the fraction of {name!r} must be a number, got {fraction!r}")
+        if not (math.isfinite(fraction) and 0 <= fraction <= 1):
+            raise ValueError(f"the fraction of {name!r} must lie in [0, 1], got {fraction}")
+    if sum(named.values()) > 1 + 1e-9:
+        raise ValueError(f"fractions add up to {sum(named.values()):g}, more than 1")
+    return named
+
+
+def hash_splits(
+    first: Int64Array, second: Int64Array | None, fractions: Mapping[str, float], seed: int
+) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return which entries are in each split, bool [N]. An entry is one id, or the ids of two ends."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be a whole number in [0, 2**64), got {seed!r}")
+    words, unused = np.empty(len(first), np.uint64), np.empty(len(first), np.uint64)
+    key = batch_key(seed, 0, np.array([1 if second is None else 2], np.int64))
+    philox_words(key, first, np.zeros(len(first), np.int64) if second is None else second, words, unused)
+    places = (words >> np.uint64(11)).astype(np.int64)  # in [0, 2**53)
+    splits, begin, total = {}, 0, 0.0
+    for name, fraction in fractions.items():
+        total += fraction
+        end = min(round(total * _UNITS), _UNITS)
+        splits[name] = (places >= begin) & (places < end)
+        begin = end
+    return splits
+
+
+def _integers(what: str, tensor: torch.Tensor, ndim: int) -> Int64Array:
+    array = tensor.detach().cpu().numpy()
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be integers, got {array.dtype}")
+    if array.ndim != ndim or (ndim == 2 and array.shape[0] != 2):
+        raise ValueError(f"{what} must be {'[N]' if ndim == 1 else '[2, E]'}, got {list(array.shape)}")
+    return np.ascontiguousarray(array, np.int64)

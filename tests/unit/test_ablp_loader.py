@@ -1,0 +1,304 @@
+"""``DistABLPLoader``: what its batches hold, against the oracle and against the rules of the page."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import HeteroData
+
+from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistDataset, DistNeighborLoader, FormatError
+from tests.support import oracle
+from tests.support.command_line import run
+from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPTIONS: dict[str, Any] = {"num_workers": 0, "seed": 4, "batch_size": 64}
+EDGE = ("node", "to", "node")
+BUYS, FOLLOWS = ("user", "buys", "item"), ("user", "follows", "user")
+DATA, HETERO = homogeneous(), heterogeneous()
+DATASET = DistDataset.from_pyg(DATA)
+
+
+def _first(dataset: Any, *arguments: Any, **options: Any) -> Any:
+    with DistABLPLoader(dataset, *arguments, **{**OPTIONS, **options}) as loader:
+        return next(iter(loader))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
+    counts = {"a": data.draw(st.integers(1, 10)), "b": data.draw(st.integers(1, 8))}
+    edges: dict[Any, list[oracle.Edge]] = {}
+    for edge_type in (("a", "likes", "b"), ("a", "near", "a"), ("b", "rev_likes", "a")):
+        source, _, destination = edge_type
+        ends = st.tuples(st.integers(0, counts[source] - 1), st.integers(0, counts[destination] - 1))
+        listed = data.draw(st.lists(ends, max_size=40))
+        edges[edge_type] = [(src, dst, number) for number, (src, dst) in enumerate(listed)]
+    types = data.draw(
+        st.sampled_from(
+            [[("a", "likes", "b")], [("a", "near", "a")], [("a", "near", "a"), ("a", "likes", "b")]]
+        )
+    )
+    anchors = data.draw(st.lists(st.integers(0, counts["a"] - 1), min_size=1, max_size=6))
+    cap = data.draw(st.none() | st.integers(1, 4))
+    randoms = data.draw(st.integers(0, 12))
+    excluded = data.draw(st.booleans())
+    edge_dir: Literal["in", "out"] = data.draw(st.sampled_from(["in", "out"]))
+    fanouts = data.draw(st.lists(st.sampled_from([-1, 0, 2]), min_size=1, max_size=2))
+    graph = HeteroData()
+    for node_type, count in counts.items():
+        graph[node_type].num_nodes = count
+    for edge_type, edge_list in edges.items():
+        rows = [[edge[row] for edge in edge_list] for row in (0, 1)]
+        graph[edge_type].edge_index = torch.tensor(rows, dtype=torch.int64).reshape(2, -1)
+    dataset = DistDataset.from_pyg(
+        graph,
+        num_partitions=data.draw(st.integers(1, 3)),
+        assigner=data.draw(st.sampled_from(["range", "hash"])),
+        edge_dir=edge_dir,
+    )
+    batch = _first(
+        dataset,
+        fanouts,
+        ("a", torch.tensor(anchors)),
+        supervision_edge_type=types,
+        max_labels_per_anchor=cap,
+        num_random_negatives=randoms,
+        exclude_targets=excluded,
+        with_edge=True,
+    )
+
+    key = oracle.batch_key(4, 0, anchors)
+    distinct = list(dict.fromkeys(anchors))
+    found = {
+        each: oracle.labels(key, distinct, edges[each], edge_type=each, cap=cap) for each in sorted(types)
+    }
+    drawn = {each: oracle.random_nodes(key, each, range(counts[each[2]]), randoms) for each in sorted(types)}
+    groups = [("a", distinct)]
+    groups += [(each[2], [node for nodes in listed for node in nodes]) for each, listed in found.items()]
+    groups += [(each[2], nodes) for each, nodes in drawn.items()]
+    expected = oracle.sample(
+        edges,
+        sorted(counts),
+        fanouts=dict.fromkeys(edges, fanouts),
+        groups=groups,
+        key=key,
+        edge_dir=edge_dir,
+    )
+    if excluded:
+        for each, labels in found.items():
+            pairs = {(anchor, node) for anchor, nodes in zip(distinct, labels, strict=True) for node in nodes}
+            oracle.without_pairs(expected, each, pairs, edge_dir=edge_dir)
+            if each == ("a", "likes", "b"):
+                turned = {(node, anchor) for anchor, node in pairs}
+                oracle.without_pairs(expected, ("b", "rev_likes", "a"), turned, edge_dir=edge_dir)
+
+    for node_type, nodes in expected.nodes.items():
+        assert batch[node_type].n_id.tolist() == nodes
+    ids = [edge_id for each in batch.edge_types for edge_id in batch[each].e_id.tolist()]
+    assert sorted(ids) == sorted(edge_id for listed in expected.edge_ids.values() for edge_id in listed)
+    assert batch["a"].batch.tolist() == anchors
+    assert batch["a"].batch_size == len(distinct)
+    assert batch["a"].n_id[batch["a"].seed_index].tolist() == anchors
+    for each in types:
+        positive = batch.y_positive if len(types) == 1 else batch.y_positive[each]
+        told = [(index, node) for index, nodes in enumerate(found[each]) for node in nodes]
+        assert list(zip(positive[0].tolist(), batch[each[2]].n_id[positive[1]].tolist(), strict=True)) == told
+        if randoms:
+            index = batch.random_negative_index if len(types) == 1 else batch.random_negative_index[each]
+            assert batch[each[2]].n_id[index].tolist() == drawn[each]
+
+
+def test_labels_are_the_edges_of_the_type() -> None:
+    batch = _first(DATASET, [2], torch.tensor([5, 3, 5, 299]), supervision_edge_type=EDGE)
+    assert batch.batch.tolist() == [5, 3, 5, 299]
+    assert (batch.batch_size, batch.seed_index.tolist()) == (3, [0, 1, 0, 2])
+    pairs = list(
+        zip(batch.n_id[batch.y_positive[0]].tolist(), batch.n_id[batch.y_positive[1]].tolist(), strict=True)
+    )
+    edges = sorted(map(tuple, DATA.edge_index.t().tolist()))
+    assert pairs == [edge for anchor in (5, 3) for edge in edges if edge[0] == anchor]
+    assert "random_negative_index" not in batch
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+@pytest.mark.parametrize("num_partitions", [1, 3])
+def test_label_sets_take_the_place_of_edges(edge_dir: Any, num_partitions: int) -> None:
+    positive = torch.tensor([[3, 3, 9, 3, 3], [7, 2, 1, 7, 80]])  # A pair comes twice.
+    negative = torch.tensor([[9, 3], [4, 5]])
+    dataset = DistDataset.from_pyg(
+        HETERO,
+        labels={("user", "clicks", "item"): (positive, negative), BUYS: positive[:, :2]},
+        edge_dir=edge_dir,
+        num_partitions=num_partitions,
+        assigner="hash",
+    )
+    assert ("user", "clicks", "item") not in dataset.edge_types
+    types = [("user", "clicks", "item"), BUYS]
+    batch = _first(dataset, [2], ("user", [3, 9, 5]), supervision_edge_type=types)
+
+    def pairs(found: Any) -> list[tuple[int, int]]:
+        users, items = batch["user"].n_id[found[0]], batch["item"].n_id[found[1]]
+        return list(zip(users.tolist(), items.tolist(), strict=True))
+
+    clicks = ("user", "clicks", "item")
+    assert pairs(batch.y_positive[clicks]) == [(3, 2), (3, 7), (3, 7), (3, 80), (9, 1)]
+    assert pairs(batch.y_positive[BUYS]) == [(3, 2), (3, 7)]
+    assert list(batch.y_negative) == [clicks]
+    assert pairs(batch.y_negative[clicks]) == [(3, 5), (9, 4)]
+    assert clicks not in batch.edge_types
+    assert batch["user"].batch.tolist() == [3, 9, 5]
+
+
+def test_label_sets_are_no_edges_of_neighborhoods() -> None:
+    labels = {("node", "likes", "node"): torch.randint(0, 300, (2, 900))}
+    with_labels = DistDataset.from_pyg(DATA, labels=labels)
+    options: dict[str, Any] = {"num_workers": 0, "seed": 4, "batch_size": 50}
+    batches = [next(iter(DistNeighborLoader(each, [5, 5], **options))) for each in (DATASET, with_labels)]
+    assert same_batch(*batches)
+    assert with_labels.num_edges == DATASET.num_edges
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        ({("user", "clicks"): torch.zeros(2, 1)}, TypeError, r"\(anchor type, relation, label type\)"),
+        ({("user", "clicks", "shop"): torch.zeros(2, 1)}, ValueError, "node type 'shop' is not in the graph"),
+        ({BUYS: torch.zeros(2, 1)}, ValueError, r"positive labels of .* not integer node ids \[2, P\]"),
+        ({BUYS: torch.zeros(3, 2, dtype=torch.int64)}, ValueError, r"not integer node ids \[2, P\]"),
+        (
+            {BUYS: (torch.zeros(2, 1, dtype=torch.int64),) * 3},
+            ValueError,
+            r"positive ones, or \(positive, neg",
+        ),
+        ({BUYS: torch.tensor([[1], [900]])}, FormatError, "unknown node id 900"),
+    ],
+)
+def test_labels_that_cannot_be_are_refused(labels: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DistDataset.from_pyg(HETERO, labels=labels)
+
+
+def test_label_sets_are_built_from_tables_and_verified(tmp_path: Path) -> None:
+    files = {
+        "edges.csv": "src,dst\nann,tea\nbob,jam\nann,jam\n",
+        "clicks.csv": "src,dst,when\nann,jam,1\nbob,tea,2\n",
+        "hides.csv": "src,dst\nbob,jam\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    graph = tmp_path / "graph"
+    made = run(
+        "partition",
+        str(graph),
+        "--edges",
+        f"user,buys,item={tmp_path}/edges.csv",
+        "--labels",
+        f"user,clicks,item={tmp_path}/clicks.csv",
+        "--labels",
+        f"user,clicks,item:negative={tmp_path}/hides.csv",
+        "--json",
+    )
+    assert made.returncode == 0, made.stderr
+    assert [entry["count"] for entry in json.loads(made.stdout)["schema"]["labels"]] == [1, 2]
+    shown = run("inspect", str(graph), "--verify")
+    assert shown.returncode == 0, shown.stderr
+    assert "user,clicks,item" in shown.stdout
+    dataset = DistDataset.open(graph)
+    batch = _first(dataset, [1], ("user", ["bob", "ann"]), supervision_edge_type=("user", "clicks", "item"))
+    names = dataset.original_ids(batch["item"].n_id, "item")
+    assert [names[label] for label in batch.y_positive[1]] == ["tea", "jam"]
+    assert [names[label] for label in batch.y_negative[1]] == ["jam"]
+    refused = run(
+        "partition", str(tmp_path / "no"), "--edges", f"{tmp_path}/edges.csv", "--labels", "clicks=x.csv"
+    )
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "--labels" in refused.stderr
+
+
+def test_as_dict_has_an_entry_for_every_anchor() -> None:
+    nodes = torch.tensor([5, 3, 299])  # The last has no edge.
+    plain = _first(DATASET, [2], nodes, supervision_edge_type=EDGE)
+    by_anchor = _first(DATASET, [2], nodes, supervision_edge_type=EDGE, as_dict=True).y_positive
+    assert list(by_anchor) == [0, 1, 2]
+    for anchor, labels in by_anchor.items():
+        assert labels.tolist() == plain.y_positive[1][plain.y_positive[0] == anchor].tolist()
+    assert len(by_anchor[2]) == 0
+    several = _first(
+        DistDataset.from_pyg(HETERO),
+        [2],
+        ("user", torch.arange(4)),
+        supervision_edge_type=[BUYS, FOLLOWS],
+        as_dict=True,
+    )
+    assert {each: list(labels) for each, labels in several.y_positive.items()} == {
+        BUYS: [0, 1, 2, 3],
+        FOLLOWS: [0, 1, 2, 3],
+    }
+
+
+def test_a_cap_keeps_others_in_another_epoch() -> None:
+    options = {"supervision_edge_type": EDGE, "max_labels_per_anchor": 2, **OPTIONS}
+    with DistABLPLoader(DATASET, [1], torch.arange(60), **options) as loader:
+        epochs = [next(iter(loader)) for _ in range(2)]
+    degrees = torch.bincount(DATA.edge_index[0], minlength=300)[:60]
+    for batch in epochs:
+        assert torch.equal(torch.bincount(batch.y_positive[0], minlength=60), degrees.clamp(max=2))
+    first, second = (batch.n_id[batch.y_positive[1]].tolist() for batch in epochs)
+    assert first != second
+
+
+def test_random_negatives_differ_while_there_are_enough() -> None:
+    dataset = DistDataset.from_pyg(HETERO)
+    few = _first(dataset, [1], ("user", [1]), supervision_edge_type=BUYS, num_random_negatives=80)
+    nodes = few["item"].n_id[few.random_negative_index].tolist()
+    assert (len(nodes), len(set(nodes))) == (80, 80)
+    many = _first(dataset, [1], ("user", [1]), supervision_edge_type=BUYS, num_random_negatives=200)
+    nodes = many["item"].n_id[many.random_negative_index].tolist()
+    assert sorted({nodes.count(node) for node in range(90)}) == [2, 3]
+
+
+def test_one_type_in_a_list_is_as_without_the_list() -> None:
+    dataset = DistDataset.from_pyg(HETERO)
+    batch = _first(dataset, [1], ("user", [1, 2]), supervision_edge_type=[BUYS])
+    assert isinstance(batch.y_positive, torch.Tensor)
+
+
+def test_anchors_may_be_a_split() -> None:
+    dataset = DistDataset.from_pyg(HETERO)
+    batch = _first(dataset, [1], "train", supervision_edge_type=BUYS)
+    train = HETERO["user"].train_mask.nonzero().reshape(-1)
+    assert torch.equal(batch["user"].batch, train[:64])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"supervision_edge_type": ("item", "buys", "user")},
+            ValueError,
+            r"run from source to destination: pass",
+        ),
+        ({"supervision_edge_type": "buys"}, TypeError, r"must be \(source, relation, destination\)"),
+        ({"supervision_edge_type": []}, ValueError, "is empty"),
+        ({"supervision_edge_type": [BUYS, BUYS]}, ValueError, "a type twice"),
+        ({"supervision_edge_type": [BUYS, ("item", "has", "tag")]}, ValueError, "from several node types"),
+        ({"supervision_edge_type": ("item", "has", "tag")}, ValueError, "anchors are nodes of type 'user'"),
+        ({"max_labels_per_anchor": 0}, ValueError, "max_labels_per_anchor must be at least 1"),
+        ({"num_random_negatives": -1}, ValueError, "num_random_negatives must be at least 0"),
+        ({"as_dict": 1}, TypeError, "as_dict must be True or False"),
+        ({"sampler_options": CustomSamplerOptions("a.b:C")}, ValueError, "need KHopNeighborSamplerOptions"),
+        ({"input_nodes": ("user", [500])}, ValueError, "500"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: Any, error: type[Exception], message: str) -> None:
+    given = {"supervision_edge_type": BUYS, "input_nodes": ("user", [1]), **options}
+    with pytest.raises(error, match=message):
+        _first(DistDataset.from_pyg(HETERO), [1], **given)
