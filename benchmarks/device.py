@@ -124,7 +124,7 @@ def overlap(loader: DistNeighborLoader, device: torch.device, *, rounds: int) ->
 
 def sampled_frames(loader: DistNeighborLoader, count: int) -> list[Frame]:
     """Return frames of an epoch, each in a slot of its own."""
-    source = loader._source
+    source = loader._frames.source
     source.start_epoch(0)
     return [source.receive(60) for _ in range(min(count, len(loader)))]
 

@@ -138,16 +138,12 @@ class DistABLPLoader(BaseDistLoader):
     def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch."""
         schema = self.dataset.schema
-        types = self._types if self._exclude_targets else []
-        excluded = tuple(each for each in types if each in schema.edges)
-        reverses = [self._reverse(each) for each in types]
         plan = ABLPPlan(
             supervision=tuple(self._types),
             hops=KHop.of(schema, self._sampling),
             max_labels=self._cap,
             random_negatives=self._num_random,
-            excluded=excluded,
-            excluded_reverse=tuple(sorted({each for each in reverses if each is not None})),
+            exclude=self._exclude_targets,
         )
         return BatchPlan(sampler=plan, run_seed=run_seed, columns=all_columns(schema))
 
@@ -202,16 +198,6 @@ class DistABLPLoader(BaseDistLoader):
         if len(sources) > 1:
             raise ValueError(f"supervision types lead from several node types: {', '.join(sorted(sources))}")
         return sorted(types), several and len(types) > 1
-
-    def _reverse(self, edge_type: EdgeType) -> EdgeType | None:
-        """Return the type that holds the same edges the other way round, by PyG's rule of names."""
-        source, relation, destination = edge_type
-        schema = self.dataset.schema
-        names = [f"rev_{relation}", *([relation[4:]] if relation.startswith("rev_") else [])]
-        found = [(destination, name, source) for name in names]
-        if schema.homogeneous:
-            found.append(edge_type)
-        return next((each for each in found if each in schema.edges), None)
 
     @cached_property
     def _collator(self) -> Collator:

@@ -171,18 +171,17 @@ class Connection:
     def close(self) -> None:
         """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
 
+        The last attempt under way to end takes the connection with it.
+
         An attempt whose reply has not begun cannot be cancelled: it ends at its own deadline.
         """
         self._closed.set()
         with self._lock:
             streams, self._streams = list(self._streams), set()
-            client, self._client = self._client, None
+            self._client = None  # Not closed here: pyarrow crashes where another thread begins a call on it.
         for stream in streams:
             with suppress(pa.ArrowException):
                 stream.cancel()
-        if client is not None:
-            with suppress(pa.ArrowException):
-                client.close()
 
     def _attempt(self, request: bytes, read: Callable[[ReplyChunks], Result], seconds: float) -> Result:
         client, encrypted = self._connected()

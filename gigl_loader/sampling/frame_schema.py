@@ -258,11 +258,15 @@ class FrameSchema:
 
     def counts(self, layout: Layout) -> FrameCounts:
         """Return what the layout of a frame was made of. ``FormatError`` where it cannot be one."""
+        if self.seed_type is not None:
+            _check_seed_type(layout, self.seed_type)
         nodes = _per_hop(layout.metadata, "num_sampled_nodes", self.nodes, self.num_hops + 1)
         edges = _per_hop(layout.metadata, "num_sampled_edges", self.edges, self.num_hops)
         num_entries = _length(layout, self.inputs[0].name)
         if self.seed_type is not None:
-            _check_seeds(layout, self.seed_type, nodes, num_entries)
+            distinct = nodes[type_name(self.seed_type)][0]
+            if distinct > num_entries:
+                raise FormatError(f"frame: {distinct} distinct seeds among {num_entries}")
         targets = {each.name: _length(layout, f"{each.prefix}/colptr") - 1 for each in self.edges}
         return FrameCounts(
             epoch=int(layout.metadata["epoch"]),
@@ -288,14 +292,10 @@ class FrameSchema:
         return specs
 
 
-def _check_seeds(
-    layout: Layout, expected: NodeType, nodes: Mapping[str, list[int]], num_entries: int
-) -> None:
+def _check_seed_type(layout: Layout, expected: NodeType) -> None:
     seed_type = read_metadata(layout.metadata, "seed_type")
     if seed_type != type_name(expected):
         raise FormatError(f"frame: seed_type is {str(seed_type)[:100]!r}, not {expected!r}")
-    if nodes[seed_type][0] > num_entries:
-        raise FormatError(f"frame: {nodes[seed_type][0]} distinct seeds among {num_entries}")
 
 
 def _computed_length(layout: Layout, array: FrameArray, num_entries: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ class LocalStore:
             (edge_type, None): self._open_lists(edge_type, None) for edge_type in graph.schema.edges
         }
         self._outward: dict[EdgeType, _Outward] = {}
+        self._making_outward = threading.Lock()
         self._columns: dict[tuple[NodeType | EdgeType, str], _Column] = {}
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
@@ -118,10 +120,11 @@ class LocalStore:
 
         Made when they are first asked for: 8 bytes for each node of the source type, 8 to 16 for each edge.
         """
-        lists = self._outward.get(ask.edge_type)
-        if lists is None:  # Two threads may make them at once, to the same end.
-            lists = self._outward[ask.edge_type] = _turned(self._graph, ask.edge_type, self._part)
-        return lists
+        with self._making_outward:  # It takes long, and memory.
+            lists = self._outward.get(ask.edge_type)
+            if lists is None:
+                lists = self._outward[ask.edge_type] = _turned(self._graph, ask.edge_type, self._part)
+            return lists
 
     def _open_lists(self, edge_type: EdgeType, weight: str | None) -> _Lists:
         schema = self._graph.schema

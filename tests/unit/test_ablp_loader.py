@@ -36,14 +36,20 @@ def _first(dataset: Any, *arguments: Any, **options: Any) -> Any:
 def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
     counts = {"a": data.draw(st.integers(1, 10)), "b": data.draw(st.integers(1, 8))}
     edges: dict[Any, list[oracle.Edge]] = {}
-    for edge_type in (("a", "likes", "b"), ("a", "near", "a"), ("b", "rev_likes", "a")):
+    known = (("a", "likes", "b"), ("a", "owns", "b"), ("a", "near", "a"), ("b", "rev_likes", "a"))
+    for edge_type in known:
         source, _, destination = edge_type
         ends = st.tuples(st.integers(0, counts[source] - 1), st.integers(0, counts[destination] - 1))
         listed = data.draw(st.lists(ends, max_size=40))
         edges[edge_type] = [(src, dst, number) for number, (src, dst) in enumerate(listed)]
     types = data.draw(
         st.sampled_from(
-            [[("a", "likes", "b")], [("a", "near", "a")], [("a", "near", "a"), ("a", "likes", "b")]]
+            [
+                [("a", "likes", "b")],
+                [("a", "near", "a")],
+                [("a", "near", "a"), ("a", "likes", "b")],
+                [("a", "owns", "b"), ("a", "likes", "b")],
+            ]
         )
     )
     anchors = data.draw(st.lists(st.integers(0, counts["a"] - 1), min_size=1, max_size=6))

@@ -14,6 +14,7 @@ from gigl_loader.sampling.negatives import Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plan_fields import differences
 from gigl_loader.sampling.plans import read_plan
+from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from tests.support.plans import neighbor_plan, with_sampler
 from tests.support.stores import store_graphs
@@ -41,6 +42,18 @@ LINKS = BatchPlan(
             src_weight=NodeWeights(np.arange(SCHEMA.nodes["user"].count, dtype=np.float32)),
         ),
         excluded=(EDGE,),
+    ),
+    run_seed=3,
+)
+
+
+ANCHORS = BatchPlan(
+    sampler=ABLPPlan(
+        supervision=(EDGE,),
+        hops=KHop(num_neighbors={EDGE: (3,)}),
+        max_labels=4,
+        random_negatives=7,
+        exclude=True,
     ),
     run_seed=3,
 )
@@ -152,3 +165,30 @@ def test_a_plan_of_links_is_read_as_it_was_written() -> None:
 def test_each_rule_of_links_is_named(field: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_plan(json.dumps({**json.loads(LINKS.to_json()), field: value}), SCHEMA)
+
+
+def test_a_plan_of_anchors_is_read_as_it_was_written() -> None:
+    assert read_plan(ANCHORS.to_json(), SCHEMA) == ANCHORS
+    bare = with_sampler(ANCHORS, max_labels=None, random_negatives=0, exclude=False)
+    assert read_plan(bare.to_json(), SCHEMA) == bare
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("supervision", [], "at least one"),
+        ("supervision", [list(EDGE)] * 2, "are different"),
+        ("supervision", [["item", "liked", "user"]], "no edge type"),
+        ("max_labels", 0, "max_labels must lie in"),
+        ("max_labels", 2**31, "max_labels must lie in"),
+        ("max_labels", 1.5, "max_labels is a whole number or null"),
+        ("random_negatives", -1, "random_negatives must lie in"),
+        ("random_negatives", 2**24, "random_negatives must lie in"),
+        ("random_negatives", None, "random_negatives is a whole number"),
+        ("exclude", 1, "exclude is true or false, got 1"),
+        ("num_neighbors", [[list(EDGE), [1] * 254]], "at most 253 hops beside labels"),
+    ],
+)
+def test_each_rule_of_anchors_is_named(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_plan(json.dumps({**json.loads(ANCHORS.to_json()), field: value}), SCHEMA)

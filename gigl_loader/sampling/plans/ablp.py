@@ -50,10 +50,8 @@ class ABLPPlan:
     """Labels that are kept of each anchor and type; ``None``: all."""
     random_negatives: int = 0
     """Nodes of each supervision type's destination that are added to a batch."""
-    excluded: tuple[EdgeType, ...] = ()
-    """Types of which sampled edges from an anchor to one of its labels are removed."""
-    excluded_reverse: tuple[EdgeType, ...] = ()
-    """Types of which sampled edges from a label to its anchor are removed."""
+    exclude: bool = False
+    """Remove sampled edges of a supervision type, and of its reverse, that join an anchor with a label."""
 
     def __post_init__(self) -> None:
         if not self.supervision or list(self.supervision) != sorted(set(self.supervision)):
@@ -104,8 +102,7 @@ class ABLPPlan:
             **self.hops.to_json(),
             "max_labels": self.max_labels,
             "random_negatives": self.random_negatives,
-            "excluded": [list(each) for each in self.excluded],
-            "excluded_reverse": [list(each) for each in self.excluded_reverse],
+            "exclude": self.exclude,
         }
 
     @classmethod
@@ -119,8 +116,7 @@ class ABLPPlan:
             hops=KHop.from_json(fields),
             max_labels=cap,
             random_negatives=fields.whole("random_negatives"),
-            excluded=fields.edge_types("excluded", known),
-            excluded_reverse=fields.edge_types("excluded_reverse"),
+            exclude=fields.flag("exclude"),
         )
 
     def _arrays(self, schema: GraphSchema, edge_type: EdgeType) -> list[FrameArray]:
@@ -171,6 +167,19 @@ def label_lists(schema: GraphSchema, edge_type: EdgeType) -> dict[LabelSign, Edg
     return {"positive": edge_type}
 
 
+def reverse_type(schema: GraphSchema, edge_type: EdgeType) -> EdgeType | None:
+    """Return the type that holds the edges of a type the other way round, by PyG's rule of names.
+
+    That is the type itself in a homogeneous graph.
+    """
+    source, relation, destination = edge_type
+    names = [f"rev_{relation}", *([relation[4:]] if relation.startswith("rev_") else [])]
+    found = [(destination, name, source) for name in names]
+    if schema.homogeneous:
+        found.append(edge_type)
+    return next((each for each in found if each in schema.edges), None)
+
+
 class ABLPSeeder:
     """The seeds of a batch of anchors: the anchors, their labels type by type, then the random negatives."""
 
@@ -219,7 +228,7 @@ class ABLPSeeder:
             owners = np.repeat(np.arange(len(distinct)), labels.counts)
             indices[names.anchors] = owners
             indices[names.labels] = place = add(edge_type[2], labels.nodes)
-            if sign == "positive":
+            if sign == "positive" and plan.exclude:
                 excluded += self._exclusions(edge_type, owners, np.arange(place.start, place.stop))
         if plan.random_negatives:
             for edge_type in plan.supervision:
@@ -240,14 +249,9 @@ class ABLPSeeder:
         return self._graph.at_ranks(edge_type[2], ranks)
 
     def _exclusions(self, edge_type: EdgeType, anchors: Int64Array, labels: Int64Array) -> list[Exclusion]:
-        source, _, destination = edge_type
-        forward = [each for each in self._plan.excluded if (each[0], each[2]) == (source, destination)]
-        backward = [
-            each for each in self._plan.excluded_reverse if (each[0], each[2]) == (destination, source)
-        ]
-        pairs = [(each, anchors, labels) for each in forward] + [(each, labels, anchors) for each in backward]
+        reverse = reverse_type(self._graph.schema, edge_type)
         return [
             Exclusion(self._edge_types.index(each), *((end, begin) if self._inward else (begin, end)))
-            for each, begin, end in pairs
+            for each, begin, end in ((edge_type, anchors, labels), (reverse, labels, anchors))
             if each in self._edge_types
         ]
