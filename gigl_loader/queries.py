@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from gigl_loader.graph.schema import held_out_list
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.sharding import read_share
+from gigl_loader.splits import edges_in_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,6 +59,14 @@ class GraphQueries:
         return sum(edges.count for edges in self.schema.edges.values())
 
     @property
+    def edge_splits(self) -> dict[EdgeType, dict[str, int]]:
+        """Number of edges of each split, by edge type and name. A type without splits has an empty entry."""
+        return {
+            edge_type: {} if edges.splits is None else dict(edges.splits.counts)
+            for edge_type, edges in self.schema.edges.items()
+        }
+
+    @property
     def splits(self) -> dict[NodeType, dict[str, int]]:
         """Number of nodes of each split, by node type and name. A type without splits has an empty entry."""
         return {node_type: dict(nodes.splits) for node_type, nodes in self.schema.nodes.items()}
@@ -65,14 +75,39 @@ class GraphQueries:
         """Return the positions of ``node_ids``, int64 [N], in order. ``ValueError`` lists unknown ids."""
         raise NotImplementedError
 
-    def all_edges(self, edge_type: EdgeType) -> tuple[Int64Array, Int64Array]:
-        """Return the positions of sources and destinations of all edges of a type, by ascending edge id.
+    def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
+        """Return the node ids at ``positions``, int64 [N], in order."""
+        raise NotImplementedError
 
-        Both int64 [E]: 16 bytes an edge.
+    def all_edges(self, edge_type: EdgeType, split: str | None = None) -> tuple[Int64Array, Int64Array]:
+        """Return the positions of sources and destinations of edges of a type, by ascending edge id.
+
+        All edges that batches can have, or those of a split, held out or not. Both int64 [E]: 16 bytes an
+        edge. ``ValueError`` lists the splits.
         """
-        edges = self._edge_list(edge_type)
-        inward = self.schema.edge_dir == "in"
-        return (edges.neighbors, edges.targets) if inward else (edges.targets, edges.neighbors)
+        if split is None:
+            return self._ends(edge_type)[:2]
+        splits = self.schema.edges[edge_type].splits
+        if splits is None or split not in splits.fractions:
+            known = ", ".join(map(repr, splits.fractions)) if splits else "none"
+            raise ValueError(f"edges of type {edge_type} have no split {split!r}; known: {known}")
+        found = []
+        for name in (edge_type, held_out_list(edge_type)):
+            if name in self.schema.lists:
+                src, dst, edge_ids = self._ends(name)
+                ids = (self.node_ids(edge_type[0], src), self.node_ids(edge_type[2], dst))
+                which = edges_in_split(splits, split, *ids)
+                found.append((src[which], dst[which], edge_ids[which]))
+        src, dst, edge_ids = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+        order = np.argsort(edge_ids, kind="stable")
+        return src[order], dst[order]
+
+    def _ends(self, name: EdgeType) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return sources, destinations and ids of the edges in some lists, by ascending edge id."""
+        edges = self._edge_list(name)
+        outward = self.schema.edge_dir == "out" or name in self.schema.labels
+        ends = (edges.targets, edges.neighbors) if outward else (edges.neighbors, edges.targets)
+        return *ends, edges.edge_ids
 
     def _edge_list(self, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type of the graph, by ascending edge id."""

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.native import batch_key, philox_words
 
 if TYPE_CHECKING:
     import torch
 
-    from gigl_loader.arrays import Int64Array
+    from gigl_loader.arrays import BoolArray, Int64Array
 
-__all__ = ["hash_splits", "named_fractions", "split_edges", "split_nodes"]
+__all__ = ["edges_by_split", "edges_in_split", "hash_splits", "named_fractions", "split_edges", "split_nodes"]
 
 _NAMES = ("train", "val", "test")
 _UNITS = 2**53
@@ -69,11 +70,10 @@ def split_edges(
     import torch
 
     ends = _integers("edge_index", torch.as_tensor(edge_index), 2)
-    if undirected:
-        ends = np.sort(ends, axis=0)
-    splits = hash_splits(
-        np.ascontiguousarray(ends[0]), np.ascontiguousarray(ends[1]), named_fractions(fractions), seed
+    rule = EdgeSplits(
+        fractions=named_fractions(fractions), hashed="both" if undirected else "src,dst", seed=seed
     )
+    splits = edges_by_split(rule, np.ascontiguousarray(ends[0]), np.ascontiguousarray(ends[1]))
     return {name: torch.from_numpy(np.flatnonzero(which)) for name, which in splits.items()}
 
 
@@ -99,7 +99,7 @@ def named_fractions(fractions: Any) -> dict[str, float]:
 
 def hash_splits(
     first: Int64Array, second: Int64Array | None, fractions: Mapping[str, float], seed: int
-) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
+) -> dict[str, BoolArray]:
     """Return which entries are in each split, bool [N]. An entry is one id, or the ids of two ends."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed must be a whole number in [0, 2**64), got {seed!r}")
@@ -114,6 +114,19 @@ def hash_splits(
         splits[name] = (places >= begin) & (places < end)
         begin = end
     return splits
+
+
+def edges_in_split(splits: EdgeSplits, name: str, src: Int64Array, dst: Int64Array) -> BoolArray:
+    """Return which edges are in a split, bool [E]. ``src``, ``dst``: node ids, int64 [E]."""
+    return edges_by_split(splits, src, dst)[name]
+
+
+def edges_by_split(splits: EdgeSplits, src: Int64Array, dst: Int64Array) -> dict[str, BoolArray]:
+    """Return which edges are in each split, bool [E]. ``src``, ``dst``: node ids, int64 [E]."""
+    first, second = (dst, src) if splits.hashed == "dst,src" else (src, dst)
+    if splits.hashed == "both":
+        first, second = np.minimum(src, dst), np.maximum(src, dst)
+    return hash_splits(first, second, splits.fractions, splits.seed)
 
 
 def _integers(what: str, tensor: torch.Tensor, ndim: int) -> Int64Array:

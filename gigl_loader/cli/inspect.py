@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gigl_loader.graph import Column, Graph
+    from gigl_loader.graph.schema import GraphSchema
 
 __all__ = ["inspect"]
 
@@ -70,7 +71,9 @@ def _show(path: Path, graph: Graph, *, verified: bool) -> None:
     console.print(_node_table(graph))
     if schema.edges:
         console.print(_edge_table(graph))
-    if schema.labels:
+    if any(edges.splits for edges in schema.edges.values()):
+        console.print(_split_table(schema))
+    if any(not name[1].endswith("#held") for name in schema.labels):
         console.print(_label_table(graph))
 
 
@@ -118,10 +121,28 @@ def _edge_table(graph: Graph) -> Table:
     return table
 
 
+def _split_table(schema: GraphSchema) -> Table:
+    from rich.table import Table
+
+    from gigl_loader.graph.schema import held_out_list
+
+    split = {edge_type: edges.splits for edge_type, edges in schema.edges.items() if edges.splits}
+    table = Table(_typed("splits of edges", map(",".join, split)), "count", "held out")
+    for edge_type, splits in split.items():
+        held = schema.labels.get(held_out_list(edge_type))
+        counts = ", ".join(f"{name} {count:,}" for name, count in splits.counts.items())
+        table.add_row(",".join(edge_type), counts, "" if held is None else f"{held.count:,}")
+    return table
+
+
 def _label_table(graph: Graph) -> Table:
     from rich.table import Table
 
-    types = dict.fromkeys((name[0], name[1].rpartition("#")[0], name[2]) for name in graph.schema.labels)
+    types = dict.fromkeys(
+        (name[0], name[1].rpartition("#")[0], name[2])
+        for name in graph.schema.labels
+        if not name[1].endswith("#held")
+    )
     table = Table(_typed("labels", map(",".join, types)), "positive", "negative")
     for edge_type in types:
         counts = []

@@ -44,6 +44,13 @@ def partition(
     split_nodes: Annotated[
         _Many, typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits by hash of the ids, e.g. 0.8,0.1,0.1.")
     ] = [],  # noqa: B006
+    split_edges: Annotated[
+        _Many, typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits of edges by hash of both ids.")
+    ] = [],  # noqa: B006
+    message_edges: Annotated[
+        str | None,
+        typer.Option(help="Splits whose edges are sampled, e.g. train; edges of the others only predicted."),
+    ] = None,
     num_partitions: Annotated[int, typer.Option("--num-partitions", "-p", min=1, help="Parts to make.")] = 1,
     edge_dir: Annotated[
         EdgeDirection, typer.Option(help="Keep each node's in-edges (messages flow along) or out-edges.")
@@ -121,6 +128,8 @@ def partition(
             weights=weight,
             labels=labels,
             split_nodes=split_nodes,
+            split_edges=split_edges,
+            message_edges=message_edges,
         )
     )
     with terminated_as_interrupted(), build_progress(quiet=json) as progress:

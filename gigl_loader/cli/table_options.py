@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType, label_list
+from gigl_loader.graph.schema import (
+    HOMOGENEOUS_EDGE,
+    HOMOGENEOUS_NODE,
+    EdgeSplits,
+    EdgeType,
+    NodeType,
+    label_list,
+)
 from gigl_loader.partition.csv_format import CsvFormat
 from gigl_loader.partition.labels import label_set
 from gigl_loader.partition.reverse import reverse_of, with_reverse_edges
@@ -34,6 +41,8 @@ class TableOptions:
     weights: Sequence[str] = ()
     labels: Sequence[str] = ()
     split_nodes: Sequence[str] = ()
+    split_edges: Sequence[str] = ()
+    message_edges: str | None = None
     reverse: Sequence[str] = ()
     undirected: bool = False
     csv: CsvFormat = field(default_factory=CsvFormat)
@@ -131,6 +140,7 @@ def open_tables(options: TableOptions) -> GraphTables:
         nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
         labels=label_tables,
     )
+    tables = replace(tables, splits=_edge_splits(options.split_edges))
     reverses = _reverses(options.reverse)
     added = with_reverse_edges(tables, reverses, undirected=options.undirected)
     columns = {key: table.columns for key, table in added.edges.items()}
@@ -139,28 +149,51 @@ def open_tables(options: TableOptions) -> GraphTables:
     declared_first = {kind: names for kind, names in weights.items() if kind in tables.edges}
     tables = replace(tables, weights=declared_first)
     tables = with_reverse_edges(tables, reverses, undirected=options.undirected)
-    return replace(tables, weights={**weights, **tables.weights})
+    return replace(
+        tables, weights={**weights, **tables.weights}, message_edges=_message_edges(options.message_edges)
+    )
 
 
 def _fractions(options: Sequence[str]) -> dict[NodeType, dict[str, float]]:
     """Return the fractions of splits by node type for each ``--split-nodes [TYPE=]TRAIN,VAL,TEST``."""
     found: dict[NodeType, dict[str, float]] = {}
     for option in options:
-        scope, equals, listed = option.rpartition("=")
-        key = _key(scope) if equals else HOMOGENEOUS_NODE
-        try:
-            numbers = [float(each) for each in listed.split(",")]
-        except ValueError:
-            numbers = []
-        if not isinstance(key, str) or not numbers:
-            raise ValueError(
-                f"--split-nodes {option}: write --split-nodes [TYPE=]TRAIN,VAL,TEST, such as 0.8,0.1,0.1"
-            )
-        try:
-            found[key] = named_fractions(numbers)
-        except ValueError as error:
-            raise ValueError(f"--split-nodes {option}: {error}") from None
+        key, fractions = _split_option("--split-nodes", option, HOMOGENEOUS_NODE)
+        if not isinstance(key, str):
+            raise ValueError(f"--split-nodes {option}: {_said(key)} are edges: use --split-edges")
+        found[key] = fractions
     return found
+
+
+def _edge_splits(options: Sequence[str]) -> dict[EdgeType, EdgeSplits]:
+    """Return the splits by edge type for each ``--split-edges [TYPE=]TRAIN,VAL,TEST``."""
+    found: dict[EdgeType, EdgeSplits] = {}
+    for option in options:
+        key, fractions = _split_option("--split-edges", option, HOMOGENEOUS_EDGE)
+        if isinstance(key, str):
+            raise ValueError(f"--split-edges {option}: {key!r} is no edge type; write SRC,REL,DST=FRACTIONS")
+        found[key] = EdgeSplits(fractions=fractions)
+    return found
+
+
+def _message_edges(option: str | None) -> tuple[str, ...] | None:
+    """Return the splits that ``--message-edges NAME,...`` names."""
+    return None if option is None else tuple(filter(None, option.split(",")))
+
+
+def _split_option(name: str, option: str, default: _Key) -> tuple[_Key, dict[str, float]]:
+    scope, equals, listed = option.rpartition("=")
+    key = _key(scope) if equals else default
+    try:
+        numbers = [float(each) for each in listed.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"{name} {option}: write {name} [TYPE=]TRAIN,VAL,TEST, such as 0.8,0.1,0.1"
+        ) from None
+    try:
+        return key, named_fractions(numbers)
+    except ValueError as error:
+        raise ValueError(f"{name} {option}: {error}") from None
 
 
 def _labels(options: Sequence[str]) -> dict[EdgeType, list[str]]:

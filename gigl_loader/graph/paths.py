@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gigl_loader.graph.schema import EdgeType, NodeType, type_name
+from gigl_loader.graph.schema import EdgeType, NodeType, is_hidden_list, type_name
 
 __all__ = [
     "edges_path",
@@ -30,8 +30,8 @@ def part_folder(part: int) -> str:
 
 
 def topology_path(part: int, edge_type: EdgeType) -> str:
-    """Return the path of the lists of an edge type, or of a label set."""
-    if edge_type[1].endswith(("#positive", "#negative")):
+    """Return the path of the lists of an edge type, a label set, or edges that are held out."""
+    if is_hidden_list(edge_type):
         return f"{part_folder(part)}/labels/{type_name(edge_type)}.safetensors"
     return f"{part_folder(part)}/topology/{type_name(edge_type)}.safetensors"
 

@@ -18,12 +18,15 @@ __all__ = [
     "HOMOGENEOUS_NODE",
     "Column",
     "EdgeSchema",
+    "EdgeSplits",
     "EdgeType",
     "GraphSchema",
     "LabelSign",
     "NodeSchema",
     "NodeType",
     "edge_type_address",
+    "held_out_list",
+    "is_hidden_list",
     "label_list",
     "type_name",
 ]
@@ -50,6 +53,17 @@ def label_list(edge_type: EdgeType, sign: LabelSign) -> EdgeType:
     """Return the name of the lists that hold the labels of anchors, among the edge types of a graph."""
     source, relation, destination = edge_type
     return (source, f"{relation}#{sign}", destination)
+
+
+def held_out_list(edge_type: EdgeType) -> EdgeType:
+    """Return the name of the lists that hold the edges of a type that no batch may have."""
+    source, relation, destination = edge_type
+    return (source, f"{relation}#held", destination)
+
+
+def is_hidden_list(name: EdgeType) -> bool:
+    """Return whether this is the name of a label set, or of edges that are held out."""
+    return name[1].endswith(("#positive", "#negative", "#held"))
 
 
 def edge_type_address(edge_type: EdgeType) -> int:
@@ -117,6 +131,27 @@ class NodeSchema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeSplits:
+    """Splits of the edges of one type: by a hash of the two node ids of an edge (``gigl_loader.splits``)."""
+
+    fractions: Mapping[str, float]
+    """Of each named split, in the order in which they divide the range of the hash."""
+    hashed: Literal["src,dst", "dst,src", "both"] = "src,dst"
+    """Order of the two ids. Reversed edges have ``"dst,src"``, to be in the split of their edge; ``"both"``
+    takes the smaller id first, for types that hold both directions."""
+    seed: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Number of edges in each split, in the built graph."""
+
+    def __post_init__(self) -> None:
+        if self.hashed not in ("src,dst", "dst,src", "both"):
+            raise ValueError(f"splits are hashed by 'src,dst', 'dst,src' or 'both', not {self.hashed!r}")
+        _check_names(self.fractions, "split")
+        if self.counts and self.counts.keys() != self.fractions.keys():
+            raise ValueError(f"counts of the splits {sorted(self.counts)}, not of {sorted(self.fractions)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeSchema:
     """Schema of the edges of one type."""
 
@@ -130,6 +165,8 @@ class EdgeSchema:
     """The topology carries a time (int64) per edge. Only in graphs that version 0.1 alphas built."""
     weights: tuple[str, ...] = ()
     """Columns declared as weights, in proportion to which edges can be drawn."""
+    splits: EdgeSplits | None = None
+    """Splits of the edges of this type, with those that are held out."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -151,8 +188,8 @@ class GraphSchema:
     edges: Mapping[EdgeType, EdgeSchema]
     num_partitions: int
     labels: Mapping[EdgeType, EdgeSchema] = field(default_factory=dict)
-    """Label sets by ``label_list``: pairs of an anchor and a label, in lists by anchor, whatever ``edge_dir``
-    is. No batch has them as edges."""
+    """Lists of pairs that no batch has as edges, by source, whatever ``edge_dir`` is: label sets (pairs of an
+    anchor and a label) by ``label_list``, edges that are held out by ``held_out_list``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", dict(sorted(self.nodes.items())))
@@ -175,7 +212,7 @@ class GraphSchema:
         for edge_type in self.lists:
             self._check_edge_type(edge_type)
         for name in self.labels:
-            if name in self.edges or not name[1].endswith(("#positive", "#negative")):
+            if name in self.edges or not is_hidden_list(name):
                 raise ValueError(f"{name} cannot name a label set")
 
     def _check_edge_type(self, edge_type: EdgeType) -> None:
@@ -316,6 +353,7 @@ def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
         "weight": edges.weight,
         "time": edges.time,
         **({"weights": list(edges.weights)} if edges.weights else {}),
+        **({} if edges.splits is None else {"splits": _splits_to_json(edges.splits)}),
     }
 
 
@@ -328,4 +366,23 @@ def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
         weight=bool(entry["weight"]),
         time=bool(entry["time"]),
         weights=tuple(str(name) for name in entry.get("weights", ())),
+        splits=_splits_from_json(entry["splits"]) if "splits" in entry else None,
+    )
+
+
+def _splits_to_json(splits: EdgeSplits) -> dict[str, Any]:
+    return {
+        "fractions": [[name, fraction] for name, fraction in splits.fractions.items()],
+        "hashed": splits.hashed,
+        "seed": splits.seed,
+        "counts": dict(splits.counts),
+    }
+
+
+def _splits_from_json(entry: Mapping[str, Any]) -> EdgeSplits:
+    return EdgeSplits(
+        fractions={name: float(fraction) for name, fraction in entry["fractions"]},
+        hashed=entry["hashed"],
+        seed=int(entry["seed"]),
+        counts={name: int(count) for name, count in entry["counts"].items()},
     )

@@ -14,7 +14,7 @@ from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.columns import all_columns
 from gigl_loader.loaders.link_labels import LinkLabels
-from gigl_loader.loaders.links import LinkDirectory, SeedLinks, read_seed_links
+from gigl_loader.loaders.links import InputLinks, LinkDirectory, SeedLinks, read_seed_links
 from gigl_loader.loaders.negative_sampling import NegativeSampling, read_negatives
 from gigl_loader.options import EdgeType
 from gigl_loader.sampling.khop import KHop
@@ -50,7 +50,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self,
         dataset: Dataset,
         num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
-        edge_label_index: torch.Tensor | EdgeType | tuple[EdgeType, torch.Tensor | None] | None = None,
+        edge_label_index: InputLinks = None,
         *,
         edge_label: torch.Tensor | None = None,
         edge_label_time: torch.Tensor | None = None,
@@ -68,9 +68,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``num_neighbors``
             Neighbours per hop, for every edge type or by edge type: -1 takes all, 0 skips the type.
         ``edge_label_index``
-            Links as node ids, integers [2, M], row 0 = source; an edge type for all of its edges; a pair of
-            an edge type and links; ``None`` for all edges of a graph with one edge type. Links need not be
-            edges of the graph.
+            Links as node ids, integers [2, M], row 0 = source; the name of a split of edges; an edge type for
+            all of its edges; a pair of an edge type and links, or a split; ``None`` for all edges of a graph
+            with one edge type. Links need not be edges of the graph.
         ``edge_label``
             A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on:
             1 is added to each, and negatives have 0. Not for triplets.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
 
-__all__ = ["LinkDirectory", "SeedLinks", "known_edge_type", "read_seed_links"]
+__all__ = ["InputLinks", "LinkDirectory", "SeedLinks", "known_edge_type", "read_seed_links"]
+
+
+InputLinks: TypeAlias = "torch.Tensor | str | EdgeType | tuple[EdgeType, torch.Tensor | str | None] | None"
 
 
 class LinkDirectory(NodeDirectory, Protocol):
     """What can be asked of a dataset about its edges, besides its nodes."""
 
-    def all_edges(self, edge_type: EdgeType) -> tuple[Int64Array, Int64Array]: ...
+    def all_edges(self, edge_type: EdgeType, split: str | None = None) -> tuple[Int64Array, Int64Array]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +73,15 @@ class SeedLinks:
 def read_seed_links(directory: LinkDirectory, edge_label_index: Any) -> SeedLinks:
     """Return the links that ``edge_label_index`` stands for.
 
-    Node ids, [2, M]; ``None`` for all edges of the only edge type; an edge type for all of its edges; or a
-    pair of an edge type and one of these. All edges come by ascending edge id. ``ValueError`` and
-    ``TypeError`` name the value and the rule it breaks.
+    Node ids, [2, M]; the name of a split of edges; ``None`` for all edges of the only edge type; an edge type
+    for all of its edges; or a pair of an edge type and one of these. Edges come by ascending edge id.
+    ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
     """
     edge_type, links = _typed(directory.schema, edge_label_index)
     if links is None:
         return SeedLinks(edge_type, *directory.all_edges(edge_type))
     if isinstance(links, str):
-        raise ValueError(f"edges of type {edge_type} have no split {links!r}; known: none")
+        return SeedLinks(edge_type, *directory.all_edges(edge_type, links))
     ids = _pairs(links)
     ends = (edge_type[0], edge_type[2])
     src = _located(directory, ends[0], ids[0], "sources")

@@ -14,6 +14,7 @@ from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
 from gigl_loader.partition.assigners import Assigner, assigner_named
+from gigl_loader.partition.edge_splits import hold_out_edges
 from gigl_loader.partition.edges import build_edges
 from gigl_loader.partition.job import Job, Progress
 from gigl_loader.partition.limits import Budget, available_memory
@@ -96,7 +97,8 @@ def _all_tables(tables: GraphTables) -> Iterator[Table]:
 
 
 def _build(job: Job, given: GraphTables) -> GraphSchema:
-    tables, text_types = number_text_ids(job, given)
+    numbered, text_types = number_text_ids(job, given)
+    tables = hold_out_edges(job, numbered)
     nodes: dict[NodeType, NodeSchema] = {}
     directories: dict[NodeType, Directory] = {}
     for node_type in tables.node_types:
@@ -110,6 +112,7 @@ def _build(job: Job, given: GraphTables) -> GraphSchema:
             nodes,
             directories,
             weights=tables.weights.get(edge_type, ()),
+            splits=tables.splits.get(edge_type),
         )
         for edge_type in sorted(tables.edges)
     }

@@ -7,7 +7,7 @@ each bucket is sorted in memory and appended to the files.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import DocumentWriter
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.paths import edges_path, topology_path
-from gigl_loader.graph.schema import EdgeSchema, EdgeType, NodeSchema, NodeType
+from gigl_loader.graph.schema import EdgeSchema, EdgeSplits, EdgeType, NodeSchema, NodeType
 from gigl_loader.partition.edge_sort import EdgeSorter, Leaf
 from gigl_loader.partition.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.job import Job, PartFiles
@@ -59,6 +59,7 @@ def build_edges(
     directories: Mapping[NodeType, Directory],
     *,
     weights: Sequence[str] = (),
+    splits: EdgeSplits | None = None,
     outward: bool = False,
 ) -> EdgeSchema:
     """Write all files of an edge type; return its schema.
@@ -71,7 +72,7 @@ def build_edges(
     schema = _EdgeBuild(job, edge_type, table, target, neighbor, weights=weights).run()
     for name in schema.weights:
         index_weights(job, edge_type, name, schema)
-    return schema
+    return replace(schema, splits=splits)
 
 
 class _EdgeBuild:

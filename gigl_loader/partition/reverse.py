@@ -27,7 +27,8 @@ def with_reverse_edges(
     holds edges of both directions. ``undirected`` does so for every type whose ends are of one type, and adds
     a type ``rev_...`` for every other, as PyG's ``ToUndirected`` does. A reversed edge has the columns and
     the ``id`` of its edge; without ``id``, those of another type have its row number, those of the same type
-    follow it. An edge that the table has in both directions comes twice, a self loop too.
+    follow it. It is in the split of its edge. An edge that the table has in both directions comes twice, a
+    self loop too.
 
     ``ValueError`` for an unknown type, for ends that do not fit, and for a type that has a table already.
     """
@@ -36,7 +37,7 @@ def with_reverse_edges(
         for kind in tables.edges:
             wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
     edges = dict(tables.edges)
-    weights = dict(tables.weights)
+    weights, splits = dict(tables.weights), dict(tables.splits)
     for kind, reverse in wanted.items():
         if kind not in tables.edges:
             known = ", ".join(map(str, tables.edges)) or "none"
@@ -50,7 +51,9 @@ def with_reverse_edges(
         edges[reverse] = _both_ways(tables.edges[kind]) if reverse == kind else _reversed(tables.edges[kind])
         if kind in weights:
             weights[reverse] = weights[kind]
-    return replace(tables, edges=edges, weights=weights)
+        if kind in splits:
+            splits[reverse] = replace(splits[kind], hashed="both" if reverse == kind else "dst,src")
+    return replace(tables, edges=edges, weights=weights, splits=splits)
 
 
 def _reversed(table: Table) -> Table:

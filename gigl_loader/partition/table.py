@@ -15,6 +15,7 @@ from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
     Column,
+    EdgeSplits,
     EdgeType,
     NodeType,
 )
@@ -138,10 +139,24 @@ class GraphTables:
     """Columns that are declared as weights: see ``declared``."""
     labels: Mapping[EdgeType, Table] = field(default_factory=dict)
     """Label sets by ``label_list``: tables of ``src`` (the anchor) and ``dst`` (its label) alone."""
+    splits: Mapping[EdgeType, EdgeSplits] = field(default_factory=dict)
+    """Splits by hash of the edges of some types."""
+    message_edges: tuple[str, ...] | None = None
+    """Splits whose edges batches may have, with the edges of no split; those of other splits are held out.
+    ``None``: all."""
 
     def __post_init__(self) -> None:
         if not self.edges and not self.nodes:
             raise ValueError("a graph needs at least one table of edges or nodes")
+        for edge_type in self.splits:
+            if edge_type not in self.edges:
+                known = ", ".join(map(str, self.edges)) or "none"
+                raise ValueError(f"no edges of type {edge_type} to split; known: {known}")
+        known_splits = {name for splits in self.splits.values() for name in splits.fractions}
+        for name in self.message_edges or ():
+            if name not in known_splits:
+                known = ", ".join(sorted(known_splits)) or "none: split edges first"
+                raise ValueError(f"message edges: no split {name!r} of edges; known: {known}")
         for edge_type, names in self.weights.items():
             for name in names:
                 kind = self.edges[edge_type].columns.get(name)

@@ -118,13 +118,13 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
         arguments = {"kind": json.dumps(request.kind), "columns": json.dumps(request.columns)}
         return _document(envelope, "rows", arguments, _relative(request.rows, first))
     if isinstance(request, EdgeRequest):
-        known_name(request.edge_type, schema.edges, "edge type")
+        known_name(request.edge_type, schema.lists, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         arguments = {"edge_type": json.dumps(request.edge_type)}
         targets = _relative(request.targets, first)
         return _document(envelope, "contains", arguments, targets, neighbors=_relative(request.neighbors, 0))
     if isinstance(request, EdgeListRequest):
-        known_name(request.edge_type, schema.edges, "edge type")
+        known_name(request.edge_type, schema.lists, "edge type")
         span = {"first": str(request.first), "count": str(request.count)}
         return _document(envelope, "edges", {"edge_type": json.dumps(request.edge_type), **span})
     return _document(envelope, "split", {"node_type": request.node_type, "split": request.split})
@@ -229,7 +229,7 @@ def _check_outward(fields: RequestReader, schema: GraphSchema, edge_type: EdgeTy
 
 
 def _contains(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> EdgeRequest:
-    edge_type = _edge_type(fields.json("edge_type"), schema)
+    edge_type = _edge_type(fields.json("edge_type"), schema, schema.lists)
     bounds = schema.nodes[schema.target_type(edge_type)].bounds
     targets = fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition])
     count = schema.nodes[schema.neighbor_type(edge_type)].count
@@ -245,7 +245,7 @@ def _edges(
     partition: int,
     partitions: Mapping[int, Callable[[EdgeType], int]],
 ) -> EdgeListRequest:
-    edge_type = _edge_type(fields.json("edge_type"), schema)
+    edge_type = _edge_type(fields.json("edge_type"), schema, schema.lists)
     first = fields.number("first", 0, partitions[partition](edge_type) + 1)
     count = fields.number("count", 0, 2**63)
     if count > MAX_LISTED_EDGES:

@@ -166,7 +166,7 @@ def edges_of(
     graph: Graph, edge_type: EdgeType, part: int, first: int = 0, count: int | None = None
 ) -> EdgeList:
     """Return edges of one partition in adjacency order: ``count`` from index ``first``, or all from there."""
-    if edge_type not in graph.schema.edges:
+    if edge_type not in graph.schema.lists:
         raise ValueError(f"unknown edge type {edge_type!r}")
     topology = graph.topology(edge_type, part)
     total = len(topology["indices"])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from gigl_loader.graph.schema import held_out_list
 from gigl_loader.native import philox_words
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ class NegativeDrawer:
         self._edge_type = edge_type
         self._negatives = negatives
         self._inward = graph.schema.edge_dir == "in"
+        held_out = held_out_list(edge_type)
+        self._held_out = held_out if held_out in graph.schema.labels else None
 
     def draw(self, key: int, src: Int64Array) -> DrawnNegatives:
         """Return the negatives of a batch. ``src``: positions of the links' sources, int64 [M]."""
@@ -209,6 +212,8 @@ class NegativeDrawer:
         assert self._store is not None
         targets, neighbors = (dst, src) if self._inward else (src, dst)
         found: BoolArray = self._store.contains(self._edge_type, targets[numbers], neighbors[numbers])
+        if self._held_out is not None:
+            found = found | self._store.contains(self._held_out, src[numbers], dst[numbers])
         return numbers[found]
 
 

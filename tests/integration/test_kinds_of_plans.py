@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from gigl_loader import (
     DistNeighborLoader,
     NegativeSampling,
 )
-from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeSplits
+from gigl_loader.partition import GraphTables, build_graph, tables_from_pyg
 from tests.support.clusters import addresses_of, check_same, servers_of
 from tests.support.pyg_graphs import weighted
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+BUYS = ("user", "buys", "item")
 HALVED = "tests.support.user_samplers:Halved"
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
 
@@ -42,11 +44,13 @@ class Kind:
     difference: str
     """Told where a state of one plan is given to the other."""
     loader: Any = DistNeighborLoader
+    split: str | None = None
+    """Of edges, whose links are the input."""
 
     def input(self, *, hetero: bool) -> Any:
         """Return the input of the loader."""
         if self.loader is DistLinkNeighborLoader:
-            return ("user", "buys", "item") if hetero else None
+            return (BUYS, self.split) if hetero else self.split
         if self.loader in (_anchors, _labelled):
             return ("user", None) if hetero else None
         return ("item", None) if hetero else None
@@ -75,6 +79,13 @@ def label_sets(*, hetero: bool) -> dict[Any, Any]:
         for size in (500, 300)
     ]
     return {(ends[0][0], "clicks", ends[1][0]): tuple(pairs)}
+
+
+def tables_of(data: Any, *, hetero: bool) -> GraphTables:
+    """Return the tables of a graph with weights, label sets, and some edges held out."""
+    tables = tables_from_pyg(data, weight_attr="w", labels=label_sets(hetero=hetero))
+    splits = EdgeSplits(fractions={"train": 0.9, "val": 0.1})
+    return replace(tables, splits={BUYS if hetero else HOMOGENEOUS_EDGE: splits}, message_edges=("train",))
 
 
 def _labelled(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistABLPLoader:
@@ -114,6 +125,14 @@ KINDS = {
         {"neg_sampling": NegativeSampling("triplet", 2, strict=True), "batch_size": 200, "weight_attr": "w"},
         "excluded is",
         DistLinkNeighborLoader,
+    ),
+    "links held out": Kind(
+        [3, 2],
+        {"batch_size": 50, "neg_sampling": {"mode": "binary", "amount": 2, "strict": True}},
+        {"batch_size": 50, "neg_sampling": {"mode": "binary", "amount": 1, "strict": True}},
+        "negatives is",
+        DistLinkNeighborLoader,
+        split="val",
     ),
     "anchors": Kind(
         [3, 2],
@@ -161,8 +180,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     hetero = request.param == "heterogeneous"
     path = tmp_path_factory.mktemp("kinds") / "graph"
     data = weighted(hetero=hetero)
-    tables = tables_from_pyg(data, weight_attr="w", labels=label_sets(hetero=hetero))
-    build_graph(tables, path, num_partitions=3, assigner="hash")
+    build_graph(tables_of(data, hetero=hetero), path, num_partitions=3, assigner="hash")
     with servers_of(path, 3, allow_samplers=(HALVED,)) as servers:
         yield Stored(path, addresses_of(servers)[0], data, hetero)
 
@@ -183,10 +201,11 @@ def test_workers_give_the_batches_of_the_embedded_loader(
     check_same(_epochs(stored.dataset, stored, kind, num_workers=2), expected)
 
 
-def test_partitioning_changes_no_batch(stored: Stored, kind: Kind, expected: list[Any]) -> None:
-    labels = label_sets(hetero=stored.hetero)
-    whole = DistDataset.from_pyg(stored.data, weight_attr="w", labels=labels)
-    check_same(_epochs(whole, stored, kind, num_workers=0), expected)
+def test_partitioning_changes_no_batch(
+    stored: Stored, kind: Kind, expected: list[Any], tmp_path: Path
+) -> None:
+    build_graph(tables_of(stored.data, hetero=stored.hetero), tmp_path / "whole")
+    check_same(_epochs(DistDataset.open(tmp_path / "whole"), stored, kind, num_workers=0), expected)
 
 
 @pytest.mark.parametrize("transport", ["ring", "flight"])

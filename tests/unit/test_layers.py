@@ -49,8 +49,8 @@ MAY_IMPORT = {
     "rpc": VALUES | {"native", "graph.schema", "channel.frame", "sampling.store"},
     "workers": VALUES | {"native", "graph", "channel", "sampling"},
     "hosts": VALUES | {"graph", "sampling", "workers.config", "rpc"},
-    "splits": VALUES | {"native"},
-    "queries": VALUES | {"graph.schema"},
+    "splits": VALUES | {"native", "graph.schema"},
+    "queries": VALUES | {"graph.schema", "splits"},
     "dataset": VALUES | {"queries", "graph", "sampling", "workers", "hosts.rendezvous"},
     "loaders": VALUES
     | {
