@@ -229,6 +229,14 @@ class DistDataset(GraphQueries):
             return EdgeList.joined([edges_of(self._graph, edge_type, part) for part in parts])
         return self._membership.edges(self._graph, edge_type)
 
+    def _open_store(self) -> PartitionedStore:
+        from gigl_loader.sampling.partitioned import PartitionedStore
+
+        self._check_open()
+        if self._membership is None:
+            return PartitionedStore.whole(self._graph)
+        return self._membership.open_store(self._graph)
+
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         return self._graph.positions(node_type, node_ids)
 

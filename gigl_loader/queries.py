@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from contextlib import closing
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,10 +20,22 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import EdgeList
     from gigl_loader.sharding import Share
 
-__all__ = ["GraphQueries"]
+__all__ = ["ABLPInput", "GraphQueries"]
+
+
+class ABLPInput(NamedTuple):
+    """Anchors and their labels, as node ids (int64)."""
+
+    anchors: torch.Tensor
+    """[N], ascending."""
+    positive: torch.Tensor
+    """[2, P]: anchor and label, by ascending anchor, then by ascending label. Repeated labels stay."""
+    negative: torch.Tensor | None
+    """[2, Q]; ``None`` where the graph has no negative labels of the type."""
 
 
 class GraphQueries:
@@ -142,6 +155,73 @@ class GraphQueries:
         share = read_share(rank, world_size, balance)
         lists = self._ids_of_servers(self._one_type(node_type), split, share)
         return {server: torch.from_numpy(ids.copy()) for server, ids in enumerate(lists)}
+
+    def fetch_ablp_input(
+        self,
+        split: str | None = None,
+        anchor_node_type: NodeType | None = None,
+        supervision_edge_type: EdgeType | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        balance: Literal["servers", "seeds"] = "servers",
+    ) -> dict[int, ABLPInput]:
+        """Return anchors with all of their labels, by the rank of the server that holds the anchors.
+
+        For those who sample by themselves: ``DistABLPLoader`` looks labels up batch by batch. Anchors are
+        those that :meth:`fetch_node_ids` returns for ``split``, ``rank``, ``world_size`` and ``balance``.
+
+        ``anchor_node_type``
+            May be left out where there is one type only, or a supervision type is given.
+        ``supervision_edge_type``
+            (anchor type, relation, label type): a label set, or an edge type, whose edges are the positive
+            labels. May be left out in a graph of one edge type.
+
+        ``ValueError`` for an unknown type, split or share.
+        """
+        import torch
+
+        supervision = self._supervision_type(anchor_node_type, supervision_edge_type)
+        lists = self.schema.label_lists(supervision)
+        share = {"rank": rank, "world_size": world_size, "balance": balance}
+        anchors = self.fetch_node_ids(split, supervision[0], **share)  # type: ignore[arg-type]
+        found: dict[int, ABLPInput] = {}
+        with closing(self._open_store()) as store:
+            for server, ids in anchors.items():
+                pairs = {
+                    sign: torch.from_numpy(self._labels_of(store, name, ids.numpy()))
+                    for sign, name in lists.items()
+                }
+                none = torch.empty((2, 0), dtype=torch.int64)
+                found[server] = ABLPInput(ids, pairs.get("positive", none), pairs.get("negative"))
+        return found
+
+    def _supervision_type(self, anchor_type: NodeType | None, given: EdgeType | None) -> EdgeType:
+        known = sorted({*self.schema.edges, *self.schema.label_types})
+        if given is None:
+            if len(known) != 1:
+                listed = ", ".join(map(str, known)) or "none"
+                raise ValueError(f"supervision_edge_type must be one of {listed}")
+            given = known[0]
+        if given not in known:
+            raise ValueError(f"unknown supervision type {given!r:.200}; known: {', '.join(map(str, known))}")
+        if anchor_type not in (None, given[0]):
+            raise ValueError(f"{given} leads from {given[0]!r}, not from anchors of type {anchor_type!r}")
+        return given
+
+    def _labels_of(self, store: PartitionedStore, lists: EdgeType, anchors: Int64Array) -> Int64Array:
+        """Return the ids of anchors and labels, int64 [2, P]. ``anchors``: ascending ids, int64 [N]."""
+        from gigl_loader.sampling.labels import LabelLookup
+        from gigl_loader.sampling.store import NO_BOUND
+
+        lookup = LabelLookup(self.schema, store, lists)
+        labels = lookup.labels(self.positions(lists[0], anchors), 0, max_labels=NO_BOUND)
+        pairs = np.stack([np.repeat(anchors, labels.counts), self.node_ids(lists[2], labels.nodes)])
+        return pairs[:, np.lexsort((pairs[1], pairs[0]))]
+
+    def _open_store(self) -> PartitionedStore:
+        """Return a store of all partitions. The caller closes it."""
+        raise NotImplementedError
 
     def partition_of(self, ids: torch.Tensor, node_type: NodeType | None = None) -> torch.Tensor:
         """Return the partition that owns each node of ``ids`` (integers [N]), int64 [N].

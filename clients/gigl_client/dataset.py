@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
+    from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSource, SourceRequest
     from gigl_loader.sampling.store import EdgeList
     from gigl_loader.sharding import Share
@@ -130,6 +131,10 @@ class RemoteDistDataset(GraphQueries):
     def _edge_list(self, edge_type: EdgeType) -> EdgeList:
         self._cluster.check_usable()
         return self._nodes.all_edges(edge_type)
+
+    def _open_store(self) -> PartitionedStore:
+        self._cluster.check_usable()
+        return self._cluster.open_store(timeout_s=self._cluster.timeout_s)
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""

@@ -240,6 +240,21 @@ class GraphSchema:
             if relation.endswith("#positive")
         ]
 
+    def label_lists(self, edge_type: EdgeType) -> dict[LabelSign, EdgeType]:
+        """Return the lists that have the labels of a supervision type, by sign.
+
+        Without a label set, the edges of the type are the positive ones. ``ValueError`` where there is
+        neither.
+        """
+        signs: tuple[LabelSign, ...] = ("positive", "negative")
+        found = {sign: label_list(edge_type, sign) for sign in signs}
+        stored = {sign: name for sign, name in found.items() if name in self.labels}
+        if stored:
+            return stored
+        if edge_type not in self.edges:
+            raise ValueError(f"no edge type or label set {edge_type!r:.200}")
+        return {"positive": edge_type}
+
     def target_type(self, edge_type: EdgeType) -> NodeType:
         """Return the type of the nodes whose adjacency lists hold edges of this type."""
         inward = self.edge_dir == "in" and edge_type not in self.labels

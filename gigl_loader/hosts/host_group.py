@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.hosts.rendezvous import Rendezvous
     from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import EdgeList
 
 
@@ -121,6 +122,10 @@ class HostGroup:
     def edges(self, graph: Graph, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type over all partitions, by ascending edge id."""
         return self.peers.edges(graph, edge_type, timeout_s=self._timeout)
+
+    def open_store(self, graph: Graph) -> PartitionedStore:
+        """Return a store of all partitions. The caller closes it."""
+        return self.peers.open_store(graph, timeout_s=self._timeout)
 
     def split(self, graph: Graph, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split over all partitions, int64 [N], by ascending node id."""

@@ -28,7 +28,6 @@ from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.ablp import (
     NUM_ANCHORS,
     ABLPPlan,
-    label_lists,
     pair_arrays,
     random_array,
 )
@@ -162,7 +161,7 @@ class DistABLPLoader(BaseDistLoader):
             found = {
                 each: self._pairs(tensors, each, sign, count)
                 for each in self._types
-                if sign in label_lists(self.dataset.schema, each)
+                if sign in self.dataset.schema.label_lists(each)
             }
             if found:
                 batch[f"y_{sign}"] = found if self._several else found[self._types[0]]

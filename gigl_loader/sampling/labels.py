@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import Neighbors
@@ -40,24 +41,41 @@ class Labels(NamedTuple):
     counts: Int64Array
     """Of each anchor [A]."""
     nodes: Int64Array
-    """Positions [P]: the labels of anchor i are the next ``counts[i]``, by ascending node id."""
+    """Positions [P]: the labels of anchor i are the next ``counts[i]``, by ascending node id, or by position
+    where the lookup does not know ids."""
 
 
 class LabelLookup:
     """Looks up the labels of anchors in one kind of lists. Not thread-safe."""
 
-    def __init__(self, graph: Graph, store: PartitionedStore, lists: EdgeType, cap: int | None) -> None:
+    def __init__(
+        self,
+        schema: GraphSchema,
+        store: PartitionedStore,
+        lists: EdgeType,
+        cap: int | None = None,
+        *,
+        anchor_ids: Int64Array | None = None,
+        label_ids: Int64Array | None = None,
+    ) -> None:
         """``lists``: an edge type, or the name of a label set.
 
         ``cap``: keep so many labels of each anchor, drawn without replacement. ``None``: all.
+        ``anchor_ids``, ``label_ids``: node ids by position; ``None`` where they are equal, or do not matter.
         """
         self._store = store
         self._edge_type = lists
         self._cap = cap
-        self._inward = graph.schema.edge_dir == "in" and lists not in graph.schema.labels
-        self._bounds = graph.bounds(lists[0])
-        self._anchor_ids = graph.node_ids(lists[0])
-        self._label_ids = graph.node_ids(lists[2])
+        self._inward = schema.edge_dir == "in" and lists not in schema.labels
+        self._bounds = store.bounds(lists[0])
+        self._anchor_ids = anchor_ids
+        self._label_ids = label_ids
+
+    @classmethod
+    def in_graph(cls, graph: Graph, store: PartitionedStore, lists: EdgeType, cap: int | None) -> LabelLookup:
+        """Return the lookup of a process that knows all node ids."""
+        ids = graph.node_ids
+        return cls(graph.schema, store, lists, cap, anchor_ids=ids(lists[0]), label_ids=ids(lists[2]))
 
     def labels(self, anchors: Int64Array, key: int, *, max_labels: int) -> Labels:
         """Return the labels of ``anchors`` (positions, int64 [A], distinct).
@@ -94,12 +112,8 @@ class LabelLookup:
 
     def _merged(self, places: Sequence[Int64Array], found: Sequence[Neighbors], count: int) -> Labels:
         """Return what partitions answered for the anchors at ``places``, in the order of the anchors."""
-        owners = [
-            np.repeat(place, each.counts) for place, each in zip(places, found, strict=True) if len(place)
-        ]
-        nodes = [
-            each.positions.astype(np.int64) for place, each in zip(places, found, strict=True) if len(place)
-        ]
+        owners = [np.repeat(place, each.counts) for place, each in zip(places, found, strict=True)]
+        nodes = [each.positions.astype(np.int64) for each in found]
         anchors, labels = np.concatenate(owners), np.concatenate(nodes)
         ids = labels if self._label_ids is None else self._label_ids[labels]
         order = np.lexsort((ids, anchors))

@@ -76,7 +76,7 @@ MAY_IMPORT = {
 
 MAY_IMPORT_LAZILY = {
     "dataset": frozenset({"hosts", "partition", "rpc"}),
-    "queries": frozenset({"sampling.store"}),
+    "queries": frozenset({"sampling.labels", "sampling.partitioned", "sampling.store"}),
 }
 """What a part may import on top of that inside functions, where it is needed, and for type checkers."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gigl_loader.graph.schema import Column, label_list, type_name
+from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.native import batch_key
 from gigl_loader.sampling.distributed import DistributedSampler
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["NUM_ANCHORS", "ABLPPlan", "label_lists", "pair_arrays", "random_array"]
+__all__ = ["NUM_ANCHORS", "ABLPPlan", "pair_arrays", "random_array"]
 
 NUM_ANCHORS = "num_anchors"
 """Counter of the distinct anchors of a batch, the first nodes of their type."""
@@ -122,7 +122,7 @@ class ABLPPlan:
     def _arrays(self, schema: GraphSchema, edge_type: EdgeType) -> list[FrameArray]:
         anchor, _, label = map(type_name, edge_type)
         arrays: list[FrameArray] = []
-        for sign in label_lists(schema, edge_type):
+        for sign in schema.label_lists(edge_type):
             names = pair_arrays(edge_type, sign)
             arrays += [
                 FrameArray(names.anchors, _LOCAL, "computed", indexes=anchor),
@@ -152,21 +152,6 @@ def random_array(edge_type: EdgeType) -> str:
     return f"label/{type_name(edge_type)}/random"
 
 
-def label_lists(schema: GraphSchema, edge_type: EdgeType) -> dict[LabelSign, EdgeType]:
-    """Return the lists that have the labels of a supervision type, by sign.
-
-    Without a label set, the edges of the type are the positive ones. ``ValueError`` where there is neither.
-    """
-    signs: tuple[LabelSign, ...] = ("positive", "negative")
-    found = {sign: label_list(edge_type, sign) for sign in signs}
-    stored = {sign: name for sign, name in found.items() if name in schema.labels}
-    if stored:
-        return stored
-    if edge_type not in schema.edges:
-        raise ValueError(f"no edge type or label set {edge_type!r:.200}")
-    return {"positive": edge_type}
-
-
 def reverse_type(schema: GraphSchema, edge_type: EdgeType) -> EdgeType | None:
     """Return the type that holds the edges of a type the other way round, by PyG's rule of names.
 
@@ -191,9 +176,9 @@ class ABLPSeeder:
         self._ids = graph.node_ids(plan.anchor_type)
         self._types = {node_type: number for number, node_type in enumerate(graph.schema.nodes)}
         self._lookups = {
-            (each, sign): LabelLookup(graph, store, lists, plan.max_labels)
+            (each, sign): LabelLookup.in_graph(graph, store, lists, plan.max_labels)
             for each in plan.supervision
-            for sign, lists in label_lists(graph.schema, each).items()
+            for sign, lists in graph.schema.label_lists(each).items()
         }
         self._inward = graph.schema.edge_dir == "in"
         self._edge_types = [each for each in graph.schema.edges if each in plan.hops.num_neighbors]
