@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import traceback
@@ -19,7 +20,7 @@ from tests.support.faults import FaultPlan
 from tests.support.remote_sources import REMOTE_KINDS, RemoteKind, served
 from tests.support.sources import (
     NUM_BATCHES,
-    PLAN,
+    PLANS,
     SourceKind,
     bytes_of,
     drain,
@@ -27,7 +28,10 @@ from tests.support.sources import (
     small_schedule,
 )
 
-WORKER_KINDS = [SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(2, "fork")]
+WORKER_KINDS = [
+    *(SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(2, "fork")),
+    *(SourceKind(workers, plan=plan) for plan in ("links", "anchors") for workers in (0, 2)),
+]
 Kind: TypeAlias = SourceKind | RemoteKind
 KINDS: list[Kind] = [*WORKER_KINDS, *REMOTE_KINDS]
 
@@ -39,16 +43,21 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[int, list[bytes]]:
+def expected(kind: Kind) -> dict[int, list[bytes]]:
     """The batches of two epochs, straight from the sampler."""
-    sampler, schedule = PLAN.open(small_graph()), small_schedule()
+    return sampled(kind.plan)
+
+
+@functools.cache
+def sampled(plan: str) -> dict[int, list[bytes]]:
+    sampler, schedule = PLANS[plan].open(small_graph()), small_schedule(plan)
     epochs: dict[int, list[bytes]] = {}
     for epoch in (0, 1):
         epochs[epoch] = []
         for batch in range(NUM_BATCHES):
-            sampled = sampler.sample(schedule.request(epoch, batch))
-            buffer = np.empty(sampled.layout.nbytes, np.uint8)
-            sampled.write(buffer)
+            made = sampler.sample(schedule.request(epoch, batch))
+            buffer = np.empty(made.layout.nbytes, np.uint8)
+            made.write(buffer)
             epochs[epoch].append(buffer.tobytes())
     return epochs
 
@@ -136,7 +145,7 @@ def test_arrays_outlive_the_source(kind: Kind, expected: dict[int, list[bytes]])
     del source, frames
     gc.collect()
     for array, frame_bytes in zip(arrays, expected[0], strict=False):
-        parsed = PLAN.frame(small_graph().schema).parse(np.frombuffer(frame_bytes, np.uint8))
+        parsed = PLANS[kind.plan].frame(small_graph().schema).parse(np.frombuffer(frame_bytes, np.uint8))
         assert (array == parsed.array("node/node/n_id")).all()
 
 

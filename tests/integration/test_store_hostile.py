@@ -9,6 +9,7 @@ import random
 import socket
 import struct
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.graph_requests import encode_frame_request
+from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.plans.ablp import ABLPPlan
+from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_server.local_cluster import LocalCluster
 from tests.support.hostile_clients import METHODS, PLAN, HostileClient
 from tests.support.leftovers import wait_until
@@ -174,13 +179,16 @@ def test_a_method_that_is_not_there(stranger: HostileClient) -> None:
     assert stranger.status("Describe", b"", service="gigl.v1.Nobody") == "UNIMPLEMENTED"
 
 
-def changed_plan(**changes: Any) -> str:
+def changed_plan(plan: BatchPlan = PLAN, **changes: Any) -> str:
     import json
 
-    return json.dumps(json.loads(PLAN.to_json()) | changes)
+    return json.dumps(json.loads(plan.to_json()) | changes)
 
 
 EDGE = ["node", "to", "node"]
+_HOPS = KHop(num_neighbors={("node", "to", "node"): (3, 2)})
+LINKS = replace(PLAN, sampler=LinkPlan(edge_type=("node", "to", "node"), hops=_HOPS))
+ANCHORS = replace(PLAN, sampler=ABLPPlan(supervision=(("node", "to", "node"),), hops=_HOPS))
 
 
 @pytest.mark.parametrize(
@@ -209,6 +217,22 @@ EDGE = ["node", "to", "node"]
         {"plan": changed_plan(node_columns={"node": "x"})},
         {"plan": changed_plan(edge_columns=[[EDGE, ["nothing"]]])},
         {"plan": changed_plan(padding="x" * (4 << 20))},
+        {"plan": changed_plan(LINKS, edge_type=["node", "to", "nobody"])},
+        {"plan": changed_plan(LINKS, edge_type=7)},
+        {"plan": changed_plan(LINKS, excluded=[["a", "b", "c"]])},
+        {"plan": changed_plan(LINKS, negatives={"mode": "binary", "amount": 2**63, "strict": True})},
+        {"plan": changed_plan(LINKS, negatives={"mode": "binary", "amount": 1, "strict": "yes"})},
+        {
+            "plan": changed_plan(
+                LINKS, negatives={"mode": "binary", "amount": 1, "strict": True, "src_weight": "AAAA"}
+            )
+        },
+        {"plan": changed_plan(ANCHORS, supervision=[])},
+        {"plan": changed_plan(ANCHORS, supervision=[["node", "to#held", "node"]])},
+        {"plan": changed_plan(ANCHORS, supervision=[EDGE, EDGE])},
+        {"plan": changed_plan(ANCHORS, max_labels=-1)},
+        {"plan": changed_plan(ANCHORS, random_negatives=2**24)},
+        {"plan": changed_plan(ANCHORS, exclude="all")},
         {"key": ""},
         {"key": "k" * 300},
         {"key": "a\nb"},
@@ -285,6 +309,29 @@ def test_an_ask_that_breaks_a_rule(stranger: HostileClient, fields: dict[str, An
     }
     assert stranger.status("Sample", **good | fields) in status.split("|")
     assert stranger.status("Sample", **good) == "OK"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "index"),
+    [
+        (SEEDS, SEEDS),
+        (SEEDS * 3, SEEDS),
+        (SEEDS * 2, SEEDS[:-8]),
+        (SEEDS + np.full(10, 1000).tobytes(), SEEDS),
+        (np.full(10, -1).tobytes() + SEEDS, SEEDS),
+        (SEEDS * 2 + b"x", SEEDS),
+        (b"", b""),
+    ],
+    ids=["no destinations", "three ends", "short index", "far destinations", "negative", "odd", "nothing"],
+)
+def test_links_that_break_a_rule(store: Store, inputs: bytes, index: bytes) -> None:
+    caller = store.stranger()
+    caller.say("CreateProducer", key="links", plan=LINKS.to_json(), graph=store.graph)
+    channel = caller.open_channel("links")
+    good = {"channel": channel, "inputs": SEEDS * 2, "index": SEEDS}
+    assert caller.status("Sample", **good | {"inputs": inputs, "index": index}) == "INVALID_ARGUMENT"
+    assert caller.status("Sample", **good) == "OK"
+    caller.say("DestroyProducer", key="links")
 
 
 def test_the_largest_numbers(stranger: HostileClient) -> None:

@@ -21,7 +21,7 @@ from gigl_server.sampling.service import SamplingService
 from gigl_server.server import build_storage_server
 from tests.support.faults import FaultPlan, FaultySampler
 from tests.support.made import record_made
-from tests.support.sources import PLAN, drain, small_graph, small_schedule
+from tests.support.sources import PLAN, PLANS, drain, small_graph, small_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,20 +177,29 @@ class RemoteKind:
     servers: int
     transport: str
     rows: str
+    plan: str = "nodes"
     small: SmallCluster | None = None
 
     workers = 0
     """In this process."""
 
     def __str__(self) -> str:
-        return f"{self.servers}-{self.transport}-{self.rows}"
+        kind = f"{self.servers}-{self.transport}-{self.rows}"
+        return kind if self.plan == "nodes" else f"{kind}-{self.plan}"
 
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
         assert self.small is not None
         self.small.faults = faults
         concurrency = options.pop("worker_concurrency", 4)
-        return self.small.open(transport=self.transport, rows=self.rows, prefetch=concurrency, **options)
+        return self.small.open(
+            plan=PLANS[self.plan],
+            schedule=small_schedule(self.plan),
+            transport=self.transport,
+            rows=self.rows,
+            prefetch=concurrency,
+            **options,
+        )
 
 
 REMOTE_KINDS = [
@@ -199,4 +208,6 @@ REMOTE_KINDS = [
     RemoteKind(2, "flight", "direct"),
     RemoteKind(2, "flight", "through"),
     RemoteKind(2, "ring", "auto"),
+    RemoteKind(2, "flight", "direct", "links"),
+    RemoteKind(2, "ring", "auto", "anchors"),
 ]

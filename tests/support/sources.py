@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,6 +12,11 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.negatives import Negatives
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.plans.ablp import ABLPPlan
+from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.source import BatchSource
 
-__all__ = ["NUM_BATCHES", "PLAN", "SourceKind", "bytes_of", "drain", "small_graph", "small_schedule"]
+__all__ = ["NUM_BATCHES", "PLAN", "PLANS", "SourceKind", "bytes_of", "drain", "small_graph", "small_schedule"]
 
 NUM_BATCHES = 12
 _NUM_NODES = 600
@@ -37,6 +42,24 @@ PLAN = neighbor_plan(
     node_columns={"node": ("x", "y")},
     edge_columns={},
 )
+_HOPS = KHop(num_neighbors={_EDGE: (3, 2)})
+PLANS: dict[str, BatchPlan] = {
+    "nodes": PLAN,
+    "links": replace(
+        PLAN,
+        sampler=LinkPlan(
+            edge_type=_EDGE,
+            hops=_HOPS,
+            negatives=Negatives(mode="binary", amount=2, strict=True),
+            excluded=(_EDGE,),
+        ),
+    ),
+    "anchors": replace(
+        PLAN,
+        sampler=ABLPPlan(supervision=(_EDGE,), hops=_HOPS, max_labels=4, random_negatives=9, exclude=True),
+    ),
+}
+"""By kind of input. Batches have their numbers, whatever the kind."""
 
 
 @functools.cache
@@ -59,11 +82,11 @@ def small_graph(num_partitions: int = 1) -> Graph:
     return Graph.open(folder)
 
 
-def small_schedule() -> Schedule:
-    """Twelve batches of fifty seeds, shuffled."""
-    return Schedule(
-        {SEED: np.arange(_NUM_NODES)}, batch_size=50, shuffle=True, drop_last=False, run_seed=PLAN.run_seed
-    )
+def small_schedule(plan: str = "nodes") -> Schedule:
+    """Twelve batches of fifty seeds, links or anchors, shuffled."""
+    nodes = np.arange(_NUM_NODES)
+    columns = {"src": nodes, "dst": nodes[::-1].copy()} if plan == "links" else {SEED: nodes}
+    return Schedule(columns, batch_size=50, shuffle=True, drop_last=False, run_seed=PLAN.run_seed)
 
 
 @dataclass(frozen=True)
@@ -72,22 +95,25 @@ class SourceKind:
 
     workers: int
     method: str = "spawn"
+    plan: str = "nodes"
 
     def __str__(self) -> str:
-        return f"{self.workers}-{self.method}" if self.workers else "inline"
+        kind = f"{self.workers}-{self.method}" if self.workers else "inline"
+        return kind if self.plan == "nodes" else f"{kind}-{self.plan}"
 
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
+        plan, schedule = PLANS[self.plan], small_schedule(self.plan)
         if not self.workers:
-            sampler = PLAN.open(small_graph())
+            sampler = plan.open(small_graph())
             channel = {name: options[name] for name in ("channel_bytes",) if name in options}
             faulty = sampler if faults is None else FaultySampler(sampler, faults)
-            return InlineSource(faulty, small_schedule(), **channel)
+            return InlineSource(faulty, schedule, **channel)
         settings = WorkerOptions(num_workers=self.workers, start_method=self.method, **options)
         if faults is None:
-            return WorkerSource(small_graph(), PLAN, small_schedule(), settings)
+            return WorkerSource(small_graph(), plan, schedule, settings)
         graph = cast("Graph", GraphWithFaults(small_graph(), faults))
-        return WorkerSource(graph, PLAN, small_schedule(), settings, sampler=FAULTY_SAMPLER)
+        return WorkerSource(graph, plan, schedule, settings, sampler=FAULTY_SAMPLER)
 
 
 def bytes_of(frame: Frame) -> bytes:

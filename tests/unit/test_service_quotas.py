@@ -13,13 +13,14 @@ import pytest
 from gigl_loader.channel.frame import Failure
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.sampler_pool import SamplerPool
 from tests.support.leftovers import wait_until
 from tests.support.made import record_made
 from tests.support.plans import with_sampler
-from tests.support.sources import PLAN, small_graph
+from tests.support.sources import PLAN, PLANS, small_graph
 from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, sample_request, service_of
 
 if TYPE_CHECKING:
@@ -206,6 +207,28 @@ def test_a_plan_that_wants_gigabytes_fails_in_one_line_and_takes_none() -> None:
             assert "a batch of 1 seeds has more than" in text
             assert "the limit of this server" in text
             assert "ask for fewer seeds a batch or smaller num_neighbors" in text
+        assert resident_bytes() - before < 256 << 20
+        other.ask(0)
+        assert other.answers.next()[1].handle
+
+
+@pytest.mark.parametrize("name", ["negatives", "random negatives"])
+def test_negatives_that_want_gigabytes_fail_in_one_line_and_take_none(name: str) -> None:
+    negatives = Negatives(mode="binary", amount=MAX_AMOUNT, strict=True)
+    plan = {
+        "negatives": with_sampler(PLANS["links"], negatives=negatives),
+        "random negatives": with_sampler(PLANS["anchors"], random_negatives=2**24 - 1),
+    }[name]
+    count = 50
+    inputs = np.arange(count * len(plan.sampler.inputs)).tobytes()
+    with service_of(memory=1 << 30) as service:
+        trainer, other = Trainer(service, plan=plan), Trainer(service, key="other")
+        before = resident_bytes()
+        for _ in range(3):
+            trainer.ask(0, inputs=inputs, index=np.arange(count).tobytes())
+            text = failure_of(trainer.answers.next()[1])
+            assert f"a batch of {count} " in text
+            assert "the limit of this server" in text
         assert resident_bytes() - before < 256 << 20
         other.ask(0)
         assert other.answers.next()[1].handle
