@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # PyG's own loaders on the common workload, in an environment of their own. pyg_peer.py calls both forms.
 #   pyg_peer.sh setup    make the environment; nothing to do where it exists
-#   pyg_peer.sh CASE     measure a case (JSON, see pyg_side.py) and print a line of JSON
+#   pyg_peer.sh CASE     measure a case (JSON, see peer_case.py) and print a line of JSON
 # PyG samples by pyg-lib or, several times slower, by torch-sparse. PyPI has no pyg-lib, neither wheels nor sources. So
 #   PYG_LIB=WHEEL pyg_peer.sh setup
 # installs a wheel of pyg-lib that you have; it must have been built for the torch of the environment. Without one, torch-sparse
