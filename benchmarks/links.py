@@ -4,7 +4,7 @@
 
 The common workload (1 M nodes, 30 M edges, fanout 15, 10, 5), one thread, edge ids, no features. Each kind
 of batch is sampled beside a batch of nodes that has the same seeds, in turns; figures are medians of the
-ratio of CPU seconds. Links: 1,024 a batch. Anchors: 256 a batch, with 5 labels each and 256 random negatives.
+ratio of CPU seconds, and the ratio of the bytes of frames. Links: 1,024 a batch. Anchors: 256 a batch, with 5 labels each and 256 random negatives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
 from gigl_loader.graph.graph import Graph
@@ -69,11 +68,19 @@ class Case:
         self._requests = requests
         self._buffer = np.empty(0, np.uint8)
         self.num_seeds = 0
+        self.frame_bytes = 0
+        """Of all batches, as servers send them, without rows of features."""
+        self.node_bytes = 0
+        """Of the batches of nodes."""
         self._same: list[BatchRequest] = []
         for request in requests:
-            seeds = self._seeds(self._samplers[0], request)
+            layout = self._write(self._samplers[0], request)
+            count = json.loads(layout.metadata["num_sampled_nodes"])["node"][0]
+            seeds = layout.view(self._buffer, "node/node/n_id")[:count].copy()
             self.num_seeds += len(seeds)
+            self.frame_bytes += layout.nbytes
             self._same.append(BatchRequest(0, request.batch, np.arange(len(seeds)), {SEED: seeds}))
+            self.node_bytes += self._write(self._samplers[1], self._same[-1]).nbytes
 
     def seconds(self) -> tuple[float, float]:
         """Return CPU seconds of the batches, and of those of nodes."""
@@ -92,11 +99,6 @@ class Case:
             self._buffer = np.empty(sampled.layout.nbytes * 5 // 4, np.uint8)
         sampled.write(self._buffer)
         return sampled.layout
-
-    def _seeds(self, sampler: PlanSampler, request: BatchRequest) -> npt.NDArray[np.int64]:
-        layout = self._write(sampler, request)
-        count = json.loads(layout.metadata["num_sampled_nodes"])["node"][0]
-        return layout.view(self._buffer, "node/node/n_id")[:count].copy()
 
 
 def cases(workload: Workload, folder: Path) -> dict[str, Case]:
@@ -154,10 +156,13 @@ def main() -> None:
         median = statistics.median(ratios[name])
         print(
             f"  {name:24} {median:5.2f}  ({low:.2f} to {high:.2f}); "
-            f"{statistics.median(costs[name]):6.2f} us a seed"
+            f"{statistics.median(costs[name]):6.2f} us a seed; "
+            f"bytes {made[name].frame_bytes / made[name].node_bytes:.3f}"
         )
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"load": load, "ratios": ratios, "us_per_seed": costs}) + "\n")
+        sizes = {name: case.frame_bytes / case.node_bytes for name, case in made.items()}
+        figures = {"load": load, "ratios": ratios, "us_per_seed": costs, "bytes": sizes}
+        arguments.json.write_text(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

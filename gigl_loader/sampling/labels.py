@@ -41,8 +41,7 @@ class Labels(NamedTuple):
     counts: Int64Array
     """Of each anchor [A]."""
     nodes: Int64Array
-    """Positions [P]: the labels of anchor i are the next ``counts[i]``, by ascending node id, or by position
-    where the lookup does not know ids."""
+    """Positions [P]: the labels of anchor i are the next ``counts[i]``, by ascending node id."""
 
 
 class LabelLookup:
@@ -86,11 +85,14 @@ class LabelLookup:
             everyone = np.arange(len(anchors))
             parts = len(self._bounds) - 1
             found = self._ask([anchors] * parts, key, -1, max_labels, outward=True)
-            return self._capped(self._merged([everyone] * parts, found, len(anchors)), anchors, key)
+            merged = self._sorted(_placed([everyone] * parts, found, len(anchors)))
+            return self._capped(merged, anchors, key)
         shares = split_by_owner(anchors, self._bounds)
         cap = -1 if self._cap is None else self._cap
         found = self._ask([owned for owned, _ in shares], key, cap, max_labels, outward=False)
-        return self._merged([places for _, places in shares], found, len(anchors))
+        placed = _placed([places for _, places in shares], found, len(anchors))
+        # A list is in the order of node ids; what is drawn of it comes as it was drawn.
+        return placed if self._cap is None else self._sorted(placed)
 
     def _ask(
         self, anchors: Sequence[Int64Array], key: int, fanout: int, max_labels: int, *, outward: bool
@@ -110,14 +112,11 @@ class LabelLookup:
         [answers] = self._store.sample([request])
         return answers
 
-    def _merged(self, places: Sequence[Int64Array], found: Sequence[Neighbors], count: int) -> Labels:
-        """Return what partitions answered for the anchors at ``places``, in the order of the anchors."""
-        owners = [np.repeat(place, each.counts) for place, each in zip(places, found, strict=True)]
-        nodes = [each.positions.astype(np.int64) for each in found]
-        anchors, labels = np.concatenate(owners), np.concatenate(nodes)
-        ids = labels if self._label_ids is None else self._label_ids[labels]
-        order = np.lexsort((ids, anchors))
-        return Labels(np.bincount(anchors, minlength=count).astype(np.int64), labels[order])
+    def _sorted(self, labels: Labels) -> Labels:
+        """Return the labels of each anchor by ascending node id."""
+        ids = labels.nodes if self._label_ids is None else self._label_ids[labels.nodes]
+        anchors = np.repeat(np.arange(len(labels.counts), dtype=np.int32), labels.counts)
+        return Labels(labels.counts, labels.nodes[np.lexsort((ids, anchors))])
 
     def _capped(self, labels: Labels, anchors: Int64Array, key: int) -> Labels:
         """Return ``cap`` of the labels of each anchor that has more."""
@@ -133,6 +132,23 @@ class LabelLookup:
             kept[begin : begin + count] = False
             kept[begin + picks] = True
         return Labels(np.minimum(labels.counts, self._cap), labels.nodes[kept])
+
+
+def _placed(places: Sequence[Int64Array], found: Sequence[Neighbors], count: int) -> Labels:
+    """Return what partitions answered for the anchors at ``places``, in the order of the anchors."""
+    counts = np.zeros(count, np.int64)
+    for place, each in zip(places, found, strict=True):
+        counts[place] += each.counts
+    nodes = np.empty(counts.sum(), np.int64)
+    begins = np.cumsum(counts) - counts
+    for place, each in zip(places, found, strict=True):
+        if len(each.positions) == len(nodes):  # Nobody else has any.
+            nodes[:] = each.positions
+        elif len(each.positions):
+            shift = begins[place] - (np.cumsum(each.counts, dtype=np.int64) - each.counts)
+            nodes[np.repeat(shift, each.counts) + np.arange(len(each.positions))] = each.positions
+            begins[place] += each.counts
+    return Labels(counts, nodes)
 
 
 def distinct_ranks(key: int, edge_type: EdgeType, below: int, count: int) -> Int64Array:

@@ -210,7 +210,7 @@ class ABLPSeeder:
             if end + len(labels.nodes) > bounds.edges:
                 raise bounds.too_many_edges(len(request))
             names = pair_arrays(edge_type, sign)
-            owners = np.repeat(np.arange(len(distinct)), labels.counts)
+            owners = np.repeat(np.arange(len(distinct), dtype=np.int32), labels.counts)
             indices[names.anchors] = owners
             indices[names.labels] = place = add(edge_type[2], labels.nodes)
             if sign == "positive" and plan.exclude:
