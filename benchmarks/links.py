@@ -4,7 +4,8 @@
 
 The common workload (1 M nodes, 30 M edges, fanout 15, 10, 5), one thread, edge ids, no features. Each kind
 of batch is sampled beside a batch of nodes that has the same seeds, in turns; figures are medians of the
-ratio of CPU seconds, and the ratio of the bytes of frames. Links: 1,024 a batch. Anchors: 256 a batch, with 5 labels each and 256 random negatives.
+ratio of CPU seconds, and the ratio of the bytes of frames. Links: 1,024 a batch. Anchors: 256 a batch, with
+5 labels each and 256 random negatives.
 """
 
 from __future__ import annotations
