@@ -19,7 +19,6 @@ from gigl_loader.loaders.arguments import (
 )
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator, seed_index
-from gigl_loader.loaders.columns import all_columns
 from gigl_loader.loaders.links import known_edge_type
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.options import EdgeType
@@ -144,7 +143,7 @@ class DistABLPLoader(BaseDistLoader):
             random_negatives=self._num_random,
             exclude=self._exclude_targets,
         )
-        return BatchPlan(sampler=plan, run_seed=run_seed, columns=all_columns(schema))
+        return BatchPlan(sampler=plan, run_seed=run_seed, columns=self.columns)
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""

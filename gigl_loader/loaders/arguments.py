@@ -19,6 +19,7 @@ from gigl_loader.sizes import byte_count, whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gigl_loader.loaders.columns import EdgeColumns, NodeColumns
     from gigl_loader.sampling.plan import SamplerOptions
     from gigl_loader.shared import SharedTensors
 
@@ -58,6 +59,8 @@ class LoaderOptions(TypedDict, total=False):
     worker_key: str | None
     max_concurrent_producer_inits: int | None
     seed_weights: SharedTensors | torch.Tensor | None
+    node_columns: NodeColumns
+    edge_columns: EdgeColumns
     sharding: str | None
     even_batches: bool
     device: torch.device | str | int | None

@@ -24,6 +24,7 @@ from gigl_loader.loaders.arguments import (
     whole_epoch,
 )
 from gigl_loader.loaders.batch_pipeline import BatchPipeline
+from gigl_loader.loaders.columns import read_columns
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.other_arguments import check_other_arguments
 from gigl_loader.loaders.placement import Placement, PlacementOptions
@@ -39,9 +40,10 @@ from gigl_loader.topology import Topology
 if TYPE_CHECKING:
     import torch
 
+    from gigl_loader.loaders.columns import EdgeColumns, NodeColumns
     from gigl_loader.loaders.seeds import LoaderInput
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
-    from gigl_loader.sampling.plan import BatchPlan
+    from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
     from gigl_loader.shared import SharedTensors
 
 __all__ = ["BaseDistLoader", "Dataset"]
@@ -90,6 +92,8 @@ class BaseDistLoader:
     _is_built = False
 
     batch_size: int
+    columns: ColumnPlan
+    """Which columns batches carry, for the plan of a subclass."""
     dataset: Dataset
     device: torch.device
     drop_last: bool
@@ -119,6 +123,8 @@ class BaseDistLoader:
         worker_key: str | None = None,
         max_concurrent_producer_inits: int | None = None,
         seed_weights: SharedTensors | torch.Tensor | None = None,
+        node_columns: NodeColumns = None,
+        edge_columns: EdgeColumns = None,
         sharding: str | None = None,
         even_batches: bool = True,
         device: torch.device | str | int | None = None,
@@ -163,6 +169,10 @@ class BaseDistLoader:
             Draw the seeds of each batch with replacement, in proportion to weights that may change while
             batches are made: shared tensors, one of which is named ``weight``, one float32 or float64 for
             each entry of the input. A tensor alone stays as it is. ``shuffle`` has no place beside it.
+        ``node_columns``, ``edge_columns``
+            Columns that batches carry: names, for every type that has them, or lists of names by type, where
+            types that are left out keep all. ``[]`` for none. By default, all. Others are neither read nor
+            sent.
         ``sharding``
             How the ranks of a process group share the input, which every rank passes whole: "batches"
             (the default there) gives each a share, ``"none"`` gives this rank all of it, whatever others do.
@@ -230,6 +240,7 @@ class BaseDistLoader:
                 max_worker_restarts=max_worker_restarts,
             )
             dataset.check_options(self._options.store)
+            self.columns = read_columns(dataset.schema, node_columns, edge_columns)
             self._prepare(seed_weights)
         self._join()
         self._is_built = True

@@ -12,7 +12,6 @@ from typing_extensions import Unpack
 from gigl_loader.loaders.arguments import LoaderOptions, check_khop_options, flag, sampler_arguments
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.columns import all_columns
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.links import InputLinks, LinkDirectory, SeedLinks, read_seed_links
 from gigl_loader.loaders.negative_sampling import NegativeSampling, read_negatives
@@ -126,7 +125,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             excluded_reverse=excluded_reverse,
         )
         plan.check_excluded()
-        return BatchPlan(sampler=plan, run_seed=run_seed, columns=all_columns(schema))
+        return BatchPlan(sampler=plan, run_seed=run_seed, columns=self.columns)
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""

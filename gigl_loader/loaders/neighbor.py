@@ -13,7 +13,6 @@ from typing_extensions import Unpack
 from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, sampler_arguments
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.columns import all_columns
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
@@ -86,7 +85,7 @@ class DistNeighborLoader(BaseDistLoader):
     def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
         schema = self.dataset.schema
         sampler = self._sampler_options.plan(schema, seed_type, self._sampling)
-        return BatchPlan(sampler=sampler, run_seed=run_seed, columns=all_columns(schema))
+        return BatchPlan(sampler=sampler, run_seed=run_seed, columns=self.columns)
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""

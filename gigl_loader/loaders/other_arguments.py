@@ -30,7 +30,7 @@ _NOT_YET = "batches of this kind are not made yet: docs/limits.md says what to u
 _INSTEAD = {
     "batch_sampler": _IN_PLACE,
     "collate_fn": "use transform=, which is called on every batch, or override collate() in a subclass",
-    "collect_features": "batches have all columns",
+    "collect_features": "batches have all columns: pass node_columns=[] and edge_columns=[] for none",
     "context": _BY_ITSELF,
     "custom_cls": "use transform=",
     "data": "the first argument is dataset, such as DistDataset.from_pyg(data)",

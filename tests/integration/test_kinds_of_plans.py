@@ -100,6 +100,7 @@ def _anchors(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> Di
 
 KINDS = {
     "neighbor": Kind([4, 3], {"replace": True}, {}, "replace is False here, True in the state"),
+    "columns": Kind([4, 3], {"node_columns": ["y"], "edge_columns": []}, {}, "node_columns"),
     "weighted": Kind([4, 3], {"weight_attr": "w"}, {}, "weight_attr is None here, w in the state"),
     "custom": Kind(
         None,
