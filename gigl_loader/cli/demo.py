@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
+class Task(str, Enum):
+    """Kind of prediction."""
+
+    node = "node"
+    link = "link"
+
+
 class Mode(str, Enum):
     """Where batches are sampled."""
 
@@ -37,9 +44,20 @@ class Transport(str, Enum):
 
 def demo(
     *,
+    task: Annotated[
+        Task,
+        typer.Option(
+            help="node: the class of a node; link: which edges there are that the graph does not show, "
+            "against a guess by popularity."
+        ),
+    ] = Task.node,
     dataset: Annotated[
-        str, typer.Option(help="digits, debian, synthetic, npz:PATH, planetoid:NAME or ogbn:NAME.")
-    ] = "digits",
+        str | None,
+        typer.Option(
+            help="digits, debian, synthetic, npz:PATH, planetoid:NAME or ogbn:NAME "
+            "(default: digits; link: debian where apt has package lists)."
+        ),
+    ] = None,
     mode: Annotated[
         Mode,
         typer.Option(
@@ -49,22 +67,22 @@ def demo(
     ] = Mode.colocated,
     num_workers: Annotated[
         int | None,
-        typer.Option(help="Sampling processes; threads of each server.  [default: 2; graph-store: 1]"),
+        typer.Option(help="Sampling processes; threads of each server. (default: 2; graph-store: 1)"),
     ] = None,
     servers: Annotated[
-        int | None, typer.Option(min=1, help="Storage servers (graph-store).  [default: 2]")
+        int | None, typer.Option(min=1, help="Storage servers (graph-store). (default: 2)")
     ] = None,
     transport: Annotated[
         Transport,
         typer.Option(help="Of batches (graph-store): shared memory, Arrow Flight, or what there is."),
     ] = Transport.auto,
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: what suits the data set.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Seeds per batch.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Seeds, or links, per batch.")] = None,
     fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, for example 15,10,5.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width of the model.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of splits, model and sampling.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.  [default: cuda if any]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. (default: cuda if any)")] = None,
     num_partitions: Annotated[
         int, typer.Option("--num-partitions", "-p", min=1, help="Parts to cut the graph in.")
     ] = 2,
@@ -74,10 +92,16 @@ def demo(
     dim: Annotated[int, typer.Option(help="Features of the synthetic graph.")] = 64,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Train GraphSAGE on a real graph, sampled by worker processes, by storage servers or in the trainer."""
+    """Train GraphSAGE on a real graph, sampled by worker processes, by storage servers or in the trainer.
+
+    With --task link, edges of val and test are held out of all batches. The
+    destination of each is ranked among 50 others that are drawn and to which
+    the graph has no edge: MRR and hits@k, beside those of a guess by popularity.
+    """
     from gigl_loader.demo.choices import Choices, SyntheticSize
 
     choices = Choices(
+        task=task.value,
         dataset=dataset,
         num_workers=_num_workers(mode, num_workers),
         num_servers=_num_servers(mode, servers, transport),

@@ -52,9 +52,11 @@ class SyntheticSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What the user asked for. ``None`` leaves a choice to the data set's recipe."""
+    """What the user asked for. ``None`` leaves a choice to the task, or to the data set's recipe."""
 
-    dataset: str = "digits"
+    task: Literal["node", "link"] = "node"
+    """Classes of nodes, or links to predict."""
+    dataset: str | None = None
     num_workers: int = 2
     """Sampling processes, of each server threads. 0 samples in the trainer's process."""
     num_servers: int = 0
@@ -72,7 +74,7 @@ class Choices:
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        kind, argument = dataset_kind(self.dataset)
+        kind, argument = ("", "") if self.dataset is None else dataset_kind(self.dataset)
         if kind == "npz" and not Path(argument).exists():
             raise FileNotFoundError(ENOENT, "no such file", argument)
         if self.num_servers > self.num_partitions:

@@ -4,31 +4,55 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gigl_loader.demo.choices import Recipe, SyntheticSize, dataset_kind
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeType
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
-__all__ = ["Demonstration", "load_demonstration"]
+__all__ = ["Demonstration", "Links", "default_dataset", "load_demonstration"]
+
+
+LINK_RECIPE = Recipe(epochs=5, batch_size=1024, hidden=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The edges of a data set that are to be predicted. Both ends are of one node type."""
+
+    title: str | None = None
+    """Of the task, where that of the data set does not say it."""
+    edge_type: EdgeType = HOMOGENEOUS_EDGE
+    reverse: EdgeType = HOMOGENEOUS_EDGE
+    """Type that holds the same edges the other way round: itself where it holds both directions."""
+    recipe: Recipe = LINK_RECIPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """A data set and what is to be learnt on it: the label ``y`` of the nodes of type ``target``."""
+    """A data set and what can be learnt on it: the label ``y`` of the nodes of type ``target``, or links."""
 
     title: str
     data: Data | HeteroData
     target: str
     num_classes: int
     recipe: Recipe
+    links: Links = field(default_factory=Links)
+
+
+def default_dataset(task: Literal["node", "link"]) -> str:
+    """Return the data set for a task where the user names none."""
+    from gigl_loader.demo.debian import APT_LISTS, package_lists
+
+    return "debian" if task == "link" and package_lists(APT_LISTS) else "digits"
 
 
 def load_demonstration(
@@ -80,6 +104,12 @@ def _debian(seed: int) -> Demonstration:
         target="package",
         num_classes=len(sections),
         recipe=Recipe(epochs=6, batch_size=1024, fanout=(6, 4)),
+        links=Links(
+            title="packages of the Debian archive: will A depend on B?",
+            edge_type=("package", "depends", "package"),
+            reverse=("package", "rev_depends", "package"),
+            recipe=Recipe(epochs=5, batch_size=1024, fanout=(4, 2), hidden=64),
+        ),
     )
 
 

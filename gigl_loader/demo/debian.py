@@ -22,7 +22,7 @@ import torch
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
 
-__all__ = ["APT_LISTS", "debian_packages", "read_stanzas"]
+__all__ = ["APT_LISTS", "debian_packages", "package_lists", "read_stanzas"]
 
 APT_LISTS = Path("/var/lib/apt/lists")
 APT_HELPER = Path("/usr/lib/apt/apt-helper")
@@ -60,8 +60,13 @@ def debian_packages(lists: Path) -> tuple[HeteroData, list[str]]:
     return data, sections
 
 
+def package_lists(lists: Path) -> list[Path]:
+    """Return the files of apt's ``lists`` that name packages, sorted."""
+    return sorted(path for path in lists.glob("*_Packages*") if path.is_file())
+
+
 def _stanzas_of(lists: Path) -> Iterator[Stanza]:
-    files = sorted(path for path in lists.glob("*_Packages*") if path.is_file())
+    files = package_lists(lists)
     if not files:
         raise FileNotFoundError(
             f"no package lists in {lists}: this needs a Debian machine after `apt-get update`"

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from gigl_loader.demo.choices import Choices, Recipe
-from gigl_loader.demo.datasets import Demonstration, load_demonstration
-from gigl_loader.demo.model import HeteroSAGE, HomogeneousSAGE
+from gigl_loader.demo.datasets import Demonstration, default_dataset, load_demonstration
+from gigl_loader.demo.link_task import LinkTask
+from gigl_loader.demo.node_task import NodeTask
 from gigl_loader.demo.place import ServerReport, open_place
+from gigl_loader.demo.task import Task
 from gigl_loader.demo.training import EpochReport, Loader, evaluate, train
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.loaders.arguments import target_device
-from gigl_loader.loaders.dataset import Dataset
-from gigl_loader.loaders.neighbor import DistNeighborLoader
-from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.partition import build_graph
 from gigl_loader.partition.job import Progress
 
 __all__ = ["Outcome", "Screen", "run_demo"]
@@ -32,9 +31,9 @@ class Screen(Protocol):
 
     def building(self, title: str) -> AbstractContextManager[Progress | None]: ...
     def built(self, schema: GraphSchema, seconds: float) -> None: ...
-    def training(self, recipe: Recipe, choices: Choices) -> None: ...
+    def training(self, task: Task, choices: Choices) -> None: ...
     def watch(self, what: str, loader: Loader) -> Iterator[Any]: ...
-    def epoch(self, report: EpochReport) -> None: ...
+    def epoch(self, report: EpochReport, task: Task) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +43,36 @@ class Outcome:
     dataset: str
     nodes: int
     edges: int
-    classes: int
+    facts: dict[str, Any]
+    """Of the task."""
     build_seconds: float
     recipe: Recipe
     num_workers: int
     servers: list[ServerReport]
     """One for each storage server."""
     reports: list[EpochReport]
-    test_accuracy: float
+    test: dict[str, float]
+    """Scores by name."""
+    verdict: str
+    """The test scores in one line."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return plain values: scores as ``test_NAME``, facts beside the others."""
+        return {
+            "dataset": self.dataset,
+            "nodes": self.nodes,
+            "edges": self.edges,
+            **self.facts,
+            "build_seconds": self.build_seconds,
+            "recipe": asdict(self.recipe),
+            "num_workers": self.num_workers,
+            "servers": [asdict(server) for server in self.servers],
+            "reports": [report.to_json() for report in self.reports],
+            **{f"test_{name}": value for name, value in self.test.items()},
+        }
+
+
+_TASKS: dict[str, Callable[[Demonstration, Choices], Task]] = {"node": NodeTask, "link": LinkTask}
 
 
 def run_demo(choices: Choices, folder: Path, screen: Screen) -> Outcome:
@@ -67,45 +85,40 @@ def run_demo(choices: Choices, folder: Path, screen: Screen) -> Outcome:
 def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
     if choices.device is not None:
         target_device(choices.device, None, local_rank=0)  # a wrong one is told before any work
-    demonstration = load_demonstration(
-        choices.dataset, seed=choices.seed, cache=folder / "download", synthetic=choices.synthetic
-    )
-    recipe = choices.recipe(demonstration.recipe)
-    with screen.building(demonstration.title) as progress:
-        schema, build_seconds = _build(demonstration, folder / "graph", choices.num_partitions, progress)
+    name = default_dataset(choices.task) if choices.dataset is None else choices.dataset
+    cache = folder / "download"
+    demonstration = load_demonstration(name, seed=choices.seed, cache=cache, synthetic=choices.synthetic)
+    task = _TASKS[choices.task](demonstration, choices)
+    with screen.building(task.title) as progress:
+        schema, build_seconds = _build(task, folder / "graph", choices.num_partitions, progress)
     screen.built(schema, build_seconds)
-    screen.training(recipe, choices)
+    screen.training(task, choices)
     with ExitStack() as stack:
         dataset, ask_servers = stack.enter_context(open_place(choices, folder / "graph"))
         loaders = {
-            split: stack.enter_context(_loader(dataset, split, demonstration.target, recipe, choices))
-            for split in ("train", "val", "test")
+            split: stack.enter_context(task.open_loader(dataset, split)) for split in ("train", "val", "test")
         }
-        model = _model(schema, demonstration, recipe).to(loaders["train"].device)
+        model = task.model(schema).to(loaders["train"].device)
         reports = []
         for report in train(
-            model,
-            target=demonstration.target,
-            recipe=recipe,
-            train_loader=loaders["train"],
-            val_loader=loaders["val"],
-            watch=screen.watch,
+            model, task, train_loader=loaders["train"], val_loader=loaders["val"], watch=screen.watch
         ):
-            screen.epoch(report)
+            screen.epoch(report, task)
             reports.append(report)
-        tested = evaluate(model, loaders["test"], target=demonstration.target, watch=screen.watch)
+        tested = evaluate(model, task, loaders["test"], watch=screen.watch)
         servers = ask_servers()
     return Outcome(
-        dataset=choices.dataset,
+        dataset=name,
         nodes=sum(nodes.count for nodes in schema.nodes.values()),
         edges=sum(edges.count for edges in schema.edges.values()),
-        classes=demonstration.num_classes,
+        facts=task.facts(schema),
         build_seconds=build_seconds,
-        recipe=recipe,
+        recipe=task.recipe,
         num_workers=choices.num_workers,
         servers=servers,
         reports=reports,
-        test_accuracy=tested.accuracy,
+        test=tested.scores,
+        verdict=task.verdict(tested.scores),
     )
 
 
@@ -121,41 +134,8 @@ def _threads_beside(num_workers: int) -> Iterator[None]:
 
 
 def _build(
-    demonstration: Demonstration, folder: Path, num_partitions: int, progress: Progress | None
+    task: Task, folder: Path, num_partitions: int, progress: Progress | None
 ) -> tuple[GraphSchema, float]:
     start = time.perf_counter()
-    tables = tables_from_pyg(demonstration.data)
-    schema = build_graph(tables, folder, num_partitions=num_partitions, progress=progress)
+    schema = build_graph(task.tables(), folder, num_partitions=num_partitions, progress=progress)
     return schema, time.perf_counter() - start
-
-
-def _loader(
-    dataset: Dataset, split: str, target: str, recipe: Recipe, choices: Choices
-) -> DistNeighborLoader:
-    return DistNeighborLoader(
-        dataset,
-        list(recipe.fanout),
-        split if dataset.schema.homogeneous else (target, split),
-        batch_size=recipe.batch_size,
-        shuffle=split == "train",
-        seed=choices.seed,
-        num_workers=1 if choices.num_servers else choices.num_workers,
-        device=choices.device,
-    )
-
-
-def _model(schema: GraphSchema, demonstration: Demonstration, recipe: Recipe) -> nn.Module:
-    """Return an untrained GraphSAGE that fits the graph, one layer per hop."""
-    dims = {node_type: nodes.columns["x"].shape[0] for node_type, nodes in schema.nodes.items()}
-    hops, classes = len(recipe.fanout), demonstration.num_classes
-    if schema.homogeneous:
-        dim = dims[demonstration.target]
-        return HomogeneousSAGE(dim=dim, hidden=recipe.hidden, classes=classes, hops=hops)
-    return HeteroSAGE(
-        dims=dims,
-        edge_types=schema.edges,
-        target=demonstration.target,
-        hidden=recipe.hidden,
-        classes=classes,
-        hops=hops,
-    )

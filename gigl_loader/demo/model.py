@@ -6,24 +6,38 @@ after it will read: its targets are the nodes of all hops but the outermost that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from gigl_loader.graph.schema import EdgeType, NodeType
+from gigl_loader.demo.choices import Recipe
+from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 
-__all__ = ["HeteroSAGE", "HomogeneousSAGE"]
+__all__ = ["HeteroSAGE", "HomogeneousSAGE", "LinkScorer", "sage"]
+
+
+def sage(schema: GraphSchema, recipe: Recipe, *, target: NodeType, out: int) -> nn.Module:
+    """Return an untrained GraphSAGE that fits the graph, one layer per hop: batch to ``[seeds, out]``."""
+    dims = {node_type: nodes.columns["x"].shape[0] for node_type, nodes in schema.nodes.items()}
+    hops = len(recipe.fanout)
+    if schema.homogeneous:
+        return HomogeneousSAGE(dim=dims[target], hidden=recipe.hidden, out=out, hops=hops)
+    return HeteroSAGE(
+        dims=dims, edge_types=schema.edges, target=target, hidden=recipe.hidden, out=out, hops=hops
+    )
 
 
 class HomogeneousSAGE(nn.Module):
-    """One convolution per hop. Maps a ``Data`` batch to the logits of its seeds: ``[seeds, classes]``."""
+    """One convolution per hop. Maps a ``Data`` batch to an output for each seed: ``[seeds, out]``."""
 
-    def __init__(self, *, dim: int, hidden: int, classes: int, hops: int) -> None:
+    def __init__(self, *, dim: int, hidden: int, out: int, hops: int) -> None:
         super().__init__()
-        widths = [dim, *[hidden] * (hops - 1), classes]
+        widths = [dim, *[hidden] * (hops - 1), out]
         self.convs = nn.ModuleList(SAGEConv(*pair) for pair in pairwise(widths))
 
     def forward(self, batch: Any) -> Tensor:
@@ -38,7 +52,7 @@ class HomogeneousSAGE(nn.Module):
 
 
 class HeteroSAGE(nn.Module):
-    """One layer per hop. Maps a ``HeteroData`` batch to the logits of its seeds: ``[seeds, classes]``."""
+    """One layer per hop. Maps a ``HeteroData`` batch to an output for each seed: ``[seeds, out]``."""
 
     def __init__(
         self,
@@ -47,7 +61,7 @@ class HeteroSAGE(nn.Module):
         edge_types: Iterable[EdgeType],
         target: NodeType,
         hidden: int,
-        classes: int,
+        out: int,
         hops: int,
     ) -> None:
         super().__init__()
@@ -55,7 +69,7 @@ class HeteroSAGE(nn.Module):
         self.edge_types = list(edge_types)
         self.embed = nn.ModuleDict({node_type: nn.Linear(dim, hidden) for node_type, dim in dims.items()})
         self.layers = nn.ModuleList(_HeteroLayer(dims, self.edge_types, hidden) for _ in range(hops))
-        self.head = nn.Linear(hidden, classes)
+        self.head = nn.Linear(hidden, out)
 
     def forward(self, batch: Any) -> Tensor:
         x = {node_type: embed(batch[node_type].x).relu() for node_type, embed in self.embed.items()}
@@ -67,8 +81,31 @@ class HeteroSAGE(nn.Module):
                 for kind in self.edge_types
             ]
             x = layer(x, edges, targets)
-        logits: Tensor = self.head(x[self.target])
-        return logits
+        out: Tensor = self.head(x[self.target])
+        return out
+
+
+class LinkScorer(nn.Module):
+    """Scores of destinations for sources, float [M, A]: a dot product of two views, and a bias.
+
+    The views of a node as source and as destination differ, since edges have a direction. The bias tells how
+    often a node is a destination.
+    """
+
+    def __init__(self, encoder: nn.Module, width: int) -> None:
+        """``encoder`` maps a batch to ``[seeds, width]``."""
+        super().__init__()
+        self.encoder = encoder
+        self.source, self.destination = nn.Linear(width, width), nn.Linear(width, width)
+        self.bias = nn.Linear(width, 1)
+
+    def forward(self, batch: Any, source: Tensor, destinations: Tensor) -> Tensor:
+        """Score seeds by their place in the batch: ``source`` int64 [M], ``destinations`` int64 [M, A]."""
+        seeds = self.encoder(batch)
+        asking = self.source(seeds)[source] / math.sqrt(seeds.shape[1])
+        matches = torch.einsum("mw,maw->ma", asking, self.destination(seeds)[destinations])
+        scores: Tensor = matches + self.bias(seeds)[destinations].squeeze(-1)
+        return scores
 
 
 class _HeteroLayer(nn.Module):

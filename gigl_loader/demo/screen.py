@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gigl_loader.demo.choices import Choices, Recipe
+from gigl_loader.demo.choices import Choices
 from gigl_loader.demo.job import Outcome
+from gigl_loader.demo.task import Task
 from gigl_loader.demo.training import EpochReport, Loader
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.partition.job import Progress as BuildProgress
@@ -27,8 +28,8 @@ class SilentScreen:
         return nullcontext()
 
     def built(self, schema: GraphSchema, seconds: float) -> None: ...
-    def training(self, recipe: Recipe, choices: Choices) -> None: ...
-    def epoch(self, report: EpochReport) -> None: ...
+    def training(self, task: Task, choices: Choices) -> None: ...
+    def epoch(self, report: EpochReport, task: Task) -> None: ...
 
     def watch(self, what: str, loader: Loader) -> Iterator[Any]:
         del what
@@ -62,20 +63,22 @@ class ConsoleScreen:
             f"partitions: {schema.num_partitions}; built in {seconds:.1f} s"
         )
 
-    def training(self, recipe: Recipe, choices: Choices) -> None:
+    def training(self, task: Task, choices: Choices) -> None:
+        recipe, scores = task.recipe, " ".join(f"{heading:>7}" for heading in task.columns)
         fanout = ",".join(map(str, recipe.fanout))
         self._line(
-            f"GraphSAGE, {recipe.hidden} wide; fanout {fanout}; {recipe.batch_size} seeds a batch, "
+            f"GraphSAGE, {recipe.hidden} wide; fanout {fanout}; {recipe.batch_size} {task.unit} a batch, "
             f"sampled {_where(choices)}\n"
         )
         self._line(
-            f"[bold]{'epoch':>5} {'loss':>6} {'train':>7} {'val':>7}  {'seconds':>7} ="
-            f" {'waiting':>7} + {'copying':>7} + {'computing':>9}  {'seeds/s':>8}[/bold]"
+            f"[bold]{'epoch':>5} {'loss':>6} {scores}  {'seconds':>7} ="
+            f" {'waiting':>7} + {'copying':>7} + {'computing':>9}  {f'{task.unit}/s':>8}[/bold]"
         )
 
-    def epoch(self, report: EpochReport) -> None:
+    def epoch(self, report: EpochReport, task: Task) -> None:
+        scores = " ".join(f"{cell:>7}" for cell in task.cells(report.train, report.val))
         self._line(
-            f"{report.epoch:5} {report.loss:6.3f} {report.train_accuracy:7.2%} {report.val_accuracy:7.2%}"
+            f"{report.epoch:5} {report.loss:6.3f} {scores}"
             f"  {report.seconds:7.2f} = {report.waiting:7.2f} + {report.copying:7.2f}"
             f" + {report.computing:9.2f}  {report.seeds / report.seconds:8,.0f}"
         )
@@ -93,7 +96,7 @@ class ConsoleScreen:
         return Progress(*columns, console=self._console, transient=True, disable=not terminal)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Print where the time went, all epochs together, and the test accuracy."""
+        """Print where the time went, all epochs together, and the test scores."""
         table = Table(title="time in training", title_justify="left", box=None, padding=(0, 2, 0, 0))
         table.add_column("")
         table.add_column("seconds", justify="right")
@@ -107,7 +110,7 @@ class ConsoleScreen:
         if outcome.servers:
             self._console.print()
             self._console.print(_server_table(outcome))
-        self._console.print(f"\n[bold green]test accuracy {outcome.test_accuracy:.2%}[/bold green]")
+        self._line(f"\n[bold green]{outcome.verdict}[/bold green]")
 
 
 def _where(choices: Choices) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gigl_loader.demo.choices import Recipe
+from gigl_loader.demo.task import Judged, Task
 
 __all__ = ["EpochReport", "Evaluation", "Stopwatch", "evaluate", "train"]
 
@@ -29,10 +29,10 @@ Watch = Callable[[str, Loader], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How well a model does on some seeds."""
+    """Means over some seeds."""
 
     loss: float
-    accuracy: float
+    scores: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,9 @@ class EpochReport:
 
     epoch: int
     loss: float
-    train_accuracy: float
-    val_accuracy: float
+    train: dict[str, float]
+    """Scores of the batches that were learnt, while they were."""
+    val: dict[str, float]
     seconds: float
     """Of training; evaluation is not in it. The three parts below add up to it."""
     waiting: float
@@ -52,6 +53,15 @@ class EpochReport:
     computing: float
     """Forward, backward and optimizer step."""
     seeds: int
+    """Nodes or links that were learnt."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values: scores as ``train_NAME`` and ``val_NAME``."""
+        plain = asdict(self)
+        scores = {
+            f"{part}_{name}": value for part in ("train", "val") for name, value in plain.pop(part).items()
+        }
+        return {"epoch": plain.pop("epoch"), "loss": plain.pop("loss"), **scores, **plain}
 
 
 class Stopwatch:
@@ -69,46 +79,41 @@ class Stopwatch:
 
 
 class RunningMean:
-    """Running mean of the loss and share of right answers over batches."""
+    """Running mean of the loss and the scores over batches."""
 
     def __init__(self) -> None:
         self.seeds = 0
         self._loss = 0.0
-        self._right = 0
+        self._sums: dict[str, float] = {}
 
-    def add(self, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
-        self.seeds += len(labels)
-        self._loss += loss.item() * len(labels)
-        self._right += int((logits.argmax(dim=1) == labels).sum())
+    def add(self, judged: Judged) -> None:
+        self.seeds += judged.seeds
+        self._loss += judged.loss.item() * judged.seeds
+        for name, value in judged.sums.items():
+            self._sums[name] = self._sums.get(name, 0) + value.item()
 
     def result(self) -> Evaluation:
         seeds = max(self.seeds, 1)
-        return Evaluation(loss=self._loss / seeds, accuracy=self._right / seeds)
+        scores = {name: value / seeds for name, value in self._sums.items()}
+        return Evaluation(loss=self._loss / seeds, scores=scores)
 
 
 def train(
-    model: nn.Module,
-    *,
-    target: str,
-    recipe: Recipe,
-    train_loader: Loader,
-    val_loader: Loader,
-    watch: Watch,
+    model: nn.Module, task: Task, *, train_loader: Loader, val_loader: Loader, watch: Watch
 ) -> Iterator[EpochReport]:
-    """Train for ``recipe.epochs`` epochs, and yield a report after each."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
-    for epoch in range(1, recipe.epochs + 1):
+    """Train for ``task.recipe.epochs`` epochs, and yield a report after each."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.recipe.lr)
+    for epoch in range(1, task.recipe.epochs + 1):
         model.train()
         clock, mean = Stopwatch(), RunningMean()
         copied = _seconds_copying(train_loader)
         for batch in watch(f"epoch {epoch}", train_loader):
             clock.lap("waiting")
-            logits, labels = model(batch), _labels(batch, target)
-            loss = nn.functional.cross_entropy(logits, labels)
+            judged = task.learn(model, batch)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            judged.loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            mean.add(logits, labels, loss)
+            mean.add(judged)
             clock.lap("computing")
         clock.lap("waiting")
         copying = _seconds_copying(train_loader) - copied
@@ -116,8 +121,8 @@ def train(
         yield EpochReport(
             epoch=epoch,
             loss=learnt.loss,
-            train_accuracy=learnt.accuracy,
-            val_accuracy=evaluate(model, val_loader, target=target, watch=watch).accuracy,
+            train=learnt.scores,
+            val=evaluate(model, task, val_loader, watch=watch).scores,
             seconds=sum(clock.seconds.values()),
             waiting=clock.seconds["waiting"] - copying,
             copying=copying,
@@ -127,20 +132,13 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: Loader, *, target: str, watch: Watch) -> Evaluation:
+def evaluate(model: nn.Module, task: Task, loader: Loader, *, watch: Watch) -> Evaluation:
     """Return how well the model does on the seeds of a loader."""
     model.eval()
     mean = RunningMean()
     for batch in watch("evaluate", loader):
-        logits, labels = model(batch), _labels(batch, target)
-        mean.add(logits, labels, nn.functional.cross_entropy(logits, labels))
+        mean.add(task.judge(model, batch))
     return mean.result()
-
-
-def _labels(batch: Any, target: str) -> Tensor:
-    store = batch[target] if hasattr(batch, "node_types") else batch
-    labels: Tensor = store.y[: store.batch_size]
-    return labels
 
 
 def _seconds_copying(loader: Loader) -> float:
