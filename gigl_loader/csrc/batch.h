@@ -26,7 +26,7 @@ struct EdgeEnds {
   int neighbor_type;  // what expanding them finds
 };
 
-// The nodes of one type, as positions in first-seen order. Those that the last hop added are the
+// The nodes of one type, as positions in first-seen order, in a disjoint batch with their trees. Those that the last hop added are the
 // frontier, which the next one expands.
 struct BatchNodes {
   NodeTypePlan plan;
@@ -35,15 +35,15 @@ struct BatchNodes {
   int64_t frontier_end = 0;
   std::vector<int64_t> per_hop;  // seeds, then the new ones of each hop
 
-  std::span<const int64_t> positions() const {
+  std::span<const int64_t> names() const {
     return std::visit([](const auto& t) { return t.nodes(); }, table);
   }
   std::span<const int64_t> frontier() const {
-    return positions().subspan(frontier_begin, frontier_end - frontier_begin);
+    return names().subspan(frontier_begin, frontier_end - frontier_begin);
   }
 };
 
-// Some seeds of a batch: positions of nodes of one type.
+// Some seeds of a batch: positions of nodes of one type, in a disjoint batch with their trees.
 struct SeedGroup {
   int type;
   std::span<const int64_t> seeds;
@@ -97,23 +97,27 @@ struct BatchEdges {
   // Ends a hop that took no edge of `num_targets` targets.
   void AddNone(int64_t num_targets);
 
-  // Removes every edge that joins one of these pairs of local indices, targets[i] with neighbors[i]. The
-  // others keep their order.
-  void Exclude(std::span<const int64_t> targets, std::span<const int64_t> neighbors);
+  // Removes these edges, given ascending. The others keep their order.
+  void Remove(std::span<const int64_t> edges);
 };
 
 // A batch under way: Begin; then, for every hop, edges of every edge type in order, then EndHop.
 // Its memory is reused from batch to batch. Not thread-safe.
 class Batch {
  public:
-  Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect);
+  Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
+        bool disjoint = false);
 
   // Starts over with these seeds, one group after the other; those that repeat collapse. Throws
-  // std::out_of_range for a seed outside its type.
+  // std::out_of_range for a seed outside its type, or with a tree where there are none.
   void Begin(std::span<const SeedGroup> groups, int64_t max_edges = INT64_MAX);
 
   // The local index of every seed, through all groups.
   std::span<const int32_t> seed_locals() const { return seed_locals_; }
+
+  // Removes every edge that joins one of these pairs of nodes (local indices), targets[i] with neighbors[i];
+  // in a disjoint batch, in every tree.
+  void Exclude(int edge_type, std::span<const int64_t> targets, std::span<const int64_t> neighbors);
 
   // What the hop added is the next frontier.
   void EndHop();
@@ -123,6 +127,7 @@ class Batch {
   const BatchNodes& nodes(int type) const { return nodes_.at(type); }
   const BatchEdges& edges(int type) const { return edges_.at(type); }
   const Collect& collect() const { return collect_; }
+  bool disjoint() const { return disjoint_; }
   BatchRoom& room() { return room_; }
   const BatchRoom& room() const { return room_; }
 
@@ -136,6 +141,7 @@ class Batch {
   std::vector<BatchEdges> edges_;
   std::vector<int32_t> seed_locals_;
   Collect collect_;
+  bool disjoint_;
   BatchRoom room_;
 };
 

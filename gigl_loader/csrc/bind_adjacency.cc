@@ -27,10 +27,10 @@ void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const i
                          std::to_string(indptr.shape(0) - 1) + ")");
 }
 
-HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule) {
+HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule, bool disjoint) {
   Require(address < (1u << 24), "an address has 24 bits");
   Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
-  return {key, address, hop, rule};
+  return {key, address, hop, rule, disjoint};
 }
 
 // An array of either width as Python gets it; None where it was not asked for.
@@ -40,8 +40,8 @@ nb::object HandOverEither(NarrowOrWide&& buffer) {
 
 nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
                       const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, const DrawRule& rule,
-                      bool with_edge_ids, bool with_slots, int64_t max_edges) {
-  const HopDraw draw = CheckedDraw(key, address, hop, rule);
+                      bool with_edge_ids, bool with_slots, int64_t max_edges, bool disjoint) {
+  const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint);
   Require(max_edges >= 0, "max_edges must not be negative");
   Require(!rule.weighted || adjacency.has_weights(), "a weighted rule needs an adjacency with weights");
   Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
@@ -96,7 +96,8 @@ void BindAdjacency(nb::module_& m) {
         "targets"_a.noconvert(), "neighbors"_a.noconvert(), "found"_a.noconvert());
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
-        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX);
+        nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX,
+        "disjoint"_a = false);
 }
 
 }  // namespace gigl

@@ -14,6 +14,7 @@
 #include "neighbor_sampler.h"
 #include "routing.h"
 #include "stitch.h"
+#include "tree.h"
 
 namespace gigl {
 namespace {
@@ -69,7 +70,13 @@ class BoundBatch {
   std::vector<int64_t> EdgesPerHop(int type) const { return Edges(type).per_hop; }
   int64_t NumTargets(int type) const { return static_cast<int64_t>(Edges(type).colptr.size()) - 1; }
 
-  void WritePositions(int type, const Array<int64_t>& out) const { Write(Nodes(type).positions(), out); }
+  void WritePositions(int type, const Array<int64_t>& out) const {
+    WriteEach(type, out, [](int64_t name) { return PositionOf(name); });
+  }
+
+  void WriteTrees(int type, const Array<int32_t>& out) const {
+    WriteEach(type, out, [](int64_t name) { return static_cast<int32_t>(TreeOf(name)); });
+  }
   void WriteRows(int type, const Array<int32_t>& out) const { Write(Edges(type).rows.view(), out); }
   void WriteColptr(int type, const Array<int64_t>& out) const { Write(Edges(type).colptr.view(), out); }
 
@@ -84,7 +91,7 @@ class BoundBatch {
     Edges(edge_type);  // checks the type
     Require(targets.shape(0) == neighbors.shape(0), "targets and neighbors differ in length");
     nb::gil_scoped_release release;
-    mutable_batch().edges(edge_type).Exclude(Span(targets), Span(neighbors));
+    mutable_batch().Exclude(edge_type, Span(targets), Span(neighbors));
   }
 
   void WriteEdgeIds(int type, const Array<int64_t>& out) const {
@@ -98,12 +105,9 @@ class BoundBatch {
   }
 
   void WriteNodeIds(int type, const Array<int64_t>& out) const {
-    const std::span<const int64_t> positions = Nodes(type).positions();
     const int64_t* ids = Nodes(type).plan.ids;
-    if (ids == nullptr) return Write(positions, out);
-    RequireLength(positions.size(), out.shape(0));
-    nb::gil_scoped_release release;
-    for (size_t i = 0; i < positions.size(); ++i) out.data()[i] = ids[positions[i]];
+    if (ids == nullptr) return WritePositions(type, out);
+    WriteEach(type, out, [ids](int64_t name) { return ids[PositionOf(name)]; });
   }
 
  protected:
@@ -123,6 +127,15 @@ class BoundBatch {
     Require(have == given, "out has " + std::to_string(given) + " entries, needs " + std::to_string(have));
   }
 
+  // Writes a number for each node of a type.
+  template <typename T, typename Value>
+  void WriteEach(int type, const Array<T>& out, Value value) const {
+    const std::span<const int64_t> names = Nodes(type).names();
+    RequireLength(names.size(), out.shape(0));
+    nb::gil_scoped_release release;
+    std::transform(names.begin(), names.end(), out.data(), value);
+  }
+
   template <typename T>
   static void Write(std::span<const T> values, const Array<std::remove_const_t<T>>& out) {
     RequireLength(values.size(), out.shape(0));
@@ -137,7 +150,7 @@ class BoundSampler : public BoundBatch {
   BoundSampler(nb::sequence adjacencies, const std::vector<int>& target_types,
                const std::vector<int>& neighbor_types, const std::vector<uint32_t>& addresses,
                const std::vector<std::vector<DrawRule>>& rules, std::vector<NodeIds> node_ids,
-               const std::vector<int64_t>& num_nodes, bool with_edge_ids, bool with_slots)
+               const std::vector<int64_t>& num_nodes, bool with_edge_ids, bool with_slots, bool disjoint)
       : nodes_(std::move(node_ids), num_nodes) {
     const size_t count = target_types.size();
     Require(nb::len(adjacencies) == count && neighbor_types.size() == count && addresses.size() == count && rules.size() == count,
@@ -158,7 +171,7 @@ class BoundSampler : public BoundBatch {
       Require(rules[e].size() == rules[0].size() && rules[e].size() < 255, "all edge types need the same number of hops, below 255");
       edges.push_back({&view, {target_types[e], neighbor_types[e]}, addresses[e], rules[e]});
     }
-    sampler_.emplace(nodes_.plans(), std::move(edges), Collect{with_edge_ids, with_slots});
+    sampler_.emplace(nodes_.plans(), std::move(edges), Collect{with_edge_ids, with_slots}, disjoint);
   }
 
   const Batch& batch() const override { return sampler_->batch(); }
@@ -189,7 +202,7 @@ class BatchBuilder : public BoundBatch {
  public:
   BatchBuilder(const std::vector<int>& target_types, const std::vector<int>& neighbor_types,
                std::vector<NodeIds> node_ids, const std::vector<int64_t>& num_nodes,
-               std::vector<Array<const int64_t>> bounds, bool with_edge_ids, bool with_slots)
+               std::vector<Array<const int64_t>> bounds, bool with_edge_ids, bool with_slots, bool disjoint)
       : nodes_(std::move(node_ids), num_nodes), bounds_(std::move(bounds)), owners_(num_nodes.size()) {
     Require(target_types.size() == neighbor_types.size(), "target_types and neighbor_types differ in length");
     Require(bounds_.size() == num_nodes.size(), "bounds and num_nodes differ in length");
@@ -200,7 +213,7 @@ class BatchBuilder : public BoundBatch {
       RequireType(neighbor_types[e], nodes_.size());
       ends.push_back({target_types[e], neighbor_types[e]});
     }
-    batch_.emplace(nodes_.plans(), ends, Collect{with_edge_ids, with_slots});
+    batch_.emplace(nodes_.plans(), ends, Collect{with_edge_ids, with_slots}, disjoint);
   }
 
   const Batch& batch() const override { return *batch_; }
@@ -239,7 +252,14 @@ class BatchBuilder : public BoundBatch {
       Buffer<uint16_t>& owners = owners_[node_type];
       owners.Clear();
       const std::span<uint16_t> room(owners.Extend(frontier.size()), frontier.size());
-      FindOwners(frontier, bounds, room, counts);  // all are inside: their type's count ends the bounds
+      // All are inside: their type's count ends the bounds.
+      if (batch_->disjoint()) {
+        std::vector<int64_t> positions(frontier.size());
+        std::transform(frontier.begin(), frontier.end(), positions.begin(), PositionOf);
+        FindOwners(positions, bounds, room, counts);
+      } else {
+        FindOwners(frontier, bounds, room, counts);
+      }
       std::vector<int64_t*> next;
       for (size_t p = 0; p < parts; ++p) {
         next.push_back(mine.emplace_back(new int64_t[counts[p]]).get());
@@ -310,6 +330,7 @@ void BindSampling(nb::module_& m) {
       .def("edges_per_hop", &BoundBatch::EdgesPerHop, "edge_type"_a)
       .def("num_targets", &BoundBatch::NumTargets, "edge_type"_a)
       .def("write_positions", &BoundBatch::WritePositions, "node_type"_a, "out"_a.noconvert())
+      .def("write_trees", &BoundBatch::WriteTrees, "node_type"_a, "out"_a.noconvert())
       .def("write_node_ids", &BoundBatch::WriteNodeIds, "node_type"_a, "out"_a.noconvert())
       .def("write_rows", &BoundBatch::WriteRows, "edge_type"_a, "out"_a.noconvert())
       .def("write_colptr", &BoundBatch::WriteColptr, "edge_type"_a, "out"_a.noconvert())
@@ -319,17 +340,17 @@ void BindSampling(nb::module_& m) {
   nb::class_<BoundSampler, BoundBatch>(m, "NeighborSampler")
       .def(nb::init<nb::sequence, const std::vector<int>&, const std::vector<int>&, const std::vector<uint32_t>&,
                     const std::vector<std::vector<DrawRule>>&, std::vector<NodeIds>, const std::vector<int64_t>&, bool,
-                    bool>(),
+                    bool, bool>(),
            nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "rules"_a, "node_ids"_a.noconvert(),
-           "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a)
+           "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false)
       .def("sample", &BoundSampler::Sample, "seeds"_a.noconvert(), "key"_a,
            nb::kw_only(), "max_edges"_a = INT64_MAX);
 
   nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
       .def(nb::init<const std::vector<int>&, const std::vector<int>&, std::vector<NodeIds>, const std::vector<int64_t>&,
-                    std::vector<Array<const int64_t>>, bool, bool>(),
+                    std::vector<Array<const int64_t>>, bool, bool, bool>(),
            nb::kw_only(), "target_types"_a, "neighbor_types"_a, "node_ids"_a.noconvert(), "num_nodes"_a,
-           "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a)
+           "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false)
       .def("begin", &BatchBuilder::Begin, "seeds"_a.noconvert(), nb::kw_only(), "max_edges"_a = INT64_MAX)
       .def_prop_ro("room", &BatchBuilder::Room)
       .def("split", &BatchBuilder::Split, "node_type"_a)

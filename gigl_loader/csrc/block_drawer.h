@@ -12,6 +12,7 @@
 #include "adjacency.h"
 #include "draw_policy.h"
 #include "random.h"
+#include "tree.h"
 
 namespace gigl {
 
@@ -35,11 +36,12 @@ class BlockDrawer {
   BlockDrawer(const AdjacencyView& adjacency, const int64_t* target_ids, const HopDraw& draw, bool with_edge_ids,
               Policy policy)
       : adjacency_(adjacency), target_ids_(target_ids), sole_(adjacency.Sole()), key_(draw.key), place_(draw.place()),
-        with_edge_ids_(with_edge_ids), policy_(policy) {}
+        disjoint_(draw.disjoint), with_edge_ids_(with_edge_ids), policy_(policy) {}
 
   // Asks for the list bounds and ids of the targets of the next block (at most kBlockTargets).
   void Fetch(std::span<const int64_t> targets) const {
-    for (const int64_t target : targets) {
+    for (const int64_t name : targets) {
+      const int64_t target = PositionOf(name);
       const AdjacencyPart* part = adjacency_.Owner(target);
       if (part != nullptr) __builtin_prefetch(part->indptr + (target - part->first_target), 0, 1);
       if (target_ids_ != nullptr) __builtin_prefetch(target_ids_ + target, 0, 1);
@@ -73,7 +75,7 @@ class BlockDrawer {
     const AdjacencyPart** owner = owners_.data();
     for (int64_t t = 0; t < num_targets_; ++t) {
       const Target& target = block_[t];
-      const DrawAddress address{key_, static_cast<uint64_t>(target.node_id), place_};
+      const DrawAddress address{disjoint_ ? KeyOf(target.tree) : key_, static_cast<uint64_t>(target.node_id), place_};
       const Index* indices = static_cast<const Index*>(target.list.part->indices);
       const EdgeId* ids = static_cast<const EdgeId*>(target.list.part->edge_ids);
       const bool with_ids = with_edge_ids_;
@@ -85,6 +87,12 @@ class BlockDrawer {
         *pick++ = slot;
       });
     }
+  }
+
+  // Calls in_tree(tree, edges taken) for each target of the block.
+  template <typename InTree>
+  void EachTree(InTree in_tree) const {
+    for (int64_t t = 0; t < num_targets_; ++t) in_tree(block_[t].tree, block_[t].taken);
   }
 
   // Calls read(e, neighbour, part, place in the part's lists) for each edge of the block.
@@ -107,9 +115,20 @@ class BlockDrawer {
     ListView list;
     int64_t node_id;
     int64_t taken;
+    int64_t tree;
   };
 
-  Target Find(int64_t position) const {
+  // Targets of a tree come one after the other, for the most part.
+  uint64_t KeyOf(int64_t tree) {
+    if (tree != key_tree_) {
+      tree_key_ = TreeKey(key_, tree);
+      key_tree_ = tree;
+    }
+    return tree_key_;
+  }
+
+  Target Find(int64_t name) const {
+    const int64_t position = PositionOf(name);
     const AdjacencyPart* part = adjacency_.Owner(position);
     if (part == nullptr) ThrowDamaged("a target lies outside all partitions");
     const int64_t number = position - part->first_target;
@@ -120,7 +139,8 @@ class BlockDrawer {
       ThrowDamaged("indptr does not rise to the number of edges");
     }
     const ListView list{part, number, first, last - first};
-    return {list, target_ids_ == nullptr ? position : target_ids_[position], policy_.Count(list)};
+    return {list, target_ids_ == nullptr ? position : target_ids_[position], policy_.Count(list),
+            TreeOf(name)};
   }
 
   const AdjacencyView& adjacency_;
@@ -128,7 +148,10 @@ class BlockDrawer {
   const AdjacencyPart* const sole_;  // the only part: then owners_ is not kept
   const uint64_t key_;
   const uint64_t place_;
+  const bool disjoint_;
   const bool with_edge_ids_;
+  uint64_t tree_key_ = 0;
+  int64_t key_tree_ = -1;
   Policy policy_;
   int64_t num_targets_ = 0;
   int64_t num_edges_ = 0;

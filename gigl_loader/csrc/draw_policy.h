@@ -31,6 +31,7 @@ struct HopDraw {
   uint32_t address;  // 24 bits: the edge type's place in the draws
   int hop;
   DrawRule rule;
+  bool disjoint = false;  // draws depend on the trees of targets
 
   uint64_t place() const { return uint64_t{address} << 32 | static_cast<uint64_t>(hop) << 56; }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <vector>
 
 namespace gigl {
 namespace {
@@ -49,7 +50,13 @@ void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std:
 
 DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int64_t num_neighbors,
                  std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges) {
-  RequireInside(adjacency, targets);
+  if (draw.disjoint) {
+    std::vector<int64_t> positions(targets.size());
+    std::transform(targets.begin(), targets.end(), positions.begin(), PositionOf);
+    RequireInside(adjacency, positions);
+  } else {
+    RequireInside(adjacency, targets);
+  }
   DrawnHop out;
   DrawScratch scratch;
   const int64_t num_targets = static_cast<int64_t>(targets.size());

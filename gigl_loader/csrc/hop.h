@@ -22,7 +22,7 @@ struct DrawnHop {
   Buffer<int64_t> slots;   // places in adjacency order, through all parts; empty unless asked for
 };
 
-// Draws the neighbours of each target (a position), just as the fused sampler would. `target_ids`
+// Draws the neighbours of each target (a position; in a disjoint batch with its tree), just as the fused sampler would. `target_ids`
 // maps positions to node ids, nullptr for the identity.
 //
 // Throws std::invalid_argument for a target outside the adjacency, BatchTooLarge for more than

@@ -15,7 +15,7 @@ class Expansion {
  public:
   Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, const BatchNodes& neighbors, Table& table,
             BatchEdges& edges, BatchRoom& room, const Collect& collect, const HopDraw& draw, Policy policy)
-      : targets_(targets), num_neighbors_(neighbors.plan.count), table_(table), edges_(edges), room_(room), collect_(collect),
+      : targets_(targets), num_neighbors_(neighbors.plan.count), table_(table), edges_(edges), room_(room), collect_(collect), disjoint_(draw.disjoint),
         drawer_(*plan.adjacency, targets.plan.ids, draw, collect.with_edge_ids, policy) {}
 
   void Run() {
@@ -31,7 +31,7 @@ class Expansion {
   // Works on some targets from local index `at` on and returns their number.
   int64_t Block(int64_t at) {
     const int64_t most = std::min(Drawer::kBlockTargets, targets_.frontier_end - at);
-    const std::span<const int64_t> nodes = targets_.positions().subspan(at, most);  // until Relabel: the table may grow
+    const std::span<const int64_t> nodes = targets_.names().subspan(at, most);  // until Relabel: the table may grow
     drawer_.Fetch(nodes);
     int64_t end = edges_.colptr[edges_.colptr.size() - 1];
     const int64_t count = drawer_.Locate(nodes, [&](int64_t taken) { edges_.colptr.Push(end += taken); });
@@ -63,9 +63,21 @@ class Expansion {
       if (slots != nullptr) slots[e] = part.first_slot + slot;
       inside &= neighbor >= 0 && neighbor < num_neighbors;
       found[e] = neighbor;
-      table_.Prefetch(neighbor);
+      if (!disjoint_) table_.Prefetch(neighbor);
     });
     if (!inside) ThrowDamaged("a neighbour lies outside its node type");
+    if (disjoint_) MoveToTrees();
+  }
+
+  // A neighbour is in the tree of its target.
+  void MoveToTrees() {
+    int64_t* next = found_.data();
+    drawer_.EachTree([&](int64_t tree, int64_t taken) {
+      for (const int64_t* const end = next + taken; next != end; ++next) {
+        *next |= tree << kTreeShift;
+        table_.Prefetch(*next);
+      }
+    });
   }
 
   const BatchNodes& targets_;
@@ -74,6 +86,7 @@ class Expansion {
   BatchEdges& edges_;
   BatchRoom& room_;
   const Collect& collect_;
+  const bool disjoint_;
   Drawer drawer_;
   std::vector<int64_t> found_;
 };
@@ -87,8 +100,8 @@ std::vector<EdgeEnds> EndsOf(const std::vector<EdgeTypePlan>& plans) {
 }  // namespace
 
 NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
-                                 Collect collect)
-    : plans_(std::move(edge_types)), batch_(std::move(node_types), EndsOf(plans_), collect) {
+                                 Collect collect, bool disjoint)
+    : plans_(std::move(edge_types)), batch_(std::move(node_types), EndsOf(plans_), collect, disjoint) {
   if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().rules.size());
 }
 
@@ -105,7 +118,7 @@ void NeighborSampler::Expand(int edge_type, int hop, uint64_t key) {
   BatchEdges& edges = batch_.edges(edge_type);
   const BatchNodes& targets = batch_.nodes(plan.ends.target_type);
   BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
-  const HopDraw draw{key, plan.address, hop, plan.rules[hop]};
+  const HopDraw draw{key, plan.address, hop, plan.rules[hop], batch_.disjoint()};
   if (draw.rule.fanout == 0) {
     const int64_t num_targets = static_cast<int64_t>(targets.frontier().size());
     batch_.room().Take(0, num_targets);

@@ -25,7 +25,7 @@ struct EdgeTypePlan {
 class NeighborSampler {
  public:
   NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
-                  Collect collect);
+                  Collect collect, bool disjoint = false);
 
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency
   // lists that point outside theirs (a damaged graph). Throws BatchTooLarge for a batch of more than

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tree.h"
+
 namespace gigl {
 namespace {
 
@@ -52,10 +54,11 @@ void Widen(const void* data, bool wide, int64_t from, int64_t count, int64_t* ou
 template <typename Table>
 class Stitching {
  public:
+  // `frontier`: in a disjoint batch, the targets by name, else empty.
   Stitching(Table& table, int64_t num_neighbors, BatchEdges& edges, const Collect& collect,
-            std::span<const HopAnswer> answers)
+            std::span<const HopAnswer> answers, std::span<const int64_t> frontier)
       : table_(table), num_neighbors_(num_neighbors), edges_(edges), collect_(collect), answers_(answers),
-        cursors_(answers.size()), found_(kBlockEdges) {}
+        frontier_(frontier), cursors_(answers.size()), found_(kBlockEdges), trees_(frontier.empty() ? 0 : kBlockEdges) {}
 
   void Run(std::span<const uint16_t> owners) {
     const int64_t before = static_cast<int64_t>(edges_.rows.size());
@@ -67,6 +70,7 @@ class Stitching {
       colptr[i] = end += left;
       while (left > 0) {  // a long list fills several blocks
         const int64_t taken = std::min(left, kBlockEdges - pending_);
+        if (!frontier_.empty()) std::fill_n(trees_.begin() + pending_, taken, TreeOf(frontier_[i]));
         Take(owners[i], cursor.edge, taken);
         cursor.edge += taken;
         left -= taken;
@@ -99,9 +103,10 @@ class Stitching {
   void Relabel() {
     const std::span<const int64_t> found(found_.data(), static_cast<size_t>(pending_));
     bool inside = true;
-    for (const int64_t neighbor : found) {
-      inside &= neighbor >= 0 && neighbor < num_neighbors_;
-      table_.Prefetch(neighbor);
+    for (int64_t e = 0; e < pending_; ++e) {
+      inside &= found_[e] >= 0 && found_[e] < num_neighbors_;
+      if (!frontier_.empty()) found_[e] |= trees_[e] << kTreeShift;
+      table_.Prefetch(found_[e]);
     }
     if (!inside) throw std::runtime_error("answer of a partition: a neighbour lies outside its node type");
     table_.InsertAll(found, edges_.rows.Extend(found.size()));
@@ -113,8 +118,10 @@ class Stitching {
   BatchEdges& edges_;
   const Collect& collect_;
   std::span<const HopAnswer> answers_;
+  std::span<const int64_t> frontier_;
   std::vector<Cursor> cursors_;
   std::vector<int64_t> found_;
+  std::vector<int64_t> trees_;  // of the targets of what was found
   int64_t pending_ = 0;
 };
 
@@ -128,8 +135,16 @@ void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::
   batch.room().Take(num_edges, static_cast<int64_t>(owners.size()));
   BatchEdges& edges = batch.edges(edge_type);
   BatchNodes& neighbors = batch.nodes(edges.ends.neighbor_type);
+  // A copy: the table that has them may grow meanwhile.
+  std::vector<int64_t> frontier;
+  if (batch.disjoint()) {
+    const std::span<const int64_t> names = batch.nodes(edges.ends.target_type).frontier();
+    frontier.assign(names.begin(), names.end());
+  }
   std::visit(
-      [&](auto& table) { Stitching(table, neighbors.plan.count, edges, batch.collect(), answers).Run(owners); },
+      [&](auto& table) {
+        Stitching(table, neighbors.plan.count, edges, batch.collect(), answers, frontier).Run(owners);
+      },
       neighbors.table);
 }
 

@@ -73,11 +73,15 @@ class DistABLPLoader(BaseDistLoader):
         replace: bool = False,
         with_edge: bool | None = None,
         weight_attr: str | None = None,
+        disjoint: bool = False,
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
         """Check the arguments, then start the sampling processes.
 
+        ``disjoint``
+            Sample a tree of its own around every anchor and its labels, and around each random negative.
+            ``batch`` is the number of the tree of every node. Anchors that repeat stay repeated.
         ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``
             As for :class:`DistNeighborLoader`.
         ``input_nodes``
@@ -113,7 +117,7 @@ class DistABLPLoader(BaseDistLoader):
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         check_khop_options(sampler_options, "labels of anchors")
         self._sampling = sampler_arguments(
-            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr
+            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
         )
         super().__init__(dataset, **options)
 
@@ -154,7 +158,8 @@ class DistABLPLoader(BaseDistLoader):
         store = batch if self.dataset.schema.homogeneous else batch[anchor_type]
         store.batch_size = count
         store.input_id = tensors.tensor("input_id")
-        store.batch = seeds
+        if not self._sampling.disjoint:  # There, nodes have the numbers of their trees.
+            store.batch = seeds
         store.seed_index = seed_index(seeds, node_ids[:count])
         for sign in _SIGNS:
             found = {

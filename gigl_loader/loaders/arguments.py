@@ -143,7 +143,7 @@ def check_sampler_options(value: Any) -> SamplerOptions:
 
 
 def sampler_arguments(
-    num_neighbors: Any, *, replace: Any, with_edge: Any, weight_attr: Any
+    num_neighbors: Any, *, replace: Any, with_edge: Any, weight_attr: Any, disjoint: Any
 ) -> SamplerArguments:
     """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
     return SamplerArguments(
@@ -151,6 +151,7 @@ def sampler_arguments(
         replace=flag("replace", replace),
         with_edge=None if with_edge is None else flag("with_edge", with_edge),
         weight_attr=weight_attr,
+        disjoint=flag("disjoint", disjoint),
     )
 
 

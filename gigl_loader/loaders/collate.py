@@ -54,6 +54,7 @@ class Collator:
     def __init__(self, schema: GraphSchema, frame: FrameSchema, *, num_hops: int | None = None) -> None:
         """``num_hops`` is needed where the plan has no edge type to tell it."""
         self._seed_type = frame.seed_type
+        self._disjoint = frame.disjoint
         self._homogeneous = schema.homogeneous
         self._num_hops = frame.num_hops if num_hops is None else num_hops
         message_types = _message_types(schema)
@@ -63,7 +64,7 @@ class Collator:
             if schema.homogeneous
             else set()
         )
-        self._nodes = [_NodeArrays.of(each) for each in frame.nodes]
+        self._nodes = [_NodeArrays.of(each, disjoint=frame.disjoint) for each in frame.nodes]
         self._edges = [_EdgeArrays.of(each, message_types, taken=taken) for each in frame.edges]
 
     @classmethod
@@ -124,7 +125,7 @@ class Collator:
         return {
             "batch_size": distinct,
             "input_id": tensors.tensor("input_id"),
-            "batch": seeds,
+            **({} if self._disjoint else {"batch": seeds}),
             "seed_index": seed_index(seeds, node_ids[:distinct]),
         }
 
@@ -157,16 +158,22 @@ class _NodeArrays:
     node_ids: str
     columns: Mapping[str, str]
     """Attribute -> name in the frame."""
+    trees: str | None
+    """The numbers of their trees, where these are disjoint."""
 
     @classmethod
-    def of(cls, nodes: TypeArrays) -> _NodeArrays:
+    def of(cls, nodes: TypeArrays, *, disjoint: bool) -> _NodeArrays:
         columns = {each.feature: each.name for each in nodes.features}
-        return cls(str(nodes.kind), nodes.name, f"{nodes.prefix}/n_id", columns)
+        trees = f"{nodes.prefix}/tree" if disjoint else None
+        return cls(str(nodes.kind), nodes.name, f"{nodes.prefix}/n_id", columns, trees)
 
     def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
         node_ids = tensors.tensor(self.node_ids)
-        columns = {attribute: tensors.tensor(name) for attribute, name in self.columns.items()}
-        return {**columns, "n_id": node_ids, "node": node_ids, "num_nodes": len(node_ids)}
+        attributes: dict[str, Any] = {name: tensors.tensor(array) for name, array in self.columns.items()}
+        attributes.update(n_id=node_ids, node=node_ids, num_nodes=len(node_ids))
+        if self.trees is not None:
+            attributes["batch"] = tensors.tensor(self.trees).to(torch.int64)
+        return attributes
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         replace: bool = False,
         with_edge: bool | None = None,
         weight_attr: str | None = None,
+        disjoint: bool = False,
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -84,6 +85,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
             With ``exclude_targets``: for the links' edge type, the type that holds the same edges the other
             way round, which are removed, too. A graph of one edge type that holds both directions maps the
             type to itself.
+        ``disjoint``
+            Sample a tree of its own around every link, its ends and its negatives. ``batch`` is the number of
+            the tree of every node.
         ``replace``, ``with_edge``, ``weight_attr``
             As for :class:`DistNeighborLoader`.
         ``sampler_options``
@@ -98,7 +102,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         self._reverse_edge_types = reverse_edge_types
         self._sampling = sampler_arguments(
-            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr
+            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
         )
         check_khop_options(sampler_options, "links")
         self._not_strict = 0

@@ -46,6 +46,7 @@ class DistNeighborLoader(BaseDistLoader):
         replace: bool = False,
         with_edge: bool | None = None,
         weight_attr: str | None = None,
+        disjoint: bool = False,
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -67,6 +68,9 @@ class DistNeighborLoader(BaseDistLoader):
             ``from_pyg(weight_attr=)``) or by ``gigl-loader index``. Without replacement, each draw picks
             among the edges that are left in proportion to their weights. An edge of weight 0 is in no batch,
             also with fanout -1. Edge types without the column draw uniformly.
+        ``disjoint``
+            Sample a tree of its own around every seed: a node that two seeds reach is there twice, and
+            ``batch`` is the number of the tree of every node, as PyG has it. Seeds that repeat stay repeated.
         ``sampler_options``
             Kind of sampler and its options: k-hop neighbourhoods by default.
         ``options``
@@ -75,7 +79,7 @@ class DistNeighborLoader(BaseDistLoader):
         self._input_nodes = input_nodes
         self._sampler_options = check_sampler_options(sampler_options)
         self._sampling = sampler_arguments(
-            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr
+            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
         )
         super().__init__(dataset, **options)
 

@@ -16,7 +16,6 @@ _WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_
 
 _DEFAULTS: dict[str, Any] = {
     "directed": True,
-    "disjoint": False,
     "subgraph_type": "directional",
     "temporal_strategy": "uniform",
 }
@@ -35,7 +34,6 @@ _INSTEAD = {
     "custom_cls": "use transform=",
     "data": "the first argument is dataset, such as DistDataset.from_pyg(data)",
     "directed": _NOT_YET,
-    "disjoint": _NOT_YET,
     "generator": "pass seed=: all draws depend on it",
     "input_id": "batches have input_id, the place of each seed in the input",
     "input_time": _NOT_YET,

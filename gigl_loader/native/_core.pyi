@@ -138,8 +138,11 @@ def draw_hop(
     with_edge_ids: bool,
     with_slots: bool,
     max_edges: int = ...,
+    disjoint: bool = False,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]:
     """Draw the neighbours of ``targets`` (positions) at one hop, as the fused sampler would.
+
+    With ``disjoint``, targets are positions with their trees (``sampling.store.TREE_SHIFT``).
 
     Returns counts [T]; positions [E] and edge ids [E], each as wide as the adjacency has them; slots
     [E], counted through all parts. ``node_ids`` maps positions of targets to node ids, ``None`` for
@@ -239,6 +242,8 @@ class Batch:
         """Number of expanded nodes of the edge type's target type: ``len(colptr) - 1``."""
     def write_positions(self, node_type: int, out: Int64Array) -> None: ...
     def write_node_ids(self, node_type: int, out: Int64Array) -> None: ...
+    def write_trees(self, node_type: int, out: npt.NDArray[np.int32]) -> None:
+        """Write the tree of each node. 0 where trees are not disjoint."""
     def write_rows(self, edge_type: int, out: npt.NDArray[np.int32]) -> None: ...
     def write_colptr(self, edge_type: int, out: Int64Array) -> None: ...
     def write_edge_ids(self, edge_type: int, out: Int64Array) -> None: ...
@@ -254,7 +259,7 @@ class NeighborSampler(Batch):
     Edge type e leads from neighbours of node type ``neighbor_types[e]`` to targets of node type
     ``target_types[e]``; its draws are addressed by ``addresses[e]`` (24 bits) and follow ``rules[e]``, one
     per hop. ``node_ids[t]`` maps positions of type t to node ids, ``None`` for the identity. Not
-    thread-safe: one per thread.
+    thread-safe: one per thread. With ``disjoint``, seeds are positions with their trees, up to 2**23 of them.
     """
 
     def __init__(
@@ -269,6 +274,7 @@ class NeighborSampler(Batch):
         num_nodes: Sequence[int],
         with_edge_ids: bool,
         with_slots: bool,
+        disjoint: bool = False,
     ) -> None: ...
     def sample(self, seeds: Sequence[tuple[int, Int64Array]], key: int, *, max_edges: int = ...) -> None:
         """Sample around these positions by node type (duplicates collapse). Results stay until the next call.
@@ -295,6 +301,7 @@ class BatchBuilder(Batch):
         bounds: Sequence[Int64Array],
         with_edge_ids: bool,
         with_slots: bool,
+        disjoint: bool = False,
     ) -> None: ...
     def begin(self, seeds: Sequence[tuple[int, Int64Array]], *, max_edges: int = ...) -> None:
         """Start over with these positions as seeds, given by node type (duplicates collapse)."""

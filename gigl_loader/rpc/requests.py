@@ -26,7 +26,15 @@ from gigl_loader.rpc.request_reader import (
     are_names,
     known_name,
 )
-from gigl_loader.sampling.store import DrawRule, EdgeRequest, FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import (
+    MAX_TREES,
+    POSITION_MASK,
+    TREE_SHIFT,
+    DrawRule,
+    EdgeRequest,
+    FeatureRequest,
+    NeighborRequest,
+)
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -110,7 +118,9 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
             "flags": json.dumps(_flags(request)),
             **({} if request.rule.weight is None else {"weight": request.rule.weight}),
         }
-        return _document(envelope, "neighbors", arguments, _relative(request.targets, first))
+        targets = _relative(request.targets & POSITION_MASK, first)
+        trees = {"trees": _relative(request.targets >> TREE_SHIFT, 0)} if request.disjoint else {}
+        return _document(envelope, "neighbors", arguments, targets, **trees)
     if isinstance(request, FeatureRequest):
         if isinstance(request.kind, str):
             known_name(request.kind, schema.nodes, "node type")
@@ -186,11 +196,17 @@ def parse(
     return read
 
 
-_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward")
+_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint")
 
 
 def _flags(request: NeighborRequest) -> list[str]:
-    given = (request.rule.replace, request.with_edge_ids, request.with_slots, request.outward)
+    given = (
+        request.rule.replace,
+        request.with_edge_ids,
+        request.with_slots,
+        request.outward,
+        request.disjoint,
+    )
     return [name for name, flag in zip(_FLAGS, given, strict=True) if flag]
 
 
@@ -206,7 +222,7 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         span = (0, schema.nodes[edge_type[0]].count)
     return NeighborRequest(
         edge_type=edge_type,
-        targets=fields.rows(*span),
+        targets=_in_trees(fields, fields.rows(*span)) if "disjoint" in flags else fields.rows(*span),
         key=fields.number("key", 0, _UINT64),
         hop=fields.number("hop", 0, _HOPS),
         rule=DrawRule(
@@ -216,8 +232,16 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         ),
         with_edge_ids="with_edge_ids" in flags,
         with_slots="with_slots" in flags,
+        disjoint="disjoint" in flags,
         outward="outward" in flags,
     )
+
+
+def _in_trees(fields: RequestReader, targets: Int64Array) -> Int64Array:
+    trees = fields.positions("trees", MAX_TREES)
+    if len(trees) != len(targets):
+        raise FormatError(f"request: {len(trees)} trees of {len(targets)} targets")
+    return targets | trees << TREE_SHIFT
 
 
 def _check_outward(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> None:

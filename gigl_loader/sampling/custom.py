@@ -274,6 +274,9 @@ class _DrawnSubgraph:
     def num_targets(self, edge_type: int) -> int:
         return len(self._edges[edge_type].colptr) - 1
 
+    def write_trees(self, node_type: int, out: npt.NDArray[np.int32]) -> None:
+        out[:] = 0  # A subgraph of a user's has no trees.
+
     def write_positions(self, node_type: int, out: Int64Array) -> None:
         out[:] = self._nodes[node_type]
 

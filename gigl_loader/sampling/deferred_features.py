@@ -100,7 +100,7 @@ class Completion:
     def _gather_requests(self, deferred: Frame, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
         frame, whole = self._deferred, self._whole
         types = (
-            *zip(frame.nodes, whole.nodes, [True] * len(whole.nodes), strict=True),
+            *zip(frame.nodes, whole.nodes, [not whole.disjoint] * len(whole.nodes), strict=True),
             *zip(frame.edges, whole.edges, [whole.distinct_edges] * len(whole.edges), strict=True),
         )
         for arrays, complete, distinct in types:

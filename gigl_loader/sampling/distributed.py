@@ -52,6 +52,7 @@ class DistributedSampler:
             bounds=[store.bounds(node_type) for node_type in writer.node_types],
             with_edge_ids=hops.with_edge,
             with_slots=writer.with_slots,
+            disjoint=hops.disjoint,
         )
 
     @property
@@ -94,6 +95,7 @@ class DistributedSampler:
                 with_edge_ids=hops.with_edge,
                 with_slots=writer.with_slots,
                 max_edges=self._builder.room,
+                disjoint=hops.disjoint,
             )
             for index in wanted
         ]

@@ -71,12 +71,15 @@ class TypeArrays:
     """Of an edge type: the encoded node types of neighbours and of targets."""
 
     @classmethod
-    def of_nodes(cls, schema: GraphSchema, kind: NodeType, features: Sequence[str]) -> TypeArrays:
-        """Return ``n_id`` and the features of a node type."""
+    def of_nodes(
+        cls, schema: GraphSchema, kind: NodeType, features: Sequence[str], *, disjoint: bool = False
+    ) -> TypeArrays:
+        """Return ``n_id``, ``tree`` where trees are disjoint, and the features of a node type."""
         name = type_name(kind)
         node_ids = FrameArray(f"node/{name}/n_id", _I64, "sampled")
+        trees = [FrameArray(f"node/{name}/tree", _I32, "sampled")] if disjoint else []
         columns = schema.nodes[kind].columns
-        return cls(kind, name, (node_ids, *_features("node", kind, features, columns)))
+        return cls(kind, name, (node_ids, *trees, *_features("node", kind, features, columns)))
 
     @classmethod
     def of_edges(
@@ -182,6 +185,10 @@ class FrameSchema:
     """Names of numbers that a frame tells."""
     distinct_edges: bool = True
     """No frame holds an edge twice."""
+    disjoint: bool = False
+    """Nodes have trees, and may occur in several."""
+    extra_trees: int = 0
+    """Trees of a disjoint batch besides one for each entry."""
 
     @classmethod
     def around_seeds(
@@ -197,10 +204,15 @@ class FrameSchema:
         computed: tuple[FrameArray, ...] = (),
         counters: tuple[str, ...] = (),
         distinct_edges: bool = True,
+        disjoint: bool = False,
+        extra_trees: int = 0,
     ) -> FrameSchema:
         """Return the schema of batches of nodes and edges around seeds: nodes of one type, or as computed."""
         names = inputs if seed_type is None else ("seeds", "input_id")
-        nodes = (TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ())) for each in schema.nodes)
+        nodes = (
+            TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ()), disjoint=disjoint)
+            for each in schema.nodes
+        )
         edges = (
             TypeArrays.of_edges(schema, each, columns.edges.get(each, ()), with_edge=with_edge)
             for each in edge_types
@@ -213,7 +225,9 @@ class FrameSchema:
             edges=tuple(edges),
             computed=computed,
             counters=counters,
-            distinct_edges=distinct_edges,
+            distinct_edges=distinct_edges and not disjoint,
+            disjoint=disjoint,
+            extra_trees=extra_trees,
         )
 
     def with_deferred_features(self) -> FrameSchema:
@@ -254,6 +268,9 @@ class FrameSchema:
                 _check_edges(buffer, layout, edges, counts)
             for array in self.computed:
                 _check_indices(buffer, layout, array, counts)
+            if self.disjoint:
+                for nodes in self.nodes:
+                    _check_trees(buffer, layout, nodes, counts.num_entries + self.extra_trees)
         return Frame(buffer, layout)
 
     def counts(self, layout: Layout) -> FrameCounts:
@@ -373,6 +390,12 @@ def _check_indices(buffer: Bytes, layout: Layout, array: FrameArray, counts: Fra
     # As unsigned numbers, negative ones are larger than any other.
     if len(values) and values.view("u4").max() >= seeds:
         raise FormatError(f"frame: {array.name!r} leaves the {seeds} seeds")
+
+
+def _check_trees(buffer: Bytes, layout: Layout, nodes: TypeArrays, num_trees: int) -> None:
+    trees = layout.view(buffer, f"{nodes.prefix}/tree")
+    if len(trees) and trees.view("u4").max() >= num_trees:
+        raise FormatError(f"frame: trees of {nodes.name} leave the {num_trees} of the batch")
 
 
 def _check_edges(buffer: Bytes, layout: Layout, edges: TypeArrays, counts: FrameCounts) -> None:

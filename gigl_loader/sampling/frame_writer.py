@@ -33,7 +33,7 @@ class DrawnBatch(Protocol):
         """Return the local index of each seed, int64 [S]."""
 
     def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
-        """Remove the edges from local node ``neighbors[i]`` to ``targets[i]``."""
+        """Remove the edges from local node ``neighbors[i]`` to ``targets[i]``, in all trees."""
 
     def nodes_per_hop(self, node_type: int) -> list[int]: ...
     def edges_per_hop(self, edge_type: int) -> list[int]: ...
@@ -42,6 +42,9 @@ class DrawnBatch(Protocol):
 
     def write_positions(self, node_type: int, out: Int64Array) -> None: ...
     def write_node_ids(self, node_type: int, out: Int64Array) -> None: ...
+    def write_trees(self, node_type: int, out: npt.NDArray[np.int32]) -> None:
+        """Write the number of the tree of each node. Called where trees are disjoint."""
+
     def write_rows(self, edge_type: int, out: npt.NDArray[np.int32]) -> None: ...
     def write_colptr(self, edge_type: int, out: Int64Array) -> None: ...
     def write_edge_ids(self, edge_type: int, out: Int64Array) -> None: ...
@@ -121,6 +124,8 @@ class FrameWriter:
             layout.view(buffer, array.name)[:] = sampled.arrays[array.name]
         for index, nodes in enumerate(self._frame.nodes):
             batch.write_node_ids(index, layout.view(buffer, f"{nodes.prefix}/n_id"))
+            if self._frame.disjoint:
+                batch.write_trees(index, layout.view(buffer, f"{nodes.prefix}/tree"))
         for index, edges in enumerate(self._frame.edges):
             batch.write_rows(index, layout.view(buffer, f"{edges.prefix}/rows"))
             batch.write_colptr(index, layout.view(buffer, f"{edges.prefix}/colptr"))
@@ -133,7 +138,7 @@ class FrameWriter:
             if nodes.gathered:
                 positions = self._borrow(index, sum(batch.nodes_per_hop(index)))
                 batch.write_positions(index, positions)
-                yield nodes.gather_request(positions, layout, buffer, distinct=True)
+                yield nodes.gather_request(positions, layout, buffer, distinct=not self._frame.disjoint)
         for index, edges in enumerate(self._frame.edges):
             if edges.gathered:
                 slots = self._borrow(len(self._frame.nodes) + index, sum(batch.edges_per_hop(index)))

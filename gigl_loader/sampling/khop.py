@@ -33,6 +33,8 @@ class KHop:
     weight_attr: str | None = None
     """Declared weight column: edges of the types that have it are drawn in proportion to it, and never where
     it is 0. Other types draw uniformly."""
+    disjoint: bool = False
+    """Every entry of the input has a tree of its own: a node that two trees reach is there twice."""
 
     def __post_init__(self) -> None:
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
@@ -55,6 +57,7 @@ class KHop:
             replace=arguments.replace,
             with_edge=arguments.returns_edge_ids(schema),
             weight_attr=check_weight(schema, arguments.weight_attr),
+            disjoint=arguments.disjoint,
         )
 
     @classmethod
@@ -65,6 +68,7 @@ class KHop:
             replace=fields.flag("replace"),
             with_edge=fields.flag("with_edge"),
             weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
+            disjoint=fields.flag("disjoint", False),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +78,7 @@ class KHop:
             "replace": self.replace,
             "with_edge": self.with_edge,
             **({} if self.weight_attr is None else {"weight_attr": self.weight_attr}),
+            **({"disjoint": True} if self.disjoint else {}),
         }
 
     @property

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import philox_words, split_by_owner
+from gigl_loader.native import philox, philox_words, split_by_owner
 from gigl_loader.sampling.partitioned import FrontierRequest
+from gigl_loader.sampling.seeds import in_trees
 from gigl_loader.sampling.store import DrawRule
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ LABEL_HOP = 253
 
 _RANDOM = 0xFF << 56 | 1 << 48
 """In the address of random negatives, with the edge type."""
+
+
+def tree_key(key: int, tree: int) -> int:
+    """Return the key of every draw in a tree of a disjoint batch. ``csrc/tree.h`` has it, too."""
+    return philox(key, tree, 0xFE01 << 48)[0]
 
 
 class Labels(NamedTuple):
@@ -56,11 +62,13 @@ class LabelLookup:
         *,
         anchor_ids: Int64Array | None = None,
         label_ids: Int64Array | None = None,
+        disjoint: bool = False,
     ) -> None:
         """``lists``: an edge type, or the name of a label set.
 
         ``cap``: keep so many labels of each anchor, drawn without replacement. ``None``: all.
         ``anchor_ids``, ``label_ids``: node ids by position; ``None`` where they are equal, or do not matter.
+        ``disjoint``: each anchor draws for itself, also where several are the same node.
         """
         self._store = store
         self._edge_type = lists
@@ -69,15 +77,20 @@ class LabelLookup:
         self._bounds = store.bounds(lists[0])
         self._anchor_ids = anchor_ids
         self._label_ids = label_ids
+        self._disjoint = disjoint and cap is not None
 
     @classmethod
-    def in_graph(cls, graph: Graph, store: PartitionedStore, lists: EdgeType, cap: int | None) -> LabelLookup:
+    def in_graph(
+        cls, graph: Graph, store: PartitionedStore, lists: EdgeType, cap: int | None, *, disjoint: bool
+    ) -> LabelLookup:
         """Return the lookup of a process that knows all node ids."""
-        ids = graph.node_ids
-        return cls(graph.schema, store, lists, cap, anchor_ids=ids(lists[0]), label_ids=ids(lists[2]))
+        anchor_ids, label_ids = graph.node_ids(lists[0]), graph.node_ids(lists[2])
+        return cls(
+            graph.schema, store, lists, cap, anchor_ids=anchor_ids, label_ids=label_ids, disjoint=disjoint
+        )
 
     def labels(self, anchors: Int64Array, key: int, *, max_labels: int) -> Labels:
-        """Return the labels of ``anchors`` (positions, int64 [A], distinct).
+        """Return the labels of ``anchors`` (positions, int64 [A]).
 
         ``native.BatchTooLarge`` for more than ``max_labels`` of one partition.
         """
@@ -89,7 +102,8 @@ class LabelLookup:
             return self._capped(merged, anchors, key)
         shares = split_by_owner(anchors, self._bounds)
         cap = -1 if self._cap is None else self._cap
-        found = self._ask([owned for owned, _ in shares], key, cap, max_labels, outward=False)
+        asked = [in_trees(owned, places, disjoint=self._disjoint) for owned, places in shares]
+        found = self._ask(asked, key, cap, max_labels, outward=False)
         placed = _placed([places for _, places in shares], found, len(anchors))
         # A list is in the order of node ids; what is drawn of it comes as it was drawn.
         return placed if self._cap is None else self._sorted(placed)
@@ -107,6 +121,7 @@ class LabelLookup:
             with_edge_ids=False,
             with_slots=False,
             max_edges=max_labels,
+            disjoint=self._disjoint and not outward,
             outward=outward,
         )
         [answers] = self._store.sample([request])
@@ -128,7 +143,8 @@ class LabelLookup:
         for anchor in np.flatnonzero(labels.counts > self._cap).tolist():
             begin, count = int(begins[anchor]), int(labels.counts[anchor])
             place = edge_type_address(self._edge_type) << 32 | LABEL_HOP << 56
-            picks = _distinct(key, int(ids[anchor]), place, count, self._cap)
+            anchor_key = tree_key(key, anchor) if self._disjoint else key
+            picks = _distinct(anchor_key, int(ids[anchor]), place, count, self._cap)
             kept[begin : begin + count] = False
             kept[begin + picks] = True
         return Labels(np.minimum(labels.counts, self._cap), labels.nodes[kept])

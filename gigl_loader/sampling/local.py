@@ -60,6 +60,7 @@ class LocalSampler:
             num_nodes=writer.num_nodes,
             with_edge_ids=hops.with_edge,
             with_slots=writer.with_slots,
+            disjoint=hops.disjoint,
         )
 
     @property

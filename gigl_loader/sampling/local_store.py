@@ -11,7 +11,7 @@ from gigl_loader.arrays import Array, BoolArray, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import Adjacency, build_adjacency, copy_rows, draw_hop, find_edges
-from gigl_loader.sampling.store import EdgeList, Neighbors
+from gigl_loader.sampling.store import POSITION_MASK, EdgeList, Neighbors
 from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class LocalStore:
                 with_edge_ids=ask.with_edge_ids,
                 with_slots=ask.with_slots,
                 max_edges=ask.max_edges,
+                disjoint=ask.disjoint,
             )
         except RuntimeError as error:
             raise FormatError(str(error)) from None
@@ -112,7 +113,7 @@ class LocalStore:
         else:
             indptr = self._graph.topology(ask.edge_type, self._part)["indptr"]
             first = int(self._graph.bounds(self._graph.schema.target_type(ask.edge_type))[self._part])
-        rows = ask.targets - first
+        rows = (ask.targets & POSITION_MASK) - first
         return np.asarray(indptr[rows + 1] - indptr[rows])
 
     def _outward_of(self, ask: NeighborRequest) -> _Outward:

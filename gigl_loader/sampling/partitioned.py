@@ -44,7 +44,7 @@ class FrontierRequest:
     """One hop of one edge type for targets of all partitions."""
 
     targets: Sequence[Int64Array]
-    """Positions, by partition."""
+    """Positions by partition; where draws are ``disjoint``, with their trees."""
     edge_type: EdgeType
     key: int
     hop: int
@@ -53,6 +53,7 @@ class FrontierRequest:
     with_slots: bool
     max_edges: int = NO_BOUND
     """That the batch may still take."""
+    disjoint: bool = False
     outward: bool = False
     """See ``NeighborRequest``."""
 
@@ -67,6 +68,7 @@ class FrontierRequest:
             with_edge_ids=self.with_edge_ids,
             with_slots=self.with_slots,
             max_edges=self.max_edges,
+            disjoint=self.disjoint,
             outward=self.outward,
         )
 

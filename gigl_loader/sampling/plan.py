@@ -88,6 +88,7 @@ class SamplerArguments:
     with_edge: bool | None = None
     """``None``: where the edges have columns."""
     weight_attr: Any = None
+    disjoint: bool = False
 
     def returns_edge_ids(self, schema: GraphSchema) -> bool:
         """Return whether batches have the ids of edges."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from gigl_loader.native import batch_key
 from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.store import TREE_SHIFT
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = ["BatchSeeds", "Exclusion", "NodeSeeder", "Seeder", "request_key"]
+__all__ = ["BatchSeeds", "Exclusion", "NodeSeeder", "Seeder", "in_trees", "request_key"]
 
 
 class Exclusion(NamedTuple):
@@ -26,9 +27,9 @@ class Exclusion(NamedTuple):
 
     edge_type: int
     """Number of the type in the plan."""
-    targets: slice | Int64Array
+    targets: slice | Array
     """Of the pairs: indices into all seeds of the batch, group after group."""
-    neighbors: slice | Int64Array
+    neighbors: slice | Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,10 +39,11 @@ class BatchSeeds:
     key: int
     """Of every draw of the batch."""
     groups: Sequence[tuple[int, Int64Array]]
-    """Number of the node type, and positions. A node may come twice; the batch has it once."""
+    """Number of the node type, and positions, in a disjoint batch with their trees. A node may come twice; a
+    tree has it once."""
     arrays: Mapping[str, Array]
     """Arrays of the frame, by name."""
-    indices: Mapping[str, slice | Int64Array] = field(default_factory=dict)
+    indices: Mapping[str, slice | Array] = field(default_factory=dict)
     """Arrays of the frame that are local indices of seeds: by name, which of all seeds, group after group."""
     excluded: Sequence[Exclusion] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -62,7 +64,8 @@ class Seeder(Protocol):
 class NodeSeeder:
     """The seeds of batches whose input is nodes: the nodes themselves."""
 
-    def __init__(self, context: SamplerContext, seed_type: NodeType) -> None:
+    def __init__(self, context: SamplerContext, seed_type: NodeType, *, disjoint: bool = False) -> None:
+        self._disjoint = disjoint
         self._ids = context.graph.node_ids(seed_type)
         self._type = list(context.graph.schema.nodes).index(seed_type)
         self._run_seed = context.plan.run_seed
@@ -72,9 +75,14 @@ class NodeSeeder:
         ids = positions if self._ids is None else self._ids[positions]
         return BatchSeeds(
             key=batch_key(self._run_seed, request.epoch, ids),
-            groups=[(self._type, positions)],
+            groups=[(self._type, in_trees(positions, np.arange(len(positions)), disjoint=self._disjoint))],
             arrays={"seeds": ids, "input_id": request.index},
         )
+
+
+def in_trees(positions: Int64Array, trees: Int64Array, *, disjoint: bool) -> Int64Array:
+    """Return positions (int64 [N]) with the numbers of their trees, in a disjoint batch, else as they are."""
+    return positions | trees.astype(np.int64) << TREE_SHIFT if disjoint else positions
 
 
 def request_key(run_seed: int, request: BatchRequest, node_ids: Sequence[Int64Array]) -> int:

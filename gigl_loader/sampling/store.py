@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
 
 __all__ = [
+    "MAX_TREES",
     "NO_BOUND",
+    "POSITION_MASK",
     "SLOT_BITS",
+    "TREE_SHIFT",
     "DrawRule",
     "EdgeList",
     "EdgeRequest",
@@ -34,6 +37,11 @@ __all__ = [
 
 
 NO_BOUND = 2**63 - 1
+TREE_SHIFT = 40
+"""In requests of a disjoint batch, targets are positions with the number of their tree above so many bits.
+``csrc/tree.h`` has it, too."""
+POSITION_MASK = (1 << TREE_SHIFT) - 1
+MAX_TREES = 1 << 23
 SLOT_BITS = 40
 """A partition holds fewer edges of a type than 2 to this power. In a batch, slots of partition p are offset
 by ``p << SLOT_BITS``: nobody needs to know how many edges others have. ``csrc/stitch.h`` has it, too."""
@@ -61,7 +69,7 @@ class NeighborRequest:
 
     edge_type: EdgeType
     targets: Int64Array
-    """Positions [T]."""
+    """Positions [T]; where draws are ``disjoint``, with their trees."""
     key: int
     """Of the batch: with hop, edge type and node id it addresses every draw."""
     hop: int
@@ -70,6 +78,8 @@ class NeighborRequest:
     with_slots: bool
     max_edges: int = NO_BOUND
     """More are not drawn here. Not told to a partition elsewhere, which has a bound of its own."""
+    disjoint: bool = False
+    """Each tree draws for itself: the number of its tree is in the address of a target's draws, too."""
     outward: bool = False
     """In a graph whose lists hold in-edges, ask for the out-edges of the targets that lie in this partition.
     Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""

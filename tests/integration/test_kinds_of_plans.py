@@ -59,7 +59,7 @@ class Kind:
         """Return the input of one batch, and the store that has its ``input_id``."""
         if self.loader is not DistLinkNeighborLoader:
             store = batch["user" if self.loader in (_anchors, _labelled) else "item"] if hetero else batch
-            return store.batch, store
+            return store.n_id[store.seed_index], store
         store, ends = (batch["user", "buys", "item"], ("user", "item")) if hetero else (batch, None)
         sources, destinations = (batch.n_id, batch.n_id) if ends is None else (batch[t].n_id for t in ends)
         if "edge_label_index" in store:
@@ -102,6 +102,12 @@ KINDS = {
     "neighbor": Kind([4, 3], {"replace": True}, {}, "replace is False here, True in the state"),
     "columns": Kind([4, 3], {"node_columns": ["y"], "edge_columns": []}, {}, "node_columns"),
     "weighted": Kind([4, 3], {"weight_attr": "w"}, {}, "weight_attr is None here, w in the state"),
+    "disjoint": Kind(
+        [4, 3],
+        {"disjoint": True, "weight_attr": "w"},
+        {"weight_attr": "w"},
+        "disjoint is",
+    ),
     "custom": Kind(
         None,
         {"sampler_options": CustomSamplerOptions(HALVED, fanout=6, keep=0.7)},
@@ -129,8 +135,16 @@ KINDS = {
     ),
     "links held out": Kind(
         [3, 2],
-        {"batch_size": 50, "neg_sampling": {"mode": "binary", "amount": 2, "strict": True}},
-        {"batch_size": 50, "neg_sampling": {"mode": "binary", "amount": 1, "strict": True}},
+        {
+            "batch_size": 50,
+            "neg_sampling": {"mode": "binary", "amount": 2, "strict": True},
+            "disjoint": True,
+        },
+        {
+            "batch_size": 50,
+            "neg_sampling": {"mode": "binary", "amount": 1, "strict": True},
+            "disjoint": True,
+        },
         "negatives is",
         DistLinkNeighborLoader,
         split="val",
@@ -144,8 +158,8 @@ KINDS = {
     ),
     "label sets": Kind(
         [3, 2],
-        {"max_labels_per_anchor": 3, "as_dict": True},
-        {"as_dict": True},
+        {"max_labels_per_anchor": 3, "as_dict": True, "disjoint": True},
+        {"as_dict": True, "disjoint": True},
         "max_labels is None here, 3 in the state",
         _labelled,
     ),

@@ -45,6 +45,10 @@ def batch_key(run_seed: int, epoch: int, seeds: Sequence[int]) -> int:
     return mix(epoch_key(run_seed, epoch) + fold)
 
 
+def tree_key(key: int, tree: int) -> int:
+    return philox(key, tree, 0xFE01 << 48)[0]
+
+
 def permutation(run_seed: int, epoch: int, length: int) -> list[int]:
     key = epoch_key(run_seed, epoch)
     return sorted(range(length), key=lambda i: (philox(key, i, 0xFF << 56)[0], i))
@@ -165,10 +169,13 @@ def labels(
     *,
     edge_type: EdgeType,
     cap: int | None,
+    disjoint: bool = False,
 ) -> list[list[int]]:
     """Label nodes of each anchor by the edges of a supervision type, ascending."""
     found = []
-    for anchor in anchors:
+    batch_key = key
+    for tree, anchor in enumerate(anchors):
+        key = tree_key(batch_key, tree) if disjoint else batch_key
         listed = sorted((dst, edge_id) for src, dst, edge_id in edges if src == anchor)
         fanout = -1 if cap is None else cap
         places = pick(key, 253, address(edge_type), anchor, degree=len(listed), fanout=fanout, replace=False)
@@ -221,6 +228,8 @@ class OracleBatch:
     targets: dict[EdgeType, list[int]] = field(default_factory=dict)
     edge_ids: dict[EdgeType, list[int]] = field(default_factory=dict)
     edges_per_hop: dict[EdgeType, list[int]] = field(default_factory=dict)
+    trees: dict[str, list[int]] = field(default_factory=dict)
+    """Of the nodes. All 0 where trees are not disjoint."""
 
 
 def sample(
@@ -232,31 +241,35 @@ def sample(
     seed_type: str = "",
     seeds: Sequence[int] = (),
     groups: Sequence[tuple[str, Sequence[int]]] = (),
+    trees: Sequence[Sequence[int]] | None = None,
     edge_dir: str = "in",
     replace: bool = False,
     weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
 ) -> OracleBatch:
     """Sample around ``seeds`` (node ids), or groups of them by type. Edge types are visited in sorted order.
 
-    ``weights``: those of the edges of some types, by edge id.
+    ``weights``: those of the edges of some types, by edge id. ``trees``: of the seeds of each group, where
+    trees are disjoint.
     """
     lists = {edge_type: _adjacency(edges[edge_type], edge_dir) for edge_type in sorted(edges)}
     batch = OracleBatch({t: [] for t in node_types}, {t: [] for t in node_types})
+    batch.trees = {t: [] for t in node_types}
     for edge_type in lists:
         batch.rows[edge_type], batch.targets[edge_type] = [], []
         batch.edge_ids[edge_type], batch.edges_per_hop[edge_type] = [], []
-    local: dict[str, dict[int, int]] = {t: {} for t in node_types}
+    local: dict[str, dict[tuple[int, int], int]] = {t: {} for t in node_types}
     done = dict.fromkeys(node_types, 0)
 
-    def add(node_type: str, node: int) -> int:
-        if node not in local[node_type]:
-            local[node_type][node] = len(batch.nodes[node_type])
+    def add(node_type: str, node: int, tree: int) -> int:
+        if (tree, node) not in local[node_type]:
+            local[node_type][tree, node] = len(batch.nodes[node_type])
             batch.nodes[node_type].append(node)
-        return local[node_type][node]
+            batch.trees[node_type].append(tree)
+        return local[node_type][tree, node]
 
-    for node_type, group in groups or [(seed_type, seeds)]:
-        for seed in group:
-            add(node_type, seed)
+    for number, (node_type, group) in enumerate(groups or [(seed_type, seeds)]):
+        for place, seed in enumerate(group):
+            add(node_type, seed, 0 if trees is None else trees[number][place])
     num_hops = len(next(iter(fanouts.values()), ()))
     for hop in range(num_hops + 1):
         frontier = {t: range(done[t], len(batch.nodes[t])) for t in node_types}
@@ -270,10 +283,11 @@ def sample(
             target_type, neighbor_type = (destination, source) if edge_dir == "in" else (source, destination)
             before = len(batch.rows[edge_type])
             for target in frontier[target_type]:
-                node = batch.nodes[target_type][target]
+                node, tree = batch.nodes[target_type][target], batch.trees[target_type][target]
                 neighbors = adjacency.get(node, [])
                 fanout = fanouts[edge_type][hop]
-                at = (key, hop, address(edge_type), node)
+                own_key = key if trees is None else tree_key(key, tree)
+                at = (own_key, hop, address(edge_type), node)
                 if weights is not None and edge_type in weights:
                     weighed = [weights[edge_type][edge_id] for _, edge_id in neighbors]
                     places = pick_weighted(*at, weights=weighed, fanout=fanout, replace=replace)
@@ -281,7 +295,7 @@ def sample(
                     places = pick(*at, degree=len(neighbors), fanout=fanout, replace=replace)
                 for place in places:
                     neighbor, edge_id = neighbors[place]
-                    batch.rows[edge_type].append(add(neighbor_type, neighbor))
+                    batch.rows[edge_type].append(add(neighbor_type, neighbor, tree))
                     batch.targets[edge_type].append(target)
                     batch.edge_ids[edge_type].append(edge_id)
             batch.edges_per_hop[edge_type].append(len(batch.rows[edge_type]) - before)

@@ -55,7 +55,7 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
     anchors = data.draw(st.lists(st.integers(0, counts["a"] - 1), min_size=1, max_size=6))
     cap = data.draw(st.none() | st.integers(1, 4))
     randoms = data.draw(st.integers(0, 12))
-    excluded = data.draw(st.booleans())
+    excluded, disjoint = data.draw(st.booleans()), data.draw(st.booleans())
     edge_dir: Literal["in", "out"] = data.draw(st.sampled_from(["in", "out"]))
     fanouts = data.draw(st.lists(st.sampled_from([-1, 0, 2]), min_size=1, max_size=2))
     graph = HeteroData()
@@ -78,13 +78,15 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         max_labels_per_anchor=cap,
         num_random_negatives=randoms,
         exclude_targets=excluded,
+        disjoint=disjoint,
         with_edge=True,
     )
 
     key = oracle.batch_key(4, 0, anchors)
-    distinct = list(dict.fromkeys(anchors))
+    distinct = anchors if disjoint else list(dict.fromkeys(anchors))
     found = {
-        each: oracle.labels(key, distinct, edges[each], edge_type=each, cap=cap) for each in sorted(types)
+        each: oracle.labels(key, distinct, edges[each], edge_type=each, cap=cap, disjoint=disjoint)
+        for each in sorted(types)
     }
     drawn = {each: oracle.random_nodes(key, each, range(counts[each[2]]), randoms) for each in sorted(types)}
     groups = [("a", distinct)]
@@ -95,6 +97,7 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         sorted(counts),
         fanouts=dict.fromkeys(edges, fanouts),
         groups=groups,
+        trees=_trees(len(distinct), list(found.values()), randoms) if disjoint else None,
         key=key,
         edge_dir=edge_dir,
     )
@@ -110,7 +113,10 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         assert batch[node_type].n_id.tolist() == nodes
     ids = [edge_id for each in batch.edge_types for edge_id in batch[each].e_id.tolist()]
     assert sorted(ids) == sorted(edge_id for listed in expected.edge_ids.values() for edge_id in listed)
-    assert batch["a"].batch.tolist() == anchors
+    if disjoint:
+        assert {kind: batch[kind].batch.tolist() for kind in expected.trees} == expected.trees
+    else:
+        assert batch["a"].batch.tolist() == anchors
     assert batch["a"].batch_size == len(distinct)
     assert batch["a"].n_id[batch["a"].seed_index].tolist() == anchors
     for each in types:
@@ -120,6 +126,13 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         if randoms:
             index = batch.random_negative_index if len(types) == 1 else batch.random_negative_index[each]
             assert batch[each[2]].n_id[index].tolist() == drawn[each]
+
+
+def _trees(anchors: int, labels: list[list[list[int]]], randoms: int) -> list[list[int]]:
+    """Return the trees of anchors, of their labels by type, and of the random negatives of as many types."""
+    of_labels = [[tree for tree, nodes in enumerate(listed) for _ in nodes] for listed in labels]
+    begins = [anchors + number * randoms for number in range(len(labels))]
+    return [list(range(anchors)), *of_labels, *(list(range(each, each + randoms)) for each in begins)]
 
 
 def test_labels_are_the_edges_of_the_type() -> None:

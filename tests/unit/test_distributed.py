@@ -126,6 +126,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "edge_dir": draw(st.sampled_from(["in", "out"])),
         "sparse": draw(st.booleans()),
         "replace": draw(st.booleans()),
+        "disjoint": draw(st.booleans()),
         "with_edge": draw(st.booleans()),
         "edge_columns": draw(st.booleans()),
         "home": draw(st.integers(0, 3)),
@@ -147,6 +148,7 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
         case["seed_type"],
         case["fanouts"],
         replace=case["replace"],
+        disjoint=case["disjoint"],
         with_edge=case["with_edge"],
         **columns,
     )
@@ -172,8 +174,11 @@ def _check_oracle(
         key=oracle.batch_key(plan.run_seed, 3, seeds),
         edge_dir=case["edge_dir"],
         replace=case["replace"],
+        trees=[range(len(seeds))] if case["disjoint"] else None,
     )
     for node_type, nodes in expected.nodes.items():
+        if case["disjoint"]:
+            assert layout.view(buffer, f"node/{node_type}/tree").tolist() == expected.trees[node_type]
         assert layout.view(buffer, f"node/{node_type}/n_id").tolist() == nodes
     for edge_type in EDGE_TYPES:
         prefix = f"edge/{type_name(edge_type)}"

@@ -71,7 +71,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
     mode = data.draw(st.sampled_from([None, "binary", "triplet"]))
     amount = data.draw(st.sampled_from([1, 2] if mode == "triplet" else [0.3, 1, 1.7]))
     strict = data.draw(st.booleans())
-    excluded = data.draw(st.booleans())
+    excluded, disjoint = data.draw(st.booleans()), data.draw(st.booleans())
     reverse = data.draw(
         st.sampled_from([each for each in edges if (each[0], each[2]) == (destination, source)] or [None])
     )
@@ -101,6 +101,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
         exclude_targets=excluded,
         reverse_edge_types=None if reverse is None else {edge_type: reverse},
         with_edge=True,
+        disjoint=disjoint,
         batch_size=len(links),
         num_workers=0,
         seed=9,
@@ -126,11 +127,13 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
     if mode == "binary":
         groups.append((source, [src for src, _ in drawn]))
     groups.append((destination, [dst for _, dst in drawn]))
+    trees = [[number % len(links) for number in range(len(nodes))] for _, nodes in groups]
     expected = oracle.sample(
         edges,
         sorted(counts),
         fanouts=dict.fromkeys(edges, fanouts),
         groups=groups,
+        trees=trees if disjoint else None,
         key=key,
         edge_dir=edge_dir,
     )
@@ -140,6 +143,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
             turned = {(dst, src) for src, dst in links}
             oracle.without_pairs(expected, reverse, turned, edge_dir=edge_dir)
     assert told == not_strict
+    assert ("batch" in batch["a"]) == disjoint
     _check(batch, expected, edge_dir=edge_dir, edge_type=edge_type, links=links, drawn=drawn, mode=mode)
 
 
@@ -174,6 +178,8 @@ def _check(
     for node_type, nodes in expected.nodes.items():
         assert batch[node_type].n_id.tolist() == nodes
         assert batch[node_type].num_sampled_nodes == expected.nodes_per_hop[node_type]
+        if "batch" in batch[node_type]:
+            assert batch[node_type].batch.tolist() == expected.trees[node_type]
     for each, name in names.items():
         assert batch[name].edge_index.tolist() == [expected.rows[each], expected.targets[each]]
         assert batch[name].e_id.tolist() == expected.edge_ids[each]

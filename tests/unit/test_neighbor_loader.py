@@ -298,3 +298,33 @@ def test_node_ids_beyond_32_bits_are_node_ids() -> None:
     (batch,) = _loader(DistDataset(Graph.open(folder)), [-1], torch.tensor([7]))
     assert batch.n_id.tolist() == [7, -5, 2**62]
     assert batch.x.tolist() == [30.0, 10.0, 20.0]
+
+
+@pytest.mark.parametrize("hetero", [False, True])
+def test_disjoint_trees_share_no_node(hetero: bool) -> None:
+    data = heterogeneous() if hetero else homogeneous()
+    seeds = torch.tensor([7, 3, 7, 7, 12])
+    with DistNeighborLoader(
+        DistDataset.from_pyg(data),
+        [4, -1],
+        ("item", seeds) if hetero else seeds,
+        batch_size=5,
+        disjoint=True,
+        num_workers=0,
+        device="cpu",
+        seed=3,
+    ) as loader:
+        batch = next(iter(loader))
+    store = batch["item"] if hetero else batch
+    assert (store.batch_size, store.seed_index.tolist()) == (5, [0, 1, 2, 3, 4])
+    assert store.n_id[:5].tolist() == seeds.tolist()
+    assert store.batch[:5].tolist() == [0, 1, 2, 3, 4]
+    trees = {kind: batch[kind].batch for kind in batch.node_types} if hetero else {"": batch.batch}
+    for kind, tree in trees.items():
+        nodes = batch[kind].n_id if hetero else batch.n_id
+        assert len(set(zip(tree.tolist(), nodes.tolist(), strict=True))) == len(nodes)
+    for kind in batch.edge_types if hetero else [("", "", "")]:
+        source, destination = batch[kind].edge_index if hetero else batch.edge_index
+        assert torch.equal(trees[kind[0]][source], trees[kind[2]][destination])
+    first = [set(store.n_id[store.batch == tree].tolist()) for tree in (0, 2, 3)]
+    assert not first[0] == first[1] == first[2], "equal seeds draw independently"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +55,7 @@ ASK = NeighborRequest(
     with_edge_ids=False,
     with_slots=True,
 )
+DISJOINT = replace(ASK, targets=np.array([6, 9, 6]) | np.array([0, 0, 2**23 - 1]) << 40, disjoint=True)
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
 EDGES = EdgeRequest(edge_type=LIKES, targets=np.array([6, 9]), neighbors=np.array([8, 0]))
@@ -83,6 +84,14 @@ def pairs(targets: list[int], neighbors: list[int]) -> bytes:
     return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
 
 
+def in_trees(rows: list[int], trees: list[int]) -> bytes:
+    """Return a request for neighbours in a disjoint batch with these arrays."""
+    metadata = Layout.parse(np.frombuffer(encode(ENVELOPE, DISJOINT, SCHEMA), np.uint8)).metadata
+    arrays = {"rows": np.array(rows, I32), "trees": np.array(trees, I32)}
+    layout = Layout.plan({name: spec_of(array) for name, array in arrays.items()}, metadata)
+    return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
+
+
 def same(left: object, right: object) -> bool:
     return type(left) is type(right) and all(
         np.array_equal(getattr(left, field.name), getattr(right, field.name))
@@ -92,8 +101,8 @@ def same(left: object, right: object) -> bool:
 
 @pytest.mark.parametrize(
     "request_",
-    [ASK, ROWS, EDGE_ROWS, EDGES, LIST, SplitRequest(node_type="item", split="train")],
-    ids=["neighbors", "rows of nodes", "rows of edges", "contains", "edges", "split"],
+    [ASK, DISJOINT, ROWS, EDGE_ROWS, EDGES, LIST, SplitRequest(node_type="item", split="train")],
+    ids=["neighbors", "neighbors in trees", "rows of nodes", "rows of edges", "contains", "edges", "split"],
 )
 def test_a_request_is_read_as_it_was_written(request_: Any) -> None:
     partition, found = read(encode(ENVELOPE, request_, SCHEMA))
@@ -198,6 +207,10 @@ I32, I64 = np.int32, np.int64
             RefusalKind.MALFORMED,
             "'rows' must be I32 or I64 of one dimension",
         ),
+        (in_trees([0, 1], [0]), RefusalKind.MALFORMED, "1 trees of 2 targets"),
+        (in_trees([0], [-1]), RefusalKind.INVALID, "trees -1 to -1 lie outside"),
+        (in_trees([0], [2**23]), RefusalKind.INVALID, "trees 8388608 to 8388608 lie outside"),
+        (edited(N, {"flags": '["disjoint"]'}), RefusalKind.MALFORMED, "trees"),
         (edited(S, {}, np.array([0], I32)), RefusalKind.MALFORMED, "unknown entry 'rows'"),
         (edited(R, {"kind": "7"}), RefusalKind.MALFORMED, "a list of three names"),
         (edited(R, {"kind": '"absent"'}), RefusalKind.INVALID, "no node type 'absent'"),

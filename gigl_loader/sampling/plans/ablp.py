@@ -17,7 +17,7 @@ from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
 from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sampling.seeds import BatchSeeds, Exclusion
+from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
@@ -85,6 +85,8 @@ class ABLPPlan:
             computed=tuple(computed),
             counters=(NUM_ANCHORS,),
             distinct_edges=not self.hops.replace,
+            disjoint=self.hops.disjoint,
+            extra_trees=self.random_negatives * len(self.supervision),
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:
@@ -176,7 +178,9 @@ class ABLPSeeder:
         self._ids = graph.node_ids(plan.anchor_type)
         self._types = {node_type: number for number, node_type in enumerate(graph.schema.nodes)}
         self._lookups = {
-            (each, sign): LabelLookup.in_graph(graph, store, lists, plan.max_labels)
+            (each, sign): LabelLookup.in_graph(
+                graph, store, lists, plan.max_labels, disjoint=plan.hops.disjoint
+            )
             for each in plan.supervision
             for sign, lists in graph.schema.label_lists(each).items()
         }
@@ -187,20 +191,23 @@ class ABLPSeeder:
         plan, anchors = self._plan, request.inputs[SEED]
         ids = anchors if self._ids is None else self._ids[anchors]
         key = batch_key(self._run_seed, request.epoch, ids)
-        distinct = anchors[np.sort(np.unique(anchors, return_index=True)[1])]
+        disjoint = plan.hops.disjoint
+        distinct = anchors if disjoint else anchors[np.sort(np.unique(anchors, return_index=True)[1])]
         if len(distinct) + plan.random_negatives * len(plan.supervision) > bounds.edges:
             raise bounds.too_many_edges(len(request))
-        groups: list[tuple[int, Int64Array]] = [(self._types[plan.anchor_type], distinct)]
+        groups: list[tuple[int, Int64Array]] = []
         arrays: dict[str, Array] = {"seeds": ids, "input_id": request.index}
-        indices: dict[str, slice | Int64Array] = {}
+        indices: dict[str, slice | Array] = {}
         excluded: list[Exclusion] = []
-        end = len(distinct)
+        end = 0
 
-        def add(node_type: NodeType, positions: Int64Array) -> slice:
+        def add(node_type: NodeType, positions: Int64Array, trees: Array) -> slice:
             nonlocal end
-            groups.append((self._types[node_type], positions))
+            groups.append((self._types[node_type], in_trees(positions, trees, disjoint=disjoint)))
             begin, end = end, end + len(positions)
             return slice(begin, end)
+
+        add(plan.anchor_type, distinct, np.arange(len(distinct)))
 
         for (edge_type, sign), lookup in self._lookups.items():
             try:
@@ -212,12 +219,13 @@ class ABLPSeeder:
             names = pair_arrays(edge_type, sign)
             owners = np.repeat(np.arange(len(distinct), dtype=np.int32), labels.counts)
             indices[names.anchors] = owners
-            indices[names.labels] = place = add(edge_type[2], labels.nodes)
+            indices[names.labels] = place = add(edge_type[2], labels.nodes, owners)
             if sign == "positive" and plan.exclude:
                 excluded += self._exclusions(edge_type, owners, np.arange(place.start, place.stop))
         if plan.random_negatives:
-            for edge_type in plan.supervision:
-                indices[random_array(edge_type)] = add(edge_type[2], self._randoms(edge_type, key))
+            for number, edge_type in enumerate(plan.supervision):
+                trees = np.arange(plan.random_negatives) + len(distinct) + number * plan.random_negatives
+                indices[random_array(edge_type)] = add(edge_type[2], self._randoms(edge_type, key), trees)
         return BatchSeeds(
             key=key,
             groups=groups,
@@ -233,7 +241,7 @@ class ABLPSeeder:
         ranks = distinct_ranks(key, edge_type, count, self._plan.random_negatives)
         return self._graph.at_ranks(edge_type[2], ranks)
 
-    def _exclusions(self, edge_type: EdgeType, anchors: Int64Array, labels: Int64Array) -> list[Exclusion]:
+    def _exclusions(self, edge_type: EdgeType, anchors: Array, labels: Array) -> list[Exclusion]:
         reverse = reverse_type(self._graph.schema, edge_type)
         return [
             Exclusion(self._edge_types.index(each), *((end, begin) if self._inward else (begin, end)))

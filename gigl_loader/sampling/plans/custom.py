@@ -43,6 +43,8 @@ class CustomSamplerOptions:
         self._arguments = _checked_arguments(arguments)
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> CustomPlan:
+        if arguments.disjoint:
+            raise ValueError("disjoint trees have no meaning for a custom sampler")
         if arguments.num_neighbors is not None or arguments.weight_attr is not None:
             raise ValueError(
                 "num_neighbors and weight_attr have no meaning for a custom sampler: pass None, and what the "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
@@ -13,7 +15,7 @@ from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.negatives import NegativeDrawer, Negatives
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import InputColumn
-from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, request_key
+from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees, request_key
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
@@ -63,6 +65,7 @@ class LinkPlan:
             computed=tuple(self._arrays()),
             counters=(NOT_STRICT,) if self._is_strict else (),
             distinct_edges=not self.hops.replace,
+            disjoint=self.hops.disjoint,
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:
@@ -164,10 +167,14 @@ class LinkSeeder:
                 columns["neg_src"] = (self._types[0], negatives.src)
             columns["neg_dst"] = (self._types[1], negatives.dst)
             counters[NOT_STRICT] = negatives.not_strict
+        trees = {name: np.arange(len(positions)) % count for name, (_, positions) in columns.items()}
         bounds_of = _slices({name: len(positions) for name, (_, positions) in columns.items()})
         return BatchSeeds(
             key=key,
-            groups=list(columns.values()),
+            groups=[
+                (kind, in_trees(positions, trees[name], disjoint=plan.hops.disjoint))
+                for name, (kind, positions) in columns.items()
+            ],
             arrays={"input_id": request.index},
             indices=bounds_of,
             excluded=self._exclusions(bounds_of["src"], bounds_of["dst"]),

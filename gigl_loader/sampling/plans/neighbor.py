@@ -36,6 +36,7 @@ class NeighborPlan:
     replace: bool = False
     with_edge: bool = False
     weight_attr: str | None = None
+    disjoint: bool = False
 
     def __post_init__(self) -> None:
         _ = self.hops  # checks the fields
@@ -48,6 +49,7 @@ class NeighborPlan:
             replace=self.replace,
             with_edge=self.with_edge,
             weight_attr=self.weight_attr,
+            disjoint=self.disjoint,
         )
 
     @property
@@ -63,10 +65,11 @@ class NeighborPlan:
             edge_types=[each for each in schema.edges if each in self.num_neighbors],
             with_edge=self.with_edge,
             distinct_edges=not self.replace,
+            disjoint=self.disjoint,
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:
-        seeder = NodeSeeder(context, self.seed_type)
+        seeder = NodeSeeder(context, self.seed_type, disjoint=self.disjoint)
         if context.store is None:
             return LocalSampler(context, self.hops, seeder)
         return DistributedSampler(context, self.hops, seeder, context.store)
@@ -89,6 +92,7 @@ class NeighborPlan:
             replace=hops.replace,
             with_edge=hops.with_edge,
             weight_attr=hops.weight_attr,
+            disjoint=hops.disjoint,
         )
 
 
