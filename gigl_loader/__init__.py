@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plans.neighbor import (
         KHopNeighborSamplerOptions as KHopNeighborSamplerOptions,
     )
+    from gigl_loader.sampling.plans.neighbor import LaborSamplerOptions as LaborSamplerOptions
     from gigl_loader.shared import SharedTensors as SharedTensors
 
 # Loaded on first use: sampling processes import parts of this package and must stay free of torch.
@@ -37,6 +38,7 @@ _HOMES = {
     "FormatError": "gigl_loader.errors",
     "GiglError": "gigl_loader.errors",
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
+    "LaborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "NegativeSampling": "gigl_loader.loaders.negative_sampling",
     "SamplingError": "gigl_loader.errors",
     "SharedTensors": "gigl_loader.shared",
@@ -57,6 +59,7 @@ __all__ = [
     "FormatError",
     "GiglError",
     "KHopNeighborSamplerOptions",
+    "LaborSamplerOptions",
     "NegativeSampling",
     "SamplingError",
     "SharedTensors",

@@ -40,15 +40,17 @@ nb::object HandOverEither(NarrowOrWide&& buffer) {
 
 nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
                       const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, const DrawRule& rule,
-                      bool with_edge_ids, bool with_slots, int64_t max_edges, bool disjoint) {
+                      bool with_edge_ids, bool with_slots, int64_t max_edges, bool disjoint, const NodeIds& neighbor_ids) {
   const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint);
   Require(max_edges >= 0, "max_edges must not be negative");
   Require(!rule.weighted || adjacency.has_weights(), "a weighted rule needs an adjacency with weights");
+  Require(!neighbor_ids || static_cast<int64_t>(neighbor_ids->shape(0)) >= num_neighbors, "neighbor_ids must have an entry for every neighbour");
   Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
   DrawnHop drawn;
   {
     nb::gil_scoped_release release;
-    drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr, num_neighbors, Span(targets), draw,
+    drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr,
+                    {num_neighbors, neighbor_ids ? neighbor_ids->data() : nullptr}, Span(targets), draw,
                     {with_edge_ids, with_slots}, max_edges);
   }
   return nb::make_tuple(HandOver(std::move(drawn.counts)), HandOverEither(std::move(drawn.positions)),
@@ -76,14 +78,16 @@ void BindAdjacency(nb::module_& m) {
 
   nb::class_<DrawRule>(m, "DrawRule")
       .def("__init__",
-           [](DrawRule* self, int32_t fanout, bool replace, bool weighted) {
+           [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor) {
              Require(fanout >= -1, "a fanout is -1, 0 or positive");
-             new (self) DrawRule{fanout, replace, weighted};
+             Require(!labor || (!replace && !weighted), "LABOR has no replacement and no weights");
+             new (self) DrawRule{fanout, replace, weighted, labor};
            },
-           "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false)
+           "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false)
       .def_ro("fanout", &DrawRule::fanout)
       .def_ro("replace", &DrawRule::replace)
-      .def_ro("weighted", &DrawRule::weighted);
+      .def_ro("weighted", &DrawRule::weighted)
+      .def_ro("labor", &DrawRule::labor);
 
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>,
@@ -97,7 +101,7 @@ void BindAdjacency(nb::module_& m) {
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
         nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX,
-        "disjoint"_a = false);
+        "disjoint"_a = false, "neighbor_ids"_a.noconvert().none() = nb::none());
 }
 
 }  // namespace gigl

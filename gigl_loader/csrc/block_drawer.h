@@ -79,7 +79,7 @@ class BlockDrawer {
       const Index* indices = static_cast<const Index*>(target.list.part->indices);
       const EdgeId* ids = static_cast<const EdgeId*>(target.list.part->edge_ids);
       const bool with_ids = with_edge_ids_;
-      policy_.Pick(address, target.list, [&](int64_t drawn) {
+      policy_.Pick(address, target.list, target.taken, [&](int64_t drawn) {
         const int64_t slot = target.list.first + drawn;
         __builtin_prefetch(indices + slot, 0, 1);
         if (with_ids) __builtin_prefetch(ids + slot, 0, 1);
@@ -127,7 +127,7 @@ class BlockDrawer {
     return tree_key_;
   }
 
-  Target Find(int64_t name) const {
+  Target Find(int64_t name) {
     const int64_t position = PositionOf(name);
     const AdjacencyPart* part = adjacency_.Owner(position);
     if (part == nullptr) ThrowDamaged("a target lies outside all partitions");

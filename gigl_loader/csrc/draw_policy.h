@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "adjacency.h"
 #include "pick.h"
@@ -23,6 +24,7 @@ struct DrawRule {
   int32_t fanout;  // -1 all, 0 none
   bool replace;    // with replacement
   bool weighted;   // in proportion to the edges' weights, which the adjacency then has
+  bool labor = false;  // each neighbour with the same chance for all targets: LABOR-0
 };
 
 // One hop over one edge type: its rule, and where its randomness lies.
@@ -54,7 +56,7 @@ class UniformPolicy {
 
   // Calls emit(i) for every drawn entry i of a list, i below its degree.
   template <typename Emit>
-  void Pick(const DrawAddress& address, const ListView& list, Emit emit) {
+  void Pick(const DrawAddress& address, const ListView& list, int64_t, Emit emit) {
     picker_.Pick(address, list.degree, rule_.fanout, rule_.replace, emit);
   }
 
@@ -79,10 +81,9 @@ class WeightedPolicy {
 
   // Entries may lie outside the list where the weights are damaged, and fewer than counted may be emitted.
   template <typename Emit>
-  void Pick(const DrawAddress& address, const ListView& list, Emit emit) {
+  void Pick(const DrawAddress& address, const ListView& list, int64_t count, Emit emit) {
     const WeightView view{list.part->weight_sums + list.first, list.degree};
     const int64_t weights = list.part->weight_counts[list.number];
-    const int64_t count = Count(list);
     int64_t emitted = 0;
     const auto checked = [&](int64_t entry) {
       if (entry < 0 || entry >= list.degree) ThrowDamaged("weights do not rise to their sum");
@@ -104,18 +105,85 @@ class WeightedPolicy {
   WeightedPicker& picker_;
 };
 
+// The nodes that lists hold.
+struct NeighborNodes {
+  int64_t count;
+  const int64_t* ids;  // position -> node id; nullptr where they are equal
+};
+
+// LABOR-0 (Balin and Catalyurek, NeurIPS 2023): a neighbour t is taken from a list of degree d where r_t < k / d.
+// Each t has one r_t in a hop, whatever the target, so that targets take the same neighbours.
+class LaborPolicy {
+ public:
+  LaborPolicy(const HopDraw& draw, const NeighborNodes& neighbors, bool wide, std::vector<int64_t>& picks)
+      : draw_(draw), neighbors_(neighbors), wide_(wide), picks_(picks) {}
+
+  // Picks, too: only then is the number known.
+  int64_t Count(const ListView& list) {
+    if (TakesAll(list)) return list.degree;
+    const size_t before = picks_.size();
+    wide_ ? Choose(static_cast<const int64_t*>(list.part->indices) + list.first, list.degree)
+          : Choose(static_cast<const int32_t*>(list.part->indices) + list.first, list.degree);
+    return static_cast<int64_t>(picks_.size() - before);
+  }
+
+  // Called for the lists in the order in which they were counted. `count` entries are taken.
+  template <typename Emit>
+  void Pick(const DrawAddress&, const ListView& list, int64_t count, Emit emit) {
+    if (TakesAll(list)) {
+      for (int64_t i = 0; i < list.degree; ++i) emit(i);
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i) emit(picks_[next_++]);
+    if (next_ == picks_.size()) {
+      picks_.clear();
+      next_ = 0;
+    }
+  }
+
+ private:
+  bool TakesAll(const ListView& list) const { return draw_.rule.fanout < 0 || list.degree <= draw_.rule.fanout; }
+
+  template <typename Index>
+  void Choose(const Index* neighbors, int64_t degree) {
+    const uint64_t place = draw_.place();
+    for (int64_t i = 0; i < degree; ++i) {
+      const int64_t neighbor = neighbors[i];
+      if (neighbor < 0 || neighbor >= neighbors_.count) ThrowDamaged("a neighbour lies outside its node type");
+      const int64_t id = neighbors_.ids == nullptr ? neighbor : neighbors_.ids[neighbor];
+      const uint64_t word = Philox(draw_.key, static_cast<uint64_t>(id), place).first;
+      if (Below(word, static_cast<uint64_t>(degree)) < static_cast<uint64_t>(draw_.rule.fanout)) picks_.push_back(i);
+    }
+  }
+
+  const HopDraw& draw_;
+  const NeighborNodes neighbors_;
+  const bool wide_;
+  std::vector<int64_t>& picks_;
+  size_t next_ = 0;
+};
+
 // The scratch memory of every policy, kept from hop to hop.
 struct DrawScratch {
   Picker picker;
   WeightedPicker weighted;
+  std::vector<int64_t> labor;
 
-  size_t nbytes() const { return picker.nbytes() + weighted.nbytes(); }
+  size_t nbytes() const { return picker.nbytes() + weighted.nbytes() + labor.capacity() * sizeof(int64_t); }
 };
 
-// Calls `run` with the policy of a rule.
+// Calls `run` with the policy of a draw.
 template <typename Run>
-void WithPolicy(const DrawRule& rule, DrawScratch& scratch, Run run) {
-  rule.weighted ? run(WeightedPolicy(rule, scratch.weighted)) : run(UniformPolicy(rule, scratch.picker));
+void WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const NeighborNodes& neighbors, DrawScratch& scratch,
+                Run run) {
+  if (draw.rule.labor) {
+    scratch.labor.clear();
+    run(LaborPolicy(draw, neighbors, adjacency.wide_indices, scratch.labor));
+  } else if (draw.rule.weighted) {
+    run(WeightedPolicy(draw.rule, scratch.weighted));
+  } else {
+    run(UniformPolicy(draw.rule, scratch.picker));
+  }
 }
 
 }  // namespace gigl

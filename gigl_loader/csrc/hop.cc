@@ -48,7 +48,7 @@ void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std:
 
 }  // namespace
 
-DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int64_t num_neighbors,
+DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, const NeighborNodes& neighbors,
                  std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges) {
   if (draw.disjoint) {
     std::vector<int64_t> positions(targets.size());
@@ -64,10 +64,10 @@ DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int6
   const int64_t room = std::min({num_targets * per_target, std::max(kRoomEdges, num_targets), max_edges});
   WithWidth(adjacency.wide_indices, [&](auto index) {
     WithWidth(adjacency.wide_edge_ids, [&](auto edge_id) {
-      WithPolicy(draw.rule, scratch, [&](auto policy) {
+      WithPolicy(draw, adjacency, neighbors, scratch, [&](auto policy) {
         BlockDrawer<decltype(index), decltype(edge_id), decltype(policy)> drawer(adjacency, target_ids, draw,
                                                                                  collect.with_edge_ids, policy);
-        Run(drawer, num_neighbors, targets, room, collect, BatchRoom(max_edges), out);
+        Run(drawer, neighbors.count, targets, room, collect, BatchRoom(max_edges), out);
       });
     });
   });

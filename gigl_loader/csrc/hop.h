@@ -28,7 +28,7 @@ struct DrawnHop {
 // Throws std::invalid_argument for a target outside the adjacency, BatchTooLarge for more than
 // `max_edges` neighbours in all (before they are drawn), std::length_error for more than 2^31 of one
 // target and std::runtime_error for damaged lists.
-DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, int64_t num_neighbors,
+DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, const NeighborNodes& neighbors,
                  std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges = INT64_MAX);
 
 }  // namespace gigl

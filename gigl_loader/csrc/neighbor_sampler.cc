@@ -126,7 +126,7 @@ void NeighborSampler::Expand(int edge_type, int hop, uint64_t key) {
   }
   WithWidth(plan.adjacency->wide_indices, [&](auto index) {
     WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
-      WithPolicy(draw.rule, scratch_, [&](auto policy) {
+      WithPolicy(draw, *plan.adjacency, {neighbors.plan.count, neighbors.plan.ids}, scratch_, [&](auto policy) {
         std::visit(
             [&](auto& table) {
               using Table = std::remove_reference_t<decltype(table)>;

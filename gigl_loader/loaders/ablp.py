@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 
 from gigl_loader.loaders.arguments import (
     LoaderOptions,
-    check_khop_options,
     flag,
+    khop_arguments,
     sampler_arguments,
     whole_number,
 )
@@ -101,7 +101,7 @@ class DistABLPLoader(BaseDistLoader):
             Remove the sampled edges of the supervision type, and of its reverse (``rev_...``, or the type
             itself in a graph of one type), that join an anchor with one of its labels in the batch.
         ``sampler_options``
-            Kind of sampler: k-hop neighbourhoods are the only one for anchors.
+            ``KHopNeighborSamplerOptions()`` or ``LaborSamplerOptions()``: anchors have neighbourhoods only.
         ``options``
             Those of :class:`BaseDistLoader`. ``batch_size`` counts anchors.
         """
@@ -115,10 +115,10 @@ class DistABLPLoader(BaseDistLoader):
         self._num_random = whole_number("num_random_negatives", num_random_negatives, minimum=0)
         self._as_dict = flag("as_dict", as_dict)
         self._exclude_targets = flag("exclude_targets", exclude_targets)
-        check_khop_options(sampler_options, "labels of anchors")
-        self._sampling = sampler_arguments(
+        arguments = sampler_arguments(
             num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
         )
+        self._sampling = khop_arguments(arguments, sampler_options, "labels of anchors")
         super().__init__(dataset, **options)
 
     def seed_nodes(self) -> SeedNodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from typing_extensions import TypedDict, Unpack
 
 from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions
 from gigl_loader.sampling.plan import SamplerArguments
-from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions, LaborSamplerOptions
 from gigl_loader.sizes import byte_count, whole_number
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ __all__ = [
     "CheckedOptions",
     "LoaderOptions",
     "byte_count",
-    "check_khop_options",
     "check_sampler_options",
     "flag",
     "full_signature",
+    "khop_arguments",
     "optional_callable",
     "run_seed",
     "sampler_arguments",
@@ -155,10 +155,19 @@ def sampler_arguments(
     )
 
 
-def check_khop_options(value: Any, what: str) -> None:
-    """Raise ``ValueError`` for options of a sampler that only nodes are sampled by."""
-    if not isinstance(check_sampler_options(value), KHopNeighborSamplerOptions):
-        raise ValueError(f"{value!r} samples around nodes: {what} need KHopNeighborSamplerOptions()")
+def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> SamplerArguments:
+    """Return the arguments with what the sampler options say of hops.
+
+    ``ValueError`` for options of a sampler that only nodes are sampled by.
+    """
+    if isinstance(check_sampler_options(options), LaborSamplerOptions):
+        return replace(arguments, labor=True)
+    if not isinstance(options, KHopNeighborSamplerOptions):
+        raise ValueError(
+            f"{options!r} samples around nodes: {what} need KHopNeighborSamplerOptions() or "
+            "LaborSamplerOptions()"
+        )
+    return arguments
 
 
 def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:

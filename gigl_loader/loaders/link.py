@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from typing_extensions import Unpack
 
-from gigl_loader.loaders.arguments import LoaderOptions, check_khop_options, flag, sampler_arguments
+from gigl_loader.loaders.arguments import LoaderOptions, flag, khop_arguments, sampler_arguments
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.link_labels import LinkLabels
@@ -91,7 +91,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``replace``, ``with_edge``, ``weight_attr``
             As for :class:`DistNeighborLoader`.
         ``sampler_options``
-            Kind of sampler: k-hop neighbourhoods are the only one for links.
+            ``KHopNeighborSamplerOptions()`` or ``LaborSamplerOptions()``: only neighbourhoods go with links.
         ``options``
             Those of :class:`BaseDistLoader`. ``batch_size`` counts links.
         """
@@ -101,10 +101,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._neg_sampling = neg_sampling
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         self._reverse_edge_types = reverse_edge_types
-        self._sampling = sampler_arguments(
+        arguments = sampler_arguments(
             num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
         )
-        check_khop_options(sampler_options, "links")
+        self._sampling = khop_arguments(arguments, sampler_options, "links")
         self._not_strict = 0
         super().__init__(dataset, **options)
 

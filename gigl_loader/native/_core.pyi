@@ -139,16 +139,16 @@ def draw_hop(
     with_slots: bool,
     max_edges: int = ...,
     disjoint: bool = False,
+    neighbor_ids: Int64Array | None = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]:
     """Draw the neighbours of ``targets`` (positions) at one hop, as the fused sampler would.
 
     With ``disjoint``, targets are positions with their trees (``sampling.store.TREE_SHIFT``).
-
     Returns counts [T]; positions [E] and edge ids [E], each as wide as the adjacency has them; slots
     [E], counted through all parts. ``node_ids`` maps positions of targets to node ids, ``None`` for
-    the identity; neighbours are below ``num_neighbors``. ``ValueError`` for a target outside the
-    adjacency, ``RuntimeError`` for damaged lists, ``BatchTooLarge`` for more than ``max_edges`` neighbours,
-    before they are drawn.
+    the identity; neighbours are below ``num_neighbors``, and LABOR needs their ``neighbor_ids``.
+    ``ValueError`` for a target outside the adjacency, ``RuntimeError`` for damaged lists,
+    ``BatchTooLarge`` for more than ``max_edges`` neighbours, before they are drawn.
     """
 
 def find_edges(
@@ -191,7 +191,9 @@ def split_by_cache(
 class DrawRule:
     """How the neighbours of a target are drawn. A fanout of -1 takes all, 0 none."""
 
-    def __init__(self, fanout: int, *, replace: bool = False, weighted: bool = False) -> None: ...
+    def __init__(
+        self, fanout: int, *, replace: bool = False, weighted: bool = False, labor: bool = False
+    ) -> None: ...
     @property
     def fanout(self) -> int: ...
     @property
@@ -199,6 +201,9 @@ class DrawRule:
     @property
     def weighted(self) -> bool:
         """In proportion to the weights that the adjacency has."""
+    @property
+    def labor(self) -> bool:
+        """Each neighbour with the same chance for all targets."""
 
 class Adjacency:
     """One edge type, all the partitions on this host. Keeps the arrays it is given alive.

@@ -158,7 +158,7 @@ def read_neighbors(layout: Layout, buffer: Bytes, request: NeighborRequest, sche
     }
     _check_names(layout, [name for name, flag in expected.items() if flag])
     counts = _array(layout, buffer, "counts", len(request.targets), ("I32",))
-    _check_range("counts", counts, 0, request.rule.fanout + 1 if request.rule.fanout >= 0 else 2**31)
+    _check_range("counts", counts, 0, request.rule.most + 1 if request.rule.most >= 0 else 2**31)
     total = int(counts.sum(dtype=np.int64))
     positions = _array(layout, buffer, "positions", total)
     neighbor_type = request.edge_type[2] if request.outward else schema.neighbor_type(request.edge_type)

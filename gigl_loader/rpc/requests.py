@@ -196,7 +196,7 @@ def parse(
     return read
 
 
-_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint")
+_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint", "labor")
 
 
 def _flags(request: NeighborRequest) -> list[str]:
@@ -206,6 +206,7 @@ def _flags(request: NeighborRequest) -> list[str]:
         request.with_slots,
         request.outward,
         request.disjoint,
+        request.rule.labor,
     )
     return [name for name, flag in zip(_FLAGS, given, strict=True) if flag]
 
@@ -229,6 +230,7 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
             fanout=fields.number("fanout", -1, 2**31),
             replace="replace" in flags,
             weight=_weight(fields, schema, edge_type),
+            labor="labor" in flags,
         ),
         with_edge_ids="with_edge_ids" in flags,
         with_slots="with_slots" in flags,

@@ -36,7 +36,13 @@ class KHop:
     disjoint: bool = False
     """Every entry of the input has a tree of its own: a node that two trees reach is there twice."""
 
+    labor: bool = False
+    """LABOR-0 (Balin and Catalyurek 2023): all nodes of a hop have the same chances of their neighbours."""
+
     def __post_init__(self) -> None:
+        for name in ("replace", "weight_attr", "disjoint"):
+            if self.labor and getattr(self, name):
+                raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
         if len(hops) > 1:
             raise ValueError(f"all edge types need the same number of hops, got {sorted(hops)}")
@@ -58,6 +64,7 @@ class KHop:
             with_edge=arguments.returns_edge_ids(schema),
             weight_attr=check_weight(schema, arguments.weight_attr),
             disjoint=arguments.disjoint,
+            labor=arguments.labor,
         )
 
     @classmethod
@@ -69,6 +76,7 @@ class KHop:
             with_edge=fields.flag("with_edge"),
             weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
             disjoint=fields.flag("disjoint", False),
+            labor=fields.flag("labor", False),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +87,7 @@ class KHop:
             "with_edge": self.with_edge,
             **({} if self.weight_attr is None else {"weight_attr": self.weight_attr}),
             **({"disjoint": True} if self.disjoint else {}),
+            **({"labor": True} if self.labor else {}),
         }
 
     @property
@@ -96,6 +105,7 @@ class KHop:
             fanout=self.num_neighbors[edge_type][hop],
             replace=self.replace,
             weight=self.weight(schema, edge_type),
+            labor=self.labor,
         )
 
 

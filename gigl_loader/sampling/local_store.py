@@ -54,6 +54,7 @@ class LocalStore:
                 with_slots=ask.with_slots,
                 max_edges=ask.max_edges,
                 disjoint=ask.disjoint,
+                neighbor_ids=lists.neighbor_ids,
             )
         except RuntimeError as error:
             raise FormatError(str(error)) from None
@@ -195,6 +196,7 @@ class _Outward(NamedTuple):
 
     adjacency: Adjacency
     target_ids: Int64Array | None
+    neighbor_ids: Int64Array | None
     num_neighbors: int
     address: int
     indptr: Int64Array
@@ -217,6 +219,7 @@ def _turned(graph: Graph, edge_type: EdgeType, part: int) -> _Outward:
             [_narrow(edges.edge_ids[order])],
         ),
         target_ids=graph.node_ids(source),
+        neighbor_ids=ids,
         num_neighbors=graph.schema.nodes[destination].count,
         address=edge_type_address(edge_type),
         indptr=indptr,

@@ -89,6 +89,8 @@ class SamplerArguments:
     """``None``: where the edges have columns."""
     weight_attr: Any = None
     disjoint: bool = False
+    labor: bool = False
+    """The sampler options ask for LABOR."""
 
     def returns_edge_ids(self, schema: GraphSchema) -> bool:
         """Return whether batches have the ids of edges."""

@@ -56,11 +56,27 @@ class DrawRule:
     replace: bool = False
     weight: str | None = None
     """Declared weight column: edges are drawn in proportion to it."""
+    labor: bool = False
+    """Take each neighbour with the same chance for all targets, each of which gets ``fanout`` on average."""
+
+    def __post_init__(self) -> None:
+        if self.labor and (self.replace or self.weight is not None):
+            raise ValueError("LABOR has no replacement and no weights")
+
+    @property
+    def most(self) -> int:
+        """Neighbours of one target, at most; -1 where only their number bounds it.
+
+        By LABOR, a target gets more than this with a probability below 1e-50.
+        """
+        return 8 * (self.fanout + 8) if self.labor and self.fanout >= 0 else self.fanout
 
     @property
     def native(self) -> native.DrawRule:
         """The rule as kernels take it."""
-        return native.DrawRule(self.fanout, replace=self.replace, weighted=self.weight is not None)
+        return native.DrawRule(
+            self.fanout, replace=self.replace, weighted=self.weight is not None, labor=self.labor
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

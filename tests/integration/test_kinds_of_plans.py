@@ -17,6 +17,7 @@ from gigl_loader import (
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
+    LaborSamplerOptions,
     NegativeSampling,
 )
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeSplits
@@ -108,6 +109,7 @@ KINDS = {
         {"weight_attr": "w"},
         "disjoint is",
     ),
+    "labor": Kind([4, 3], {"sampler_options": LaborSamplerOptions()}, {}, "labor is"),
     "custom": Kind(
         None,
         {"sampler_options": CustomSamplerOptions(HALVED, fanout=6, keep=0.7)},
@@ -151,8 +153,8 @@ KINDS = {
     ),
     "anchors": Kind(
         [3, 2],
-        {"max_labels_per_anchor": 3, "num_random_negatives": 9},
-        {"max_labels_per_anchor": 4, "num_random_negatives": 9},
+        {"max_labels_per_anchor": 3, "num_random_negatives": 9, "sampler_options": LaborSamplerOptions()},
+        {"max_labels_per_anchor": 4, "num_random_negatives": 9, "sampler_options": LaborSamplerOptions()},
         "max_labels is 4 here, 3 in the state",
         _anchors,
     ),

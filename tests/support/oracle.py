@@ -82,6 +82,14 @@ def pick(
     return picks
 
 
+def pick_labor(key: int, hop: int, edge_type: int, *, neighbors: Sequence[int], fanout: int) -> list[int]:
+    """Places in an adjacency list of these nodes that LABOR takes."""
+    if fanout < 0 or len(neighbors) <= fanout:
+        return list(range(len(neighbors)))
+    words = [philox(key, node & _MASK, edge_type << 32 | hop << 56)[0] for node in neighbors]
+    return [place for place, word in enumerate(words) if word * len(neighbors) >> 64 < fanout]
+
+
 def whole_weights(weights: Sequence[float]) -> list[int]:
     """The weights of one list as whole numbers."""
     largest = max(weights, default=0.0)
@@ -244,6 +252,7 @@ def sample(
     trees: Sequence[Sequence[int]] | None = None,
     edge_dir: str = "in",
     replace: bool = False,
+    labor: bool = False,
     weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
 ) -> OracleBatch:
     """Sample around ``seeds`` (node ids), or groups of them by type. Edge types are visited in sorted order.
@@ -288,7 +297,10 @@ def sample(
                 fanout = fanouts[edge_type][hop]
                 own_key = key if trees is None else tree_key(key, tree)
                 at = (own_key, hop, address(edge_type), node)
-                if weights is not None and edge_type in weights:
+                if labor:
+                    listed = [neighbor for neighbor, _ in neighbors]
+                    places = pick_labor(*at[:3], neighbors=listed, fanout=fanout)
+                elif weights is not None and edge_type in weights:
                     weighed = [weights[edge_type][edge_id] for _, edge_id in neighbors]
                     places = pick_weighted(*at, weights=weighed, fanout=fanout, replace=replace)
                 else:

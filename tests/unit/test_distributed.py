@@ -115,6 +115,13 @@ def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -
     return neighbor_plan(seed_type=seed_type, num_neighbors=fanouts, run_seed=5, **{**given, **options})
 
 
+_VARIANTS = [
+    {"replace": replace, "disjoint": disjoint, "labor": labor}
+    for replace, disjoint, labor in product([False, True], repeat=3)
+    if not labor or not (replace or disjoint)
+]
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     hops = draw(st.integers(0, 3))
@@ -125,8 +132,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "assigner": draw(st.sampled_from(sorted(KNOWN_ASSIGNERS))),
         "edge_dir": draw(st.sampled_from(["in", "out"])),
         "sparse": draw(st.booleans()),
-        "replace": draw(st.booleans()),
-        "disjoint": draw(st.booleans()),
+        **draw(st.sampled_from(_VARIANTS)),
         "with_edge": draw(st.booleans()),
         "edge_columns": draw(st.booleans()),
         "home": draw(st.integers(0, 3)),
@@ -149,6 +155,7 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
         case["fanouts"],
         replace=case["replace"],
         disjoint=case["disjoint"],
+        labor=case["labor"],
         with_edge=case["with_edge"],
         **columns,
     )
@@ -174,6 +181,7 @@ def _check_oracle(
         key=oracle.batch_key(plan.run_seed, 3, seeds),
         edge_dir=case["edge_dir"],
         replace=case["replace"],
+        labor=case["labor"],
         trees=[range(len(seeds))] if case["disjoint"] else None,
     )
     for node_type, nodes in expected.nodes.items():

@@ -56,6 +56,7 @@ ASK = NeighborRequest(
     with_slots=True,
 )
 DISJOINT = replace(ASK, targets=np.array([6, 9, 6]) | np.array([0, 0, 2**23 - 1]) << 40, disjoint=True)
+LABOR = replace(ASK, rule=DrawRule(fanout=3, labor=True))
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
 EDGES = EdgeRequest(edge_type=LIKES, targets=np.array([6, 9]), neighbors=np.array([8, 0]))
@@ -101,8 +102,17 @@ def same(left: object, right: object) -> bool:
 
 @pytest.mark.parametrize(
     "request_",
-    [ASK, DISJOINT, ROWS, EDGE_ROWS, EDGES, LIST, SplitRequest(node_type="item", split="train")],
-    ids=["neighbors", "neighbors in trees", "rows of nodes", "rows of edges", "contains", "edges", "split"],
+    [ASK, DISJOINT, LABOR, ROWS, EDGE_ROWS, EDGES, LIST, SplitRequest(node_type="item", split="train")],
+    ids=[
+        "neighbors",
+        "neighbors in trees",
+        "labor",
+        "rows of nodes",
+        "rows of edges",
+        "contains",
+        "edges",
+        "split",
+    ],
 )
 def test_a_request_is_read_as_it_was_written(request_: Any) -> None:
     partition, found = read(encode(ENVELOPE, request_, SCHEMA))
@@ -210,6 +220,7 @@ I32, I64 = np.int32, np.int64
         (in_trees([0, 1], [0]), RefusalKind.MALFORMED, "1 trees of 2 targets"),
         (in_trees([0], [-1]), RefusalKind.INVALID, "trees -1 to -1 lie outside"),
         (in_trees([0], [2**23]), RefusalKind.INVALID, "trees 8388608 to 8388608 lie outside"),
+        (edited(N, {"flags": '["replace", "labor"]'}), RefusalKind.INVALID, "LABOR has no replacement"),
         (edited(N, {"flags": '["disjoint"]'}), RefusalKind.MALFORMED, "trees"),
         (edited(S, {}, np.array([0], I32)), RefusalKind.MALFORMED, "unknown entry 'rows'"),
         (edited(R, {"kind": "7"}), RefusalKind.MALFORMED, "a list of three names"),

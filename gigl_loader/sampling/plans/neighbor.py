@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.sampling.distributed import DistributedSampler
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan_fields import PlanFields
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["KHopNeighborSamplerOptions", "NeighborPlan"]
+__all__ = ["KHopNeighborSamplerOptions", "LaborSamplerOptions", "NeighborPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class NeighborPlan:
     with_edge: bool = False
     weight_attr: str | None = None
     disjoint: bool = False
+    labor: bool = False
 
     def __post_init__(self) -> None:
         _ = self.hops  # checks the fields
@@ -50,6 +51,7 @@ class NeighborPlan:
             with_edge=self.with_edge,
             weight_attr=self.weight_attr,
             disjoint=self.disjoint,
+            labor=self.labor,
         )
 
     @property
@@ -93,6 +95,7 @@ class NeighborPlan:
             with_edge=hops.with_edge,
             weight_attr=hops.weight_attr,
             disjoint=hops.disjoint,
+            labor=hops.labor,
         )
 
 
@@ -102,3 +105,17 @@ class KHopNeighborSamplerOptions:
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
         return NeighborPlan._of(seed_type, KHop.of(schema, arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class LaborSamplerOptions:
+    """LABOR-0 (Balin and Catalyurek, "Layer-Neighbor Sampling", NeurIPS 2023): fewer nodes for a fanout.
+
+    A neighbour ``t`` of a node with ``d`` neighbours is taken where ``r_t <= k / d``, with one random number
+    ``r_t`` for all nodes of a hop (and edge type), so that they take the same neighbours. A node gets its
+    fanout ``k`` of neighbours on average, and all where it has no more than ``k``. Not together with
+    ``replace``, ``weight_attr`` or ``disjoint``.
+    """
+
+    def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
+        return NeighborPlan._of(seed_type, KHop.of(schema, replace(arguments, labor=True)))

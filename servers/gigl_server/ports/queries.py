@@ -203,10 +203,10 @@ class Queries:
     def _most_edges(self, partition: int, request: NeighborRequest) -> int:
         """Return the maximum number of drawn edges. ``Refusal`` where a reply cannot hold them."""
         rule = request.rule
-        if 0 <= rule.fanout * len(request.targets) <= MAX_DRAWN_EDGES:
-            return rule.fanout * len(request.targets)
+        if 0 <= rule.most * len(request.targets) <= MAX_DRAWN_EDGES:
+            return rule.most * len(request.targets)
         degrees = self._stores[partition].degrees(request)
-        edges = _count_drawn(degrees, rule.fanout, replace=rule.replace)
+        edges = _count_drawn(degrees, rule.most, replace=rule.replace)
         if edges > MAX_DRAWN_EDGES:
             raise Refusal(
                 RefusalKind.TOO_LARGE,
