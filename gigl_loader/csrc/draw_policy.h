@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "adjacency.h"
+#include "buffer.h"
 #include "pick.h"
 #include "random.h"
 #include "weighted_pick.h"
@@ -115,8 +115,10 @@ struct NeighborNodes {
 // Each t has one r_t in a hop, whatever the target, so that targets take the same neighbours.
 class LaborPolicy {
  public:
-  LaborPolicy(const HopDraw& draw, const NeighborNodes& neighbors, bool wide, std::vector<int64_t>& picks)
-      : draw_(draw), neighbors_(neighbors), wide_(wide), picks_(picks) {}
+  LaborPolicy(const HopDraw& draw, const NeighborNodes& neighbors, bool wide, Buffer<int64_t>& picks)
+      : draw_(draw), neighbors_(neighbors), wide_(wide),
+        key_(Philox(draw.key, draw.address, uint64_t{0xFE02} << 48 | static_cast<uint64_t>(draw.hop)).first),
+        picks_(picks) {}
 
   // Picks, too: only then is the number known.
   int64_t Count(const ListView& list) {
@@ -136,7 +138,7 @@ class LaborPolicy {
     }
     for (int64_t i = 0; i < count; ++i) emit(picks_[next_++]);
     if (next_ == picks_.size()) {
-      picks_.clear();
+      picks_.Clear();
       next_ = 0;
     }
   }
@@ -144,22 +146,42 @@ class LaborPolicy {
  private:
   bool TakesAll(const ListView& list) const { return draw_.rule.fanout < 0 || list.degree <= draw_.rule.fanout; }
 
+  // A chunk of the list at a time: whether an entry is taken is a coin toss, so that all take the same path.
   template <typename Index>
   void Choose(const Index* neighbors, int64_t degree) {
-    const uint64_t place = draw_.place();
-    for (int64_t i = 0; i < degree; ++i) {
-      const int64_t neighbor = neighbors[i];
-      if (neighbor < 0 || neighbor >= neighbors_.count) ThrowDamaged("a neighbour lies outside its node type");
-      const int64_t id = neighbors_.ids == nullptr ? neighbor : neighbors_.ids[neighbor];
-      const uint64_t word = Philox(draw_.key, static_cast<uint64_t>(id), place).first;
-      if (Below(word, static_cast<uint64_t>(degree)) < static_cast<uint64_t>(draw_.rule.fanout)) picks_.push_back(i);
+    const uint64_t limit = Limit(degree);
+    for (int64_t begin = 0; begin < degree; begin += kChunk) {
+      const int64_t end = std::min(begin + kChunk, degree);
+      bool inside = true;
+      for (int64_t i = begin; i < end; ++i) inside &= neighbors[i] >= 0 && neighbors[i] < neighbors_.count;
+      if (!inside) ThrowDamaged("a neighbour lies outside its node type");
+      int64_t* const picks = picks_.Extend(end - begin);
+      int64_t* next = picks;
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t id = neighbors_.ids == nullptr ? neighbors[i] : neighbors_.ids[neighbors[i]];
+        *next = i;
+        next += Word(id) < limit;
+      }
+      picks_.Truncate(next - picks_.data());
     }
   }
+
+  // r_t, over 2^64: the stream of splitmix64 at place t.
+  uint64_t Word(int64_t id) const { return Mix(key_ + (static_cast<uint64_t>(id) + 1) * 0x9E3779B97F4A7C15u); }
+
+  // The least word that is not below fanout / degree.
+  uint64_t Limit(int64_t degree) const {
+    const uint128 fanouts = static_cast<uint128>(draw_.rule.fanout) << 64;
+    return static_cast<uint64_t>((fanouts + degree - 1) / static_cast<uint128>(degree));
+  }
+
+  static constexpr int64_t kChunk = 1024;
 
   const HopDraw& draw_;
   const NeighborNodes neighbors_;
   const bool wide_;
-  std::vector<int64_t>& picks_;
+  const uint64_t key_;
+  Buffer<int64_t>& picks_;
   size_t next_ = 0;
 };
 
@@ -167,9 +189,9 @@ class LaborPolicy {
 struct DrawScratch {
   Picker picker;
   WeightedPicker weighted;
-  std::vector<int64_t> labor;
+  Buffer<int64_t> labor;
 
-  size_t nbytes() const { return picker.nbytes() + weighted.nbytes() + labor.capacity() * sizeof(int64_t); }
+  size_t nbytes() const { return picker.nbytes() + weighted.nbytes() + labor.nbytes(); }
 };
 
 // Calls `run` with the policy of a draw.
@@ -177,7 +199,7 @@ template <typename Run>
 void WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const NeighborNodes& neighbors, DrawScratch& scratch,
                 Run run) {
   if (draw.rule.labor) {
-    scratch.labor.clear();
+    scratch.labor.Clear();
     run(LaborPolicy(draw, neighbors, adjacency.wide_indices, scratch.labor));
   } else if (draw.rule.weighted) {
     run(WeightedPolicy(draw.rule, scratch.weighted));

@@ -86,7 +86,8 @@ def pick_labor(key: int, hop: int, edge_type: int, *, neighbors: Sequence[int], 
     """Places in an adjacency list of these nodes that LABOR takes."""
     if fanout < 0 or len(neighbors) <= fanout:
         return list(range(len(neighbors)))
-    words = [philox(key, node & _MASK, edge_type << 32 | hop << 56)[0] for node in neighbors]
+    labor_key = philox(key, edge_type, 0xFE02 << 48 | hop)[0]
+    words = [mix(labor_key + (node + 1) * _GOLDEN) for node in neighbors]
     return [place for place, word in enumerate(words) if word * len(neighbors) >> 64 < fanout]
 
 
