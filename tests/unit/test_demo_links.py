@@ -15,6 +15,7 @@ from gigl_loader import DistDataset
 from gigl_loader.cli.app import build_app
 from gigl_loader.demo.datasets import default_dataset
 from gigl_loader.demo.ranking import rank_sums, ranks
+from tests.support.packages import write_package_list
 
 DEPENDS = ("package", "depends", "package")
 SMALL = ["--task", "link", "--dataset", "synthetic", "--nodes", "500", "--edges", "2500", "--dim", "64"]
@@ -31,15 +32,8 @@ def demo(*arguments: str) -> dict[str, Any]:
 
 @pytest.fixture
 def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make apt's lists of 120 packages, each of which depends on five others."""
-    stanzas = [
-        f"Package: tool{number}\nSection: s{number % 3}\nDescription: tool of group{number % 6}\nDepends: "
-        + ", ".join(f"tool{(number + 6 * step) % 120}" for step in range(1, 6))
-        for number in range(120)
-    ]
-    folder = tmp_path / "lists"
-    folder.mkdir()
-    (folder / "archive_Packages").write_text("\n\n".join(stanzas) + "\n")
+    """Make apt's lists of 120 packages."""
+    folder = write_package_list(tmp_path / "lists", count=120)
     monkeypatch.setattr("gigl_loader.demo.debian.APT_LISTS", folder)
     return folder
 
