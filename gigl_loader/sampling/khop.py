@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.sampling.frame_schema import FrameSchema
 from gigl_loader.sampling.store import DrawRule
 from gigl_loader.sizes import whole_number
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
-    from gigl_loader.sampling.plan import SamplerArguments
+    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments
     from gigl_loader.sampling.plan_fields import PlanFields
 
 __all__ = ["KHop", "check_weight", "read_num_neighbors"]
@@ -98,6 +99,19 @@ class KHop:
         """Return the weight column by which edges of a type are drawn."""
         declared = schema.edges[edge_type].weights
         return self.weight_attr if self.weight_attr in declared else None
+
+    def frame(self, schema: GraphSchema, columns: ColumnPlan, **of_plan: Any) -> FrameSchema:
+        """Return the frames of a plan that samples so. ``of_plan``: what else ``around_seeds`` is to know."""
+        return FrameSchema.around_seeds(
+            schema,
+            columns,
+            num_hops=self.num_hops,
+            edge_types=[each for each in schema.edges if each in self.num_neighbors],
+            with_edge=self.with_edge,
+            distinct_edges=not self.replace,
+            disjoint=self.disjoint,
+            **of_plan,
+        )
 
     def rule(self, schema: GraphSchema, edge_type: EdgeType, hop: int) -> DrawRule:
         """Return how the neighbours of one hop over one edge type are drawn."""

@@ -75,17 +75,12 @@ class ABLPPlan:
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         computed = [array for each in self.supervision for array in self._arrays(schema, each)]
-        return FrameSchema.around_seeds(
+        return self.hops.frame(
             schema,
             columns,
-            num_hops=self.hops.num_hops,
-            edge_types=[each for each in schema.edges if each in self.hops.num_neighbors],
-            with_edge=self.hops.with_edge,
             inputs=("seeds", "input_id"),
             computed=tuple(computed),
             counters=(NUM_ANCHORS,),
-            distinct_edges=not self.hops.replace,
-            disjoint=self.hops.disjoint,
             extra_trees=self.random_negatives * len(self.supervision),
         )
 

@@ -56,16 +56,11 @@ class LinkPlan:
         return (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination))
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
-        return FrameSchema.around_seeds(
+        return self.hops.frame(
             schema,
             columns,
-            num_hops=self.hops.num_hops,
-            edge_types=[each for each in schema.edges if each in self.hops.num_neighbors],
-            with_edge=self.hops.with_edge,
             computed=tuple(self._arrays()),
             counters=(NOT_STRICT,) if self._is_strict else (),
-            distinct_edges=not self.hops.replace,
-            disjoint=self.hops.disjoint,
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:

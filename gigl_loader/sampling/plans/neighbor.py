@@ -59,16 +59,7 @@ class NeighborPlan:
         return (InputColumn(SEED, "I64", self.seed_type),)
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
-        return FrameSchema.around_seeds(
-            schema,
-            columns,
-            seed_type=self.seed_type,
-            num_hops=self.hops.num_hops,
-            edge_types=[each for each in schema.edges if each in self.num_neighbors],
-            with_edge=self.with_edge,
-            distinct_edges=not self.replace,
-            disjoint=self.disjoint,
-        )
+        return self.hops.frame(schema, columns, seed_type=self.seed_type)
 
     def open(self, context: SamplerContext) -> PlanSampler:
         seeder = NodeSeeder(context, self.seed_type, disjoint=self.disjoint)
