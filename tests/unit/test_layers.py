@@ -265,6 +265,7 @@ def test_nothing_is_public_by_accident() -> None:
         "FormatError",
         "GiglError",
         "KHopNeighborSamplerOptions",
+        "LaborSamplerOptions",
         "NegativeSampling",
         "SamplingError",
         "SharedTensors",

@@ -1,0 +1,133 @@
+"""What kinds of draws cost beside uniform ones, per sampled edge.
+
+    python benchmarks/variants.py --data FOLDER [--rounds 5] [--json FILE]
+
+The common workload (1 M nodes, 30 M edges, fanout 15, 10, 5), one thread, edge ids, no features. Weights are
+exponential, drawn by a fixed seed. Every kind samples the same batches of 1,024 seeds, in turns; figures are
+medians of CPU seconds per edge over those of uniform draws, and nodes per batch over theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
+from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
+from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.plans.neighbor import NeighborPlan
+from gigl_loader.sampling.request import SEED, BatchRequest
+
+KINDS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "with replacement": {"replace": True},
+    "weighted": {"weight_attr": "w"},
+    "disjoint": {"disjoint": True},
+    "LABOR": {"labor": True},
+}
+BATCHES = 12
+
+
+def weighted_graph(workload: Workload, folder: Path) -> Path:
+    """Return a graph of the workload's edges with weights."""
+    prepare(workload, folder)
+    path = folder / "graph-weights"
+    if not path.exists():
+        src, dst = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst"))
+        weights = np.random.default_rng(3).exponential(size=len(src)).astype(np.float32)
+        edges = ArrayTable("edges", {"src": src, "dst": dst, "w": weights})
+        tables = GraphTables(
+            edges={HOMOGENEOUS_EDGE: edges},
+            nodes={HOMOGENEOUS_NODE: NodeTable(count=workload.nodes)},
+            weights={HOMOGENEOUS_EDGE: ("w",)},
+        )
+        build_graph(tables, path)
+    return path
+
+
+class Case:
+    """A kind of draws: its sampler, and what the latest round sampled."""
+
+    def __init__(self, graph: Graph, workload: Workload, options: dict[str, Any]) -> None:
+        plan = NeighborPlan(
+            seed_type=HOMOGENEOUS_NODE,
+            num_neighbors={HOMOGENEOUS_EDGE: workload.fanout},
+            with_edge=True,
+            **options,
+        )
+        self._sampler = BatchPlan(sampler=plan, run_seed=1).open(graph)
+        self._buffer = np.empty(0, np.uint8)
+        self.nodes = self.edges = 0
+
+    def seconds_per_edge(self, requests: list[BatchRequest]) -> float:
+        """Return the CPU seconds of an edge of these batches."""
+        self.nodes = self.edges = 0
+        seconds = 0.0
+        for request in requests:
+            began = time.thread_time()
+            sampled = self._sampler.sample(request)
+            if len(self._buffer) < sampled.layout.nbytes:
+                self._buffer = np.empty(sampled.layout.nbytes * 5 // 4, np.uint8)
+            sampled.write(self._buffer)
+            seconds += time.thread_time() - began
+            counts = {
+                name: json.loads(text) for name, text in sampled.layout.metadata.items() if "num" in name
+            }
+            self.nodes += sum(counts["num_sampled_nodes"]["node"])
+            self.edges += sum(counts["num_sampled_edges"]["node+to+node"])
+        return seconds / self.edges
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the workload, made where missing")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a small graph")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    arguments = parser.parse_args()
+    workload = QUICK if arguments.quick else FULL
+    graph = Graph.open(weighted_graph(workload, arguments.data), verify="none")
+    seeds = np.load(arguments.data / "train.npy").astype(np.int64)
+    size = min(workload.batch_size, len(seeds) // 2)
+    requests = [
+        BatchRequest(0, batch, np.arange(size), {SEED: np.roll(seeds, -batch * size)[:size]})
+        for batch in range(BATCHES)
+    ]
+    cases = {name: Case(graph, workload, options) for name, options in KINDS.items()}
+    for case in cases.values():
+        case.seconds_per_edge(requests[:2])  # Warms up.
+    rounds = [
+        {name: case.seconds_per_edge(requests) for name, case in cases.items()}
+        for _ in range(arguments.rounds)
+    ]
+    load = os.getloadavg()[0]
+    figures = {
+        name: {
+            "ns_per_edge": statistics.median(each[name] for each in rounds) * 1e9,
+            "over_uniform": statistics.median(each[name] / each["uniform"] for each in rounds),
+            "nodes_over_uniform": case.nodes / cases["uniform"].nodes,
+            "edges_over_uniform": case.edges / cases["uniform"].edges,
+        }
+        for name, case in cases.items()
+    }
+    print(f"CPU of an edge, over that of uniform draws (load {load:.1f})")
+    for name, found in figures.items():
+        print(
+            f"  {name:18} {found['over_uniform']:5.2f}   {found['ns_per_edge']:6.1f} ns;  "
+            f"nodes {found['nodes_over_uniform']:.3f}, edges {found['edges_over_uniform']:.3f}"
+        )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"load": load, "figures": figures}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
