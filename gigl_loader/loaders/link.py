@@ -68,9 +68,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``num_neighbors``
             Neighbours per hop, for every edge type or by edge type: -1 takes all, 0 skips the type.
         ``edge_label_index``
-            Links as node ids, integers [2, M], row 0 = source; the name of a split of edges; an edge type for
-            all of its edges; a pair of an edge type and links, or a split; ``None`` for all edges of a graph
-            with one edge type. Links need not be edges of the graph.
+            Links as node ids, integers [2, M], row 0 = source, or as texts, by which tables named the nodes;
+            the name of a split of edges; an edge type for all of its edges; a pair of an edge type and links,
+            or a split; ``None`` for all edges of a graph with one edge type. Links need not be edges of the
+            graph.
         ``edge_label``
             A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on:
             1 is added to each, and negatives have 0. Not for triplets.

@@ -30,15 +30,12 @@ class LinkLabels:
     @classmethod
     def read(cls, label: Any, time: Any, *, num_links: int, negatives: Negatives | None) -> LinkLabels:
         """Check a user's labels and times. ``TypeError`` and ``ValueError`` name the rule that is broken."""
+        if label is not None and negatives is not None and negatives.mode == "triplet":
+            raise ValueError("edge_label has no meaning with triplets: links and negatives are told apart")
         labels = _tensor("edge_label", label, num_links)
         times = _tensor("edge_label_time", time, num_links)
-        if labels is not None and negatives is not None:
-            if negatives.mode == "triplet":
-                raise ValueError(
-                    "edge_label has no meaning with triplets: links and negatives are told apart"
-                )
-            if labels.dtype == torch.bool or labels.is_complex():
-                raise TypeError(f"edge_label with negatives must be integers or floats, got {labels.dtype}")
+        if labels is not None and negatives is not None and not _is_counted(labels):
+            raise TypeError(f"edge_label with negatives must be integers or floats, got {labels.dtype}")
         return cls(labels, times)
 
     def attach(self, batch: Data | HeteroData, tensors: FrameTensors, plan: LinkPlan) -> Any:
@@ -99,6 +96,11 @@ def _triplet(indices: dict[str, Tensor], plan: LinkPlan) -> dict[str, Tensor]:
     if plan.negatives.amount > 1:
         negatives = negatives.view(int(plan.negatives.amount), -1).t().contiguous()
     return {"src_index": indices["src"], "dst_pos_index": indices["dst"], "dst_neg_index": negatives}
+
+
+def _is_counted(labels: Tensor) -> bool:
+    """Return whether 1 can be added to each label."""
+    return labels.dtype != torch.bool and not labels.is_complex()
 
 
 def _tensor(name: str, value: Any, num_links: int) -> Tensor | None:

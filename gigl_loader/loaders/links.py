@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.options import EdgeType
+    from gigl_loader.options import EdgeType, NodeType
 
 __all__ = ["InputLinks", "LinkDirectory", "SeedLinks", "known_edge_type", "read_seed_links"]
 
@@ -73,19 +73,31 @@ class SeedLinks:
 def read_seed_links(directory: LinkDirectory, edge_label_index: Any) -> SeedLinks:
     """Return the links that ``edge_label_index`` stands for.
 
-    Node ids, [2, M]; the name of a split of edges; ``None`` for all edges of the only edge type; an edge type
-    for all of its edges; or a pair of an edge type and one of these. Edges come by ascending edge id.
-    ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
+    Node ids or texts, [2, M]; the name of a split of edges; ``None`` for all edges of the only edge type; an
+    edge type for all of its edges; or a pair of an edge type and one of these. Edges come by ascending edge
+    id. ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
     """
     edge_type, links = _typed(directory.schema, edge_label_index)
     if links is None:
         return SeedLinks(edge_type, *directory.all_edges(edge_type))
     if isinstance(links, str):
         return SeedLinks(edge_type, *directory.all_edges(edge_type, links))
-    ids = _pairs(links)
     ends = (edge_type[0], edge_type[2])
+    ids = _pairs(_without_texts(directory, ends, links))
     src = _located(directory, ends[0], ids[0], "sources")
     return SeedLinks(edge_type, src, _located(directory, ends[1], ids[1], "destinations"), ids=ids)
+
+
+def _without_texts(directory: NodeDirectory, ends: tuple[NodeType, NodeType], links: Any) -> Any:
+    """Return links as node ids, where they are texts, by which tables named the nodes."""
+    if not isinstance(links, (list, tuple, np.ndarray)) or len(links) != 2 or not all(map(_is_texts, links)):
+        return links
+    rows = zip(ends, links, strict=True)
+    return tuple(directory.node_ids_of(list(map(str, texts)), node_type) for node_type, texts in rows)
+
+
+def _is_texts(row: Any) -> bool:
+    return isinstance(row, (list, tuple, np.ndarray)) and len(row) > 0 and isinstance(row[0], str)
 
 
 def _located(directory: NodeDirectory, node_type: str, ids: Int64Array, name: str) -> Int64Array:

@@ -15,9 +15,12 @@ from torch_geometric.sampler import NegativeSampling as PyGNegativeSampling
 
 from gigl_loader import CustomSamplerOptions, DistDataset, DistLinkNeighborLoader, NegativeSampling
 from tests.support import oracle
+from tests.support.command_line import run
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.oracle import EdgeType
 
 OPTIONS: dict[str, Any] = {"num_workers": 0, "seed": 4, "batch_size": 64}
@@ -407,3 +410,19 @@ def test_arguments_of_other_kinds_are_refused() -> None:
         _batches(DATASET, [1], neg_sampling_ratio=2.0)
     with pytest.raises(ValueError, match="num_neighbors is needed"):
         _batches(DATASET, None)
+
+
+def test_links_may_be_the_texts_by_which_tables_named_the_nodes(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst\nann,x\nbob,y\nann,y\n")
+    made = run("partition", str(tmp_path / "g"), "--edges", f"user,likes,item={tmp_path / 'e.csv'}")
+    assert made.returncode == 0, made.stderr
+    dataset = DistDataset.open(tmp_path / "g")
+    likes = ("user", "likes", "item")
+    texts = [["bob", "ann"], ["x", "y"]]
+    for links in (texts, np.array(texts), tuple(texts)):
+        batch = _first(dataset, [1], (likes, links))
+        local = batch[likes].edge_label_index
+        assert dataset.original_ids(batch["user"].n_id[local[0]], "user") == texts[0]
+        assert dataset.original_ids(batch["item"].n_id[local[1]], "item") == texts[1]
+    with pytest.raises(ValueError, match="1 unknown ids of type 'item': 'z'"):
+        _first(dataset, [1], (likes, [["bob"], ["z"]]))
