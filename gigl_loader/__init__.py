@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         KHopNeighborSamplerOptions as KHopNeighborSamplerOptions,
     )
     from gigl_loader.sampling.plans.neighbor import LaborSamplerOptions as LaborSamplerOptions
+    from gigl_loader.sampling.plans.walks import RandomWalkSamplerOptions as RandomWalkSamplerOptions
     from gigl_loader.shared import SharedTensors as SharedTensors
 
 # Loaded on first use: sampling processes import parts of this package and must stay free of torch.
@@ -40,6 +41,7 @@ _HOMES = {
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "LaborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "NegativeSampling": "gigl_loader.loaders.negative_sampling",
+    "RandomWalkSamplerOptions": "gigl_loader.sampling.plans.walks",
     "SamplingError": "gigl_loader.errors",
     "SharedTensors": "gigl_loader.shared",
     "StorageUnavailable": "gigl_loader.errors",
@@ -61,6 +63,7 @@ __all__ = [
     "KHopNeighborSamplerOptions",
     "LaborSamplerOptions",
     "NegativeSampling",
+    "RandomWalkSamplerOptions",
     "SamplingError",
     "SharedTensors",
     "StorageUnavailable",

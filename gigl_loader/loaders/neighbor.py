@@ -14,9 +14,11 @@ from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, 
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
+from gigl_loader.loaders.walks import attach_walks
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.plans.walks import WalkPlan
 
 if TYPE_CHECKING:
     from gigl_loader.loaders.transfer import FrameTensors
@@ -93,7 +95,11 @@ class DistNeighborLoader(BaseDistLoader):
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
-        return self._collator(tensors)
+        batch = self._collator(tensors)
+        plan = self.plan.sampler
+        return (
+            attach_walks(batch, tensors, plan, self.dataset.schema) if isinstance(plan, WalkPlan) else batch
+        )
 
     @cached_property
     def _collator(self) -> Collator:

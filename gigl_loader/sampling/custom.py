@@ -217,7 +217,7 @@ class CustomSampler:
                 subgraph = self._user.sample(SeedBatch(positions, seeds.key))
             except native.BatchTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
-            drawn = _DrawnSubgraph(self._writer, subgraph, self._seed_type, positions)
+            drawn = DrawnSubgraph(self._writer, subgraph, self._seed_type, positions)
             if drawn.num_edges > self.bounds.edges:
                 raise self.bounds.too_many_edges(len(request))
             sampled = self._writer.sampled(drawn, request, seeds, self._features, self.costs)
@@ -225,7 +225,7 @@ class CustomSampler:
         return sampled
 
 
-class _DrawnSubgraph:
+class DrawnSubgraph:
     """A user's subgraph as a batch that can be written. All rules are checked when it is made."""
 
     def __init__(self, writer: FrameWriter, subgraph: Subgraph, seed_type: int, seeds: Int64Array) -> None:

@@ -47,6 +47,8 @@ class FrameArray:
     """Name of the feature in the graph."""
     indexes: str = ""
     """Encoded node type whose seeds the values are local indices of, if they are."""
+    nodes: tuple[str, ...] = ()
+    """Encoded node types whose nodes the values are local indices of, or -1: those of the values in a row."""
     as_long_as: str = ""
     """Name of an array of the same length."""
     count: int | None = None
@@ -384,6 +386,11 @@ def _check_arrays(layout: Layout, expected: Mapping[str, ArraySpec]) -> None:
 
 
 def _check_indices(buffer: Bytes, layout: Layout, array: FrameArray, counts: FrameCounts) -> None:
+    if array.nodes:
+        rows = layout.view(buffer, array.name).reshape(-1, len(array.nodes))
+        ends = [sum(counts.num_nodes[name]) for name in array.nodes]
+        if len(rows) and not (rows.min() >= -1 and (rows.max(axis=0) < ends).all()):
+            raise FormatError(f"frame: {array.name!r} leaves the nodes of the batch")
     if not array.indexes:
         return
     values, seeds = layout.view(buffer, array.name), counts.num_nodes[array.indexes][0]

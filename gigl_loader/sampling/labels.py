@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import philox, philox_words, split_by_owner
+from gigl_loader.native import philox_words, split_by_owner
 from gigl_loader.sampling.partitioned import FrontierRequest
-from gigl_loader.sampling.seeds import in_trees
+from gigl_loader.sampling.seeds import in_trees, tree_key
 from gigl_loader.sampling.store import DrawRule
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ LABEL_HOP = 253
 
 _RANDOM = 0xFF << 56 | 1 << 48
 """In the address of random negatives, with the edge type."""
-
-
-def tree_key(key: int, tree: int) -> int:
-    """Return the key of every draw in a tree of a disjoint batch. ``csrc/tree.h`` has it, too."""
-    return philox(key, tree, 0xFE01 << 48)[0]
 
 
 class Labels(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from gigl_loader.native import batch_key
+from gigl_loader.native import batch_key, philox
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.store import TREE_SHIFT
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = ["BatchSeeds", "Exclusion", "NodeSeeder", "Seeder", "in_trees", "request_key"]
+__all__ = ["BatchSeeds", "Exclusion", "NodeSeeder", "Seeder", "in_trees", "request_key", "tree_key"]
 
 
 class Exclusion(NamedTuple):
@@ -83,6 +83,11 @@ class NodeSeeder:
 def in_trees(positions: Int64Array, trees: Int64Array, *, disjoint: bool) -> Int64Array:
     """Return positions (int64 [N]) with the numbers of their trees, in a disjoint batch, else as they are."""
     return positions | trees.astype(np.int64) << TREE_SHIFT if disjoint else positions
+
+
+def tree_key(key: int, tree: int) -> int:
+    """Return the key of every draw in a tree of a disjoint batch. ``csrc/tree.h`` has it, too."""
+    return philox(key, tree, 0xFE01 << 48)[0]
 
 
 def request_key(run_seed: int, request: BatchRequest, node_ids: Sequence[Int64Array]) -> int:

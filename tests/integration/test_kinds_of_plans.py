@@ -19,6 +19,7 @@ from gigl_loader import (
     DistNeighborLoader,
     LaborSamplerOptions,
     NegativeSampling,
+    RandomWalkSamplerOptions,
 )
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeSplits
 from gigl_loader.partition import GraphTables, build_graph, tables_from_pyg
@@ -52,14 +53,16 @@ class Kind:
         """Return the input of the loader."""
         if self.loader is DistLinkNeighborLoader:
             return (BUYS, self.split) if hetero else self.split
-        if self.loader in (_anchors, _labelled):
+        if self.loader in (_anchors, _labelled, _walks):
             return ("user", None) if hetero else None
         return ("item", None) if hetero else None
 
     def entries(self, batch: Any, *, hetero: bool) -> tuple[Any, Any]:
         """Return the input of one batch, and the store that has its ``input_id``."""
         if self.loader is not DistLinkNeighborLoader:
-            store = batch["user" if self.loader in (_anchors, _labelled) else "item"] if hetero else batch
+            store = (
+                batch["user" if self.loader in (_anchors, _labelled, _walks) else "item"] if hetero else batch
+            )
             return store.n_id[store.seed_index], store
         store, ends = (batch["user", "buys", "item"], ("user", "item")) if hetero else (batch, None)
         sources, destinations = (batch.n_id, batch.n_id) if ends is None else (batch[t].n_id for t in ends)
@@ -99,6 +102,15 @@ def _anchors(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> Di
     return DistABLPLoader(dataset, num_neighbors, nodes, supervision_edge_type=edge_type, **options)
 
 
+def _walks(dataset: Any, num_neighbors: Any, nodes: Any, *, walks: Any, **options: Any) -> DistNeighborLoader:
+    metapath = None
+    if nodes is not None:
+        there, back = ("item", "rev_buys", "user"), BUYS
+        metapath = [there, back] if "top_k" in walks else [("user", "follows", "user")]
+    walk = RandomWalkSamplerOptions(**walks, metapath=metapath)
+    return DistNeighborLoader(dataset, num_neighbors, nodes, sampler_options=walk, **options)
+
+
 KINDS = {
     "neighbor": Kind([4, 3], {"replace": True}, {}, "replace is False here, True in the state"),
     "columns": Kind([4, 3], {"node_columns": ["y"], "edge_columns": []}, {}, "node_columns"),
@@ -110,6 +122,20 @@ KINDS = {
         "disjoint is",
     ),
     "labor": Kind([4, 3], {"sampler_options": LaborSamplerOptions()}, {}, "labor is"),
+    "walks": Kind(
+        None,
+        {"walks": {"walk_length": 5, "walks_per_seed": 3, "p": 0.5, "q": 2.0}},
+        {"walks": {"walk_length": 5, "walks_per_seed": 2, "p": 0.5, "q": 2.0}},
+        "walks_per_seed is 2 here, 3 in the state",
+        _walks,
+    ),
+    "visits": Kind(
+        None,
+        {"walks": {"walk_length": 4, "walks_per_seed": 6, "top_k": 3}},
+        {"walks": {"walk_length": 4, "walks_per_seed": 6, "top_k": 2}},
+        "top_k is 2 here, 3 in the state",
+        _walks,
+    ),
     "custom": Kind(
         None,
         {"sampler_options": CustomSamplerOptions(HALVED, fanout=6, keep=0.7)},

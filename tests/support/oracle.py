@@ -322,3 +322,51 @@ def _adjacency(edges: Sequence[Edge], edge_dir: str) -> dict[int, list[tuple[int
         target, neighbor = (destination, source) if edge_dir == "in" else (source, destination)
         lists.setdefault(target, []).append((neighbor, edge_id))
     return {node: sorted(neighbors) for node, neighbors in lists.items()}
+
+
+def random_walk(
+    key: int,
+    number: int,
+    start: int,
+    path: Sequence[tuple[EdgeType, Mapping[int, Sequence[int]]]],
+    *,
+    p: float = 1.0,
+    q: float = 1.0,
+) -> list[int]:
+    """Node ids of walk ``number``, -1 after a dead end.
+
+    ``path``: the edge type of each step, and its lists by node id.
+    """
+    walk = [start]
+    for step, (edge_type, lists) in enumerate(path):
+        neighbors = lists.get(walk[-1], [])
+        if walk[-1] < 0 or not neighbors:
+            walk.append(-1)
+            continue
+        at = (step, address(edge_type), walk[-1])
+        if p == q == 1 or step == 0:
+            walk.append(neighbors[draw(tree_key(key, number), *at, j=0, below=len(neighbors))])
+            continue
+        near = dict.fromkeys(lists.get(walk[-2], []), 1.0)
+        weights = {node: near.get(node, 1 / q) for node in neighbors} | {walk[-2]: 1 / p}
+        walk.append(_biased(key, number, at, neighbors, {None: max(1 / p, 1.0, 1 / q), **weights}))
+    return walk
+
+
+def _biased(
+    key: int,
+    number: int,
+    at: tuple[int, int, int],
+    neighbors: Sequence[int],
+    weights: Mapping[int | None, float],
+) -> int:
+    """The next node of a walk, by rejection. ``weights``: of each neighbour; under ``None``, the largest."""
+    candidate = -1
+    for attempt in range(16):
+        round_key = key if attempt == 0 else philox(key, attempt, 0xFE04 << 48)[0]
+        for j in range(8):
+            candidate = neighbors[draw(tree_key(round_key, number), *at, j=j, below=len(neighbors))]
+            word = philox(round_key, number, 0xFE03 << 48 | at[0] << 8 | j // 2)[j % 2]
+            if (word >> 11) * 2.0**-53 * weights[None] < weights[candidate]:
+                return candidate
+    return candidate

@@ -16,6 +16,7 @@ from gigl_loader.sampling.plan_fields import differences
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan
+from gigl_loader.sampling.plans.walks import WalkPlan
 from tests.support.plans import neighbor_plan, with_sampler
 from tests.support.stores import store_graphs
 
@@ -54,6 +55,14 @@ ANCHORS = BatchPlan(
         max_labels=4,
         random_negatives=7,
         exclude=True,
+    ),
+    run_seed=3,
+)
+
+
+WALKS = BatchPlan(
+    sampler=WalkPlan(
+        seed_type="user", path=(("user", "trusts", "user"),) * 3, walks_per_seed=2, p=0.5, q=2.0
     ),
     run_seed=3,
 )
@@ -192,3 +201,29 @@ def test_a_plan_of_anchors_is_read_as_it_was_written() -> None:
 def test_each_rule_of_anchors_is_named(field: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_plan(json.dumps({**json.loads(ANCHORS.to_json()), field: value}), SCHEMA)
+
+
+def test_a_plan_of_walks_is_read_as_it_was_written() -> None:
+    assert read_plan(WALKS.to_json(), SCHEMA) == WALKS
+    visits = with_sampler(WALKS, p=1.0, q=1.0, top_k=4)
+    assert read_plan(visits.to_json(), SCHEMA) == visits
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("path", [], "walk_length must lie in"),
+        ("path", [list(EDGE)], "would be at|and would be"),
+        ("path", [["user", "trusts", "user"]] * 254, "walk_length must lie in"),
+        ("period", 4, "cannot repeat after 4"),
+        ("walks_per_seed", 0, "walks_per_seed must lie in"),
+        ("walks_per_seed", 2**20, "walks_per_seed must lie in"),
+        ("p", "1", "p and q are numbers"),
+        ("q", 0, "q must lie in"),
+        ("top_k", 0, "top_k must lie in"),
+        ("top_k", True, "top_k is a whole number or null"),
+    ],
+)
+def test_each_rule_of_walks_is_named(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_plan(json.dumps({**json.loads(WALKS.to_json()), field: value}), SCHEMA)
