@@ -68,6 +68,7 @@ MAY_IMPORT = {
         "channel.frame",
         "channel.slots",
     },
+    "pyg": VALUES | {"native", "graph.schema", "loaders", "sampling"},
     "demo": EVERYTHING,
     "bench": EVERYTHING,
     "cli": EVERYTHING,
@@ -76,7 +77,7 @@ MAY_IMPORT = {
 
 MAY_IMPORT_LAZILY = {
     "dataset": frozenset({"hosts", "partition", "rpc"}),
-    "queries": frozenset({"sampling.labels", "sampling.partitioned", "sampling.store"}),
+    "queries": frozenset({"pyg", "sampling.labels", "sampling.partitioned", "sampling.store"}),
 }
 """What a part may import on top of that inside functions, where it is needed, and for type checkers."""
 
