@@ -272,4 +272,5 @@ def test_nothing_is_public_by_accident() -> None:
         "StorageUnavailable",
         "WorkerDied",
         "inference",
+        "write_embeddings",
     ]
