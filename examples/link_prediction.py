@@ -5,8 +5,8 @@ torchrun --nproc-per-node 2 examples/link_prediction.py graph/            any nu
 gigl-loader local-cluster graph/ -- python examples/link_prediction.py    storage servers hold graph/
 
 The packages are those of Debian where apt has lists of them, else made up. A part of the dependencies is held
-out when the graph is built. Each of those is then ranked among 50 packages on which A does not depend. With the
-packages of Debian, it takes some minutes on two cores.
+out when the graph is built. Each of those is then ranked among 50 packages on which A does not depend.
+Debian's packages take some minutes on two cores.
 """
 
 import argparse
