@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gigl_loader.loaders.dataset import Dataset
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import EdgeList
 
-__all__ = ["PygDataset", "check_pickled", "check_process"]
+__all__ = ["PygDataset", "check_pickled", "check_process", "close_at_exit"]
 
 
 class PygDataset(Dataset, Protocol):
@@ -43,3 +45,15 @@ def check_pickled(dataset: PygDataset, what: Any) -> None:
             f"a {type(what).__name__} of a graph on other hosts cannot be pickled: workers of a DataLoader "
             f"cannot use it; {_HINT}"
         )
+
+
+def close_at_exit(user: Any) -> None:
+    """Close what a worker process still has when it ends: its interpreter may not collect it."""
+    alive = weakref.ref(user)
+
+    def close() -> None:
+        found = alive()
+        if found is not None:
+            found.close()
+
+    atexit.register(close)

@@ -11,7 +11,7 @@ import numpy as np
 from torch_geometric.data import FeatureStore, TensorAttr
 
 from gigl_loader.graph.schema import HOMOGENEOUS_NODE, Column
-from gigl_loader.pyg.dataset import check_pickled, check_process
+from gigl_loader.pyg.dataset import check_pickled, check_process, close_at_exit
 from gigl_loader.pyg.edges import edge_slots
 from gigl_loader.pyg.node_index import NodeIndex
 from gigl_loader.pyg.rows import RowSelection, as_tensor
@@ -110,6 +110,7 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         GiglFeatureStore.__init__(self, state["dataset"])
+        close_at_exit(self)
 
     def __repr__(self) -> str:
         return f"GiglFeatureStore({self._dataset!r})"

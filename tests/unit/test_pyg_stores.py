@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, HeteroData, TensorAttr
+from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.data.remote_backend_utils import num_nodes
 from torch_geometric.loader import NeighborLoader
@@ -23,57 +23,17 @@ from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
 from tests.support.clusters import addresses_of, servers_of
+from tests.support.pyg_datasets import VARIANTS, Built, open_variant
 from tests.support.pyg_graphs import heterogeneous, homogeneous
-from tests.support.sparse_ids import ranks_of, sparse_ids, sparse_tables
+from tests.support.sparse_ids import sparse_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-HOMOGENEOUS_EDGE = ("node", "to", "node")
-
-
-class Built:
-    """An object, the dataset of its graph, and the index of each row of the object."""
-
-    def __init__(self, data: Any, dataset: Any, *, sparse: bool) -> None:
-        self.data = data
-        self.dataset = dataset
-        self.hetero = isinstance(data, HeteroData)
-        self.sparse = sparse
-        self.features, self.graph = dataset.as_pyg()
-
-    def group(self, node_type: str) -> str | None:
-        return node_type if self.hetero else None
-
-    def store(self, kind: Any) -> Any:
-        return self.data[kind] if self.hetero else self.data
-
-    def ranks(self, node_type: str) -> torch.Tensor:
-        """Return the index of each row."""
-        count = self.store(node_type).num_nodes
-        return torch.from_numpy(ranks_of(sparse_ids(count))) if self.sparse else torch.arange(count)
-
-    @property
-    def node_columns(self) -> list[tuple[str, str]]:
-        types = self.data.node_types if self.hetero else ["node"]
-        return [(kind, name) for kind in types for name in ("x", "y") if name in self.store(kind)]
-
-    @property
-    def edge_types(self) -> list[Any]:
-        return self.data.edge_types if self.hetero else [HOMOGENEOUS_EDGE]
-
-    def edge_index(self, edge_type: Any) -> torch.Tensor:
-        """Return the edges of the object by indices."""
-        ends = self.store(edge_type).edge_index
-        return torch.stack([self.ranks(edge_type[0])[ends[0]], self.ranks(edge_type[2])[ends[1]]])
-
-
-def tables(data: Any, *, sparse: bool) -> GraphTables:
-    return sparse_tables(data) if sparse else tables_from_pyg(data)
 
 
 @pytest.fixture(scope="module", params=["homogeneous", "heterogeneous"])
@@ -86,29 +46,12 @@ def edge_dir(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.fixture(scope="module", params=["1 range", "3 hash", "3 sparse", "2 servers", "2 servers sparse"])
+@pytest.fixture(scope="module", params=VARIANTS)
 def built(
     request: pytest.FixtureRequest, data: Any, edge_dir: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Built]:
-    kind: str = request.param
-    sparse = "sparse" in kind
-    options: dict[str, Any] = {
-        "num_partitions": 1 if kind.startswith("1") else 3,
-        "assigner": "range" if "range" in kind else "hash",
-        "edge_dir": edge_dir,
-    }
-    if "servers" not in kind:
-        folder = MemoryFolder()
-        build_graph(tables(data, sparse=sparse), folder, **options)
-        yield Built(data, DistDataset(Graph.open(folder)), sparse=sparse)
-        return
-    path = tmp_path_factory.mktemp("graphs") / "graph"
-    build_graph(tables(data, sparse=sparse), path, **options)
-    with (
-        servers_of(path, 2) as servers,
-        RemoteDistDataset.connect(addresses_of(servers), timeout=30) as dataset,
-    ):
-        yield Built(data, dataset, sparse=sparse)
+    with open_variant(request.param, data, edge_dir, tmp_path_factory.mktemp("graphs")) as opened:
+        yield opened
 
 
 # Features
