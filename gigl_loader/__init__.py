@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.ablp import DistABLPLoader as DistABLPLoader
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset as Dataset
+    from gigl_loader.loaders.embeddings import write_embeddings as write_embeddings
     from gigl_loader.loaders.inference import inference as inference
     from gigl_loader.loaders.link import DistLinkNeighborLoader as DistLinkNeighborLoader
     from gigl_loader.loaders.negative_sampling import NegativeSampling as NegativeSampling
@@ -47,6 +48,7 @@ _HOMES = {
     "StorageUnavailable": "gigl_loader.errors",
     "WorkerDied": "gigl_loader.errors",
     "inference": "gigl_loader.loaders.inference",
+    "write_embeddings": "gigl_loader.loaders.embeddings",
 }
 
 __version__ = "0.1.0"
@@ -69,6 +71,7 @@ __all__ = [
     "StorageUnavailable",
     "WorkerDied",
     "inference",
+    "write_embeddings",
 ]
 
 

@@ -66,7 +66,7 @@ class DistDataset(GraphQueries):
         if membership is not None:
             weakref.finalize(self, _farewell, membership, os.getpid())
         self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
-        """Of loaders that sample in this process, and close theirs when they are shut down."""
+        """Of loaders that sample in this process, and of feature stores. They close theirs when they end."""
 
     @classmethod
     def open(
@@ -235,7 +235,16 @@ class DistDataset(GraphQueries):
         self._check_open()
         if self._membership is None:
             return PartitionedStore.whole(self._graph)
-        return self._membership.open_store(self._graph)
+        store = self._membership.open_store(self._graph)
+        self._stores.add(store)
+        return store
+
+    @property
+    def _is_on_this_host(self) -> bool:
+        return self._membership is None
+
+    def _check_usable(self) -> None:
+        self._check_open()
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         return self._graph.positions(node_type, node_ids)

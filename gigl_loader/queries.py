@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import torch
+    from torch_geometric.data import FeatureStore, GraphStore
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
@@ -219,8 +220,33 @@ class GraphQueries:
         pairs = np.stack([np.repeat(anchors, labels.counts), self.node_ids(lists[2], labels.nodes)])
         return pairs[:, np.lexsort((pairs[1], pairs[0]))]
 
+    def as_pyg(self) -> tuple[FeatureStore, GraphStore]:
+        """Return the graph as PyG's ``(FeatureStore, GraphStore)``, which PyG's loaders take as ``data``.
+
+        Rows are fetched from wherever the partitions lie. Nodes are numbered by ascending node id, which
+        changes nothing where node ids are ``0 .. N - 1``. Both stores are read-only, and say more of
+        themselves: :class:`~gigl_loader.pyg.feature_store.GiglFeatureStore`,
+        :class:`~gigl_loader.pyg.graph_store.GiglGraphStore`. Their connections are closed when the feature
+        store is closed or collected, and with the dataset.
+        """
+        from gigl_loader.pyg.feature_store import GiglFeatureStore
+        from gigl_loader.pyg.graph_store import GiglGraphStore
+
+        self._check_usable()
+        dataset: Any = self  # Its subclasses have all that loaders and stores ask for.
+        return GiglFeatureStore(dataset), GiglGraphStore(dataset)
+
+    @property
+    def _is_on_this_host(self) -> bool:
+        """Whether other processes of this host can use the dataset: it has no network connections."""
+        raise NotImplementedError
+
+    def _check_usable(self) -> None:
+        """Raise ``ValueError`` after ``close``, ``RuntimeError`` in a process that cannot use the dataset."""
+        raise NotImplementedError
+
     def _open_store(self) -> PartitionedStore:
-        """Return a store of all partitions. The caller closes it."""
+        """Return a store of all partitions. The caller closes it; else it is closed with the dataset."""
         raise NotImplementedError
 
     def partition_of(self, ids: torch.Tensor, node_type: NodeType | None = None) -> torch.Tensor:

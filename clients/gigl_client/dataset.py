@@ -56,6 +56,7 @@ class RemoteDistDataset(GraphQueries):
         group = RankGroup.current()
         self._nodes = RemoteNodes(cluster, first=0 if group is None else group.rank)
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
+        self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
 
     @classmethod
     def connect(
@@ -134,7 +135,16 @@ class RemoteDistDataset(GraphQueries):
 
     def _open_store(self) -> PartitionedStore:
         self._cluster.check_usable()
-        return self._cluster.open_store(timeout_s=self._cluster.timeout_s)
+        store = self._cluster.open_store(timeout_s=self._cluster.timeout_s)
+        self._stores.add(store)
+        return store
+
+    @property
+    def _is_on_this_host(self) -> bool:
+        return False
+
+    def _check_usable(self) -> None:
+        self._cluster.check_usable()
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
@@ -200,6 +210,8 @@ class RemoteDistDataset(GraphQueries):
         """
         while self._sources:
             self._sources.pop().close()
+        while self._stores:
+            self._stores.pop().close()
         self._cluster.close()
 
     def __enter__(self) -> Self:

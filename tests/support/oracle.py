@@ -347,9 +347,10 @@ def random_walk(
         if p == q == 1 or step == 0:
             walk.append(neighbors[draw(tree_key(key, number), *at, j=0, below=len(neighbors))])
             continue
-        near = dict.fromkeys(lists.get(walk[-2], []), 1.0)
-        weights = {node: near.get(node, 1 / q) for node in neighbors} | {walk[-2]: 1 / p}
-        walk.append(_biased(key, number, at, neighbors, {None: max(1 / p, 1.0, 1 / q), **weights}))
+        weights: dict[int | None, float] = {None: max(1 / p, 1.0, 1 / q)}
+        weights.update((node, 1.0 if node in lists.get(walk[-2], []) else 1 / q) for node in neighbors)
+        weights[walk[-2]] = 1 / p
+        walk.append(_biased(key, number, at, neighbors, weights))
     return walk
 
 

@@ -1,0 +1,281 @@
+"""PyG's ``BaseSampler`` over a dataset: this library's sampling for PyG's loaders."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch_geometric.sampler import BaseSampler
+
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
+from gigl_loader.loaders import arguments
+from gigl_loader.loaders.dataset import check_dataset
+from gigl_loader.loaders.links import known_edge_type
+from gigl_loader.loaders.negative_sampling import read_negatives
+from gigl_loader.pyg.dataset import check_pickled, check_process, close_at_exit
+from gigl_loader.pyg.node_index import NodeIndex
+from gigl_loader.pyg.outputs import link_metadata, sampler_output
+from gigl_loader.pyg.single_batches import SingleBatches
+from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.plans.link import LinkPlan
+from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.request import SEED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch_geometric.sampler import (
+        EdgeSamplerInput,
+        HeteroSamplerOutput,
+        NegativeSampling,
+        NodeSamplerInput,
+        SamplerOutput,
+    )
+    from typing_extensions import Self
+
+    from gigl_loader.arrays import Int64Array
+    from gigl_loader.loaders.dataset import Dataset
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.negatives import Negatives
+
+__all__ = ["GiglSampler"]
+
+logger = logging.getLogger(__name__)
+
+
+class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
+    """Samples for ``torch_geometric.loader.NodeLoader`` and ``LinkLoader``, from any kind of dataset.
+
+    A batch has the nodes and edges that ``DistNeighborLoader`` or ``DistLinkNeighborLoader`` gives for the
+    same seeds, in the same order, with the same epoch and run seed. Outputs are PyG's ``SamplerOutput`` and
+    ``HeteroSamplerOutput``:
+
+    - ``node``: indices of nodes, as of :class:`GiglFeatureStore`, seeds first; seeds of ``sample_from_nodes``
+      and ``sample_from_edges`` are indices, too.
+    - ``row``, ``col``: local source and destination of each edge, in the direction of the graph. A graph of
+      ``edge_dir="out"`` is sampled from sources to destinations, as by PyG's ``sample_direction="backward"``.
+    - ``edge``: edge ids, with ``with_edge``.
+    - ``batch``: with ``disjoint``, the number of the tree of each node.
+    - ``num_sampled_nodes``, ``num_sampled_edges``: lists per hop.
+    - ``metadata``: what PyG's loaders read. Negatives are drawn as by ``DistLinkNeighborLoader``. Labels of
+      binary negatives are 0, and those of links stay as PyG's ``LinkLoader`` passes them.
+
+    A batch is a function of the run seed, the epoch and its seeds. :meth:`set_epoch` lets further epochs draw
+    other neighbours for the same seeds.
+
+    Where the whole graph lies on this host, the sampler works in the worker processes of a ``DataLoader``,
+    forked or spawned, each of which opens its own source. With a graph on other hosts these are refused with
+    one line: ``num_workers=0``. Sources stay open until :meth:`close`, or until the sampler is collected.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+        *,
+        replace: bool = False,
+        with_edge: bool | None = None,
+        weight_attr: str | None = None,
+        disjoint: bool = False,
+        seed: int | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        """Check the arguments. Nothing is opened before the first batch.
+
+        ``dataset``
+            A ``DistDataset`` or a ``RemoteDistDataset``.
+        ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``disjoint``
+            As for ``DistNeighborLoader``.
+        ``seed``
+            Run seed. Random, and logged, when ``None``. :attr:`seed` tells it.
+        ``timeout``
+            Seconds that a batch may take before ``TimeoutError``.
+
+        ``ValueError`` and ``TypeError`` name the argument that does not fit.
+        """
+        super().__init__()
+        check_dataset(dataset)
+        self._dataset: Any = dataset
+        self._arguments = arguments.sampler_arguments(
+            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
+        )
+        self._timeout_s = arguments.seconds("timeout", timeout, above_zero=True)
+        given = arguments.run_seed(seed)
+        self.seed = secrets.randbits(63) if given is None else given
+        """Run seed."""
+        if given is None:
+            logger.info("GiglSampler: random run seed %d", self.seed)
+        self._hops = KHop.of(dataset.schema, self._arguments)
+        self.epoch = 0
+        """The epoch whose draws batches have."""
+        self._start()
+
+    def _start(self) -> None:
+        self._nodes = NodeIndex(self._dataset)
+        self._owner = self._pid = os.getpid()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without sources: those of a parent process are not this process's to use."""
+        self._pid = os.getpid()
+        self._of_nodes: dict[NodeType, SingleBatches] = {}
+        self._of_links: dict[EdgeType, tuple[Any, SingleBatches]] = {}
+        """By type of the links, with the negative sampling that was asked for."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let batches have the draws of ``epoch``, from 0. Call it before ``iter(loader)``.
+
+        Workers of a ``DataLoader`` that persist keep the epoch in which they began.
+        """
+        self.epoch = arguments.whole_epoch(epoch)
+
+    def sample_from_nodes(
+        self, index: NodeSamplerInput, **kwargs: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """Return the neighbourhoods of the nodes ``index.node`` (indices, int64 [B]).
+
+        ``ValueError`` for an unknown node, for seed times, and for a seed that is there twice unless trees
+        are ``disjoint``: PyG counts seeds by entries, and a batch has one node for both.
+        """
+        self._check(kwargs, index.time)
+        node_type = self._node_type(index.input_type)
+        seeds = self._checked(node_type, index.node)
+        if not self._arguments.disjoint and len(np.unique(seeds)) < len(seeds):
+            raise ValueError(
+                "a batch has a seed twice, which PyG would count as two rows: pass disjoint=True to "
+                "GiglSampler, or each seed once"
+            )
+        batches = self._of_nodes.get(node_type)
+        if batches is None:
+            options = KHopNeighborSamplerOptions()
+            plan = options.plan(self._dataset.schema, node_type, self._arguments)
+            batches = self._of_nodes[node_type] = self._open(BatchPlan(sampler=plan, run_seed=self.seed))
+        tensors = batches.draw({SEED: self._nodes.positions(node_type, seeds)}, self.epoch)
+        return self._output(batches, tensors, (index.input_id, None))
+
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """Return the neighbourhoods of the ends of links (``index.row``, ``index.col``: indices, int64 [M]).
+
+        ``neg_sampling`` may be PyG's ``NegativeSampling`` or ``gigl_loader.NegativeSampling``; weights are by
+        index. ``ValueError`` for an unknown node and for link times.
+        """
+        self._check({}, index.time)
+        edge_type = self._edge_type(index.input_type)
+        batches = self._links(edge_type, neg_sampling)
+        ends = {
+            name: self._nodes.positions(node_type, self._checked(node_type, nodes))
+            for name, node_type, nodes in (
+                ("src", edge_type[0], index.row),
+                ("dst", edge_type[2], index.col),
+            )
+        }
+        tensors = batches.draw(ends, self.epoch)
+        plan: Any = batches.plan.sampler
+        negatives: Negatives | None = plan.negatives
+        return self._output(batches, tensors, link_metadata(tensors, negatives, index.input_id, index.label))
+
+    @property
+    def edge_permutation(self) -> None:
+        """``None``: ``edge`` holds edge ids."""
+        return
+
+    def close(self) -> None:
+        """Close sources and connections; a later batch opens them again. Closing twice is fine."""
+        if os.getpid() == self._pid:
+            for batches in (*self._of_nodes.values(), *(each for _, each in self._of_links.values())):
+                batches.close()
+        self._forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_pickled(self._dataset, self)
+        kept = ("_dataset", "_arguments", "_timeout_s", "_hops", "seed", "epoch")
+        return {name: vars(self)[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+        close_at_exit(self)
+
+    def __repr__(self) -> str:
+        return f"GiglSampler({self._dataset!r}, {self._arguments.num_neighbors}, seed={self.seed})"
+
+    # Inside
+
+    def _check(self, kwargs: Mapping[str, Any], time: Any) -> None:
+        if kwargs:
+            raise TypeError(f"GiglSampler has no argument {next(iter(kwargs))!r}")
+        if time is not None:
+            raise ValueError("GiglSampler does not sample by time: leave input_time and edge_label_time out")
+        check_process(self._dataset, self._owner, os.getpid())
+        self._dataset._check_usable()
+        if os.getpid() != self._pid:
+            self._forget()
+
+    def _links(self, edge_type: EdgeType, neg_sampling: Any) -> SingleBatches:
+        asked, batches = self._of_links.get(edge_type, (None, None))
+        if batches is None or asked is not neg_sampling:
+            plan = LinkPlan(
+                edge_type=edge_type,
+                hops=self._hops,
+                negatives=read_negatives(neg_sampling, self._dataset.schema, edge_type),
+            )
+            if batches is not None:
+                batches.close()
+            batches = self._open(BatchPlan(sampler=plan, run_seed=self.seed))
+            self._of_links[edge_type] = (neg_sampling, batches)
+        return batches
+
+    def _open(self, plan: BatchPlan) -> SingleBatches:
+        return SingleBatches(self._dataset, plan, self._arguments, timeout_s=self._timeout_s)
+
+    def _output(
+        self, batches: SingleBatches, tensors: Any, metadata: tuple[Any, ...]
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        return sampler_output(
+            batches.collate(tensors),
+            self._dataset.schema,
+            self._nodes,
+            metadata,
+            disjoint=self._arguments.disjoint,
+        )
+
+    def _node_type(self, given: NodeType | None) -> NodeType:
+        schema = self._dataset.schema
+        if given is None and schema.homogeneous:
+            return HOMOGENEOUS_NODE
+        if given is None or given not in schema.nodes:
+            known = ", ".join(map(repr, schema.nodes))
+            raise ValueError(f"input_nodes must name one of the node types {known}, got {given!r:.200}")
+        return given
+
+    def _edge_type(self, given: EdgeType | None) -> EdgeType:
+        schema = self._dataset.schema
+        if given is None and schema.homogeneous:
+            return HOMOGENEOUS_EDGE
+        return known_edge_type(schema.edges, given, "edge_label_index")
+
+    def _checked(self, node_type: NodeType, nodes: torch.Tensor) -> Int64Array:
+        """Return indices as int64 [N], all of which exist."""
+        index = torch.as_tensor(nodes).detach().cpu().to(torch.int64).contiguous().numpy()
+        count = self._nodes.count(node_type)
+        unknown = index[(index < 0) | (index >= count)]
+        if len(unknown):
+            listed = ", ".join(map(str, unknown[:10].tolist())) + (", ..." if len(unknown) > 10 else "")
+            raise ValueError(
+                f"{len(unknown)} unknown nodes of type {node_type!r}, of which there are {count}: {listed}"
+            )
+        checked: Int64Array = index
+        return checked
