@@ -70,6 +70,7 @@ MAY_IMPORT = {
         "channel.slots",
     },
     "pyg": VALUES | {"native", "graph.schema", "loaders", "sampling"},
+    "lightning": frozenset({"loaders"}),
     "demo": EVERYTHING,
     "bench": EVERYTHING,
     "cli": EVERYTHING,

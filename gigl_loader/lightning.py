@@ -1,0 +1,250 @@
+"""Lightning data module: loaders built in each rank's process, and resumed from checkpoints.
+
+Importing this module needs Lightning; importing ``gigl_loader`` does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.loaders.base import BaseDistLoader
+from gigl_loader.loaders.dataset import Dataset, check_dataset
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Callback, LightningDataModule
+else:
+
+    def _lightning() -> Any:
+        """Return the package of Lightning that the script uses: classes of the two do not mix."""
+        names = ("lightning.pytorch", "pytorch_lightning")
+        used = [name for name in names if name in sys.modules]
+        there = [name for name in names if find_spec(name.partition(".")[0]) is not None]
+        if not used and not there:
+            raise ImportError("gigl_loader.lightning needs Lightning: pip install lightning")
+        return import_module((*used, *there)[0])
+
+    Callback, LightningDataModule = _lightning().Callback, _lightning().LightningDataModule
+
+__all__ = ["GiglDataModule"]
+
+logger = logging.getLogger(__name__)
+
+_TRAIN, _VAL = "train", "val"
+
+
+class GiglDataModule(LightningDataModule):
+    """The loaders of a dataset for ``Trainer.fit``, ``validate``, ``test`` and ``predict``.
+
+    ::
+
+        data = GiglDataModule(
+            lambda: DistDataset.open("graph"),
+            DistNeighborLoader,
+            num_neighbors=[10, 5], batch_size=512, num_workers=2,       # of all loaders
+            train={"input_nodes": "train", "shuffle": True, "seed": 1},
+            val={"input_nodes": "val"},
+        )
+        Trainer(devices=2, strategy="ddp").fit(model, datamodule=data)
+
+    Loaders are built when Lightning asks for them, in the process that uses them, and shut down in
+    ``teardown`` and after an exception. Under several ranks each gets its share of the input.
+
+    **Checkpoints** hold the state of the loader for training, whoever saves them and at any place of an
+    epoch. ``fit(ckpt_path=...)`` goes on with the very next batch, with any number of workers; epoch n of the
+    training is epoch n of the loader. A loader of other inputs or options, or for another number of ranks, is
+    refused with the difference. Epoch n of the training is validated by epoch n of the loader for validation.
+
+    A loader's ``device`` is that of the trainer, its ``name`` that of its stage, unless they are given.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Callable[[], Dataset],
+        loader_class: type[BaseDistLoader],
+        *,
+        train: Mapping[str, Any] | None = None,
+        val: Mapping[str, Any] | None = None,
+        test: Mapping[str, Any] | None = None,
+        predict: Mapping[str, Any] | None = None,
+        **common: Any,
+    ) -> None:
+        """Keep the arguments. Nothing is opened or started.
+
+        ``dataset``
+            A dataset, or a callable that opens one in the process of each rank, where it is closed in
+            ``teardown``.
+        ``loader_class``
+            ``DistNeighborLoader``, ``DistLinkNeighborLoader``, ``DistABLPLoader`` or a class of your own.
+        ``train``, ``val``, ``test``, ``predict``
+            Keyword arguments of the loader for this stage; ``None`` where there is none. The key
+            ``loader_class`` names another class for the stage, which does not take ``common`` arguments.
+        ``common``
+            Keyword arguments of the loaders of all stages. Those of a stage go before.
+
+        ``TypeError`` for a class that is no loader, and for arguments that are no mapping. Arguments of
+        loaders are checked when these are built.
+        """
+        super().__init__()
+        self._dataset_source = dataset
+        self._dataset: Dataset | None = None
+        self._loaders: dict[str, BaseDistLoader] = {}
+        """By stage, those that were shut down included: their state may still be saved."""
+        self._states: dict[str, Any] = {}
+        """Of a checkpoint, by stage, for loaders that are not built yet."""
+        self._epochs = _Epochs(self)
+        if not callable(dataset) or hasattr(dataset, "open_source"):
+            check_dataset(dataset)
+        stages = {_TRAIN: train, _VAL: val, "test": test, "predict": predict}
+        self._stages = {
+            stage: _StageArguments.read(stage, loader_class, arguments, common)
+            for stage, arguments in stages.items()
+            if arguments is not None
+        }
+        if val is None:
+            # Lightning takes an inherited method for one that is not there, and does not validate.
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+
+    # What Lightning calls
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the dataset, in the process of a rank."""
+        if self._dataset is None:
+            given: Any = self._dataset_source
+            self._dataset = given if hasattr(given, "open_source") else given()
+            check_dataset(self._dataset)
+        callbacks = None if self.trainer is None else getattr(self.trainer, "callbacks", None)
+        if callbacks is not None and self._epochs not in callbacks:
+            callbacks.append(self._epochs)
+
+    def train_dataloader(self) -> BaseDistLoader:
+        return self._build(_TRAIN)
+
+    def val_dataloader(self) -> Any:
+        # Not asked for without ``val``, but by a module that was pickled on its way to a rank.
+        return self._build(_VAL) if _VAL in self._stages else []
+
+    def test_dataloader(self) -> BaseDistLoader:
+        return self._build("test")
+
+    def predict_dataloader(self) -> BaseDistLoader:
+        return self._build("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the loaders for training and validation, for a checkpoint."""
+        built = {
+            stage: self._loaders[stage].state_dict() for stage in (_TRAIN, _VAL) if stage in self._loaders
+        }
+        return {**self._states, **built}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the states of a checkpoint for the loaders that are built next."""
+        self._states = dict(state_dict)
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Shut the loaders down, and close a dataset that was opened here. Calling it again does nothing."""
+        for loader in self._loaders.values():
+            loader.shutdown()
+        if self._dataset is not None and self._dataset is not self._dataset_source:
+            self._dataset.close()
+        self._dataset = None
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.teardown()
+
+    # Inside
+
+    def _build(self, stage: str) -> BaseDistLoader:
+        """Build the loader of a stage, at the epoch of the trainer and the state of its checkpoint."""
+        if stage not in self._stages:
+            given = ", ".join(self._stages) or "none"
+            raise ValueError(
+                f"GiglDataModule has no arguments for {stage}= (given: {given}): pass {stage}={{...}}"
+            )
+        before = self._loaders.get(stage)
+        if before is not None:
+            before.shutdown()
+        self.setup()
+        assert self._dataset is not None
+        defaults = {"name": stage}
+        if self.trainer is not None:
+            defaults["device"] = str(self.trainer.strategy.root_device)
+        loader = self._stages[stage].build(self._dataset, defaults)
+        self._loaders[stage] = loader
+        if stage in self._states:
+            self._load(stage, loader, self._states.pop(stage))
+        self.follow_epoch(stage)
+        return loader
+
+    def _load(self, stage: str, loader: BaseDistLoader, state: dict[str, Any]) -> None:
+        if stage == _VAL:
+            # The run seed is all that counts: which epoch comes next follows from that of the training.
+            state = {**state, "batches": 0, "ahead": []}
+        elif state["batches"] >= len(loader):
+            # Lightning does not ask for more batches than there are, so the loader has not seen the end.
+            state = {**state, "epoch": state["epoch"] + 1, "batches": 0, "ahead": []}
+        try:
+            loader.load_state_dict(state)
+        except ValueError as error:
+            if stage == _TRAIN:
+                raise
+            logger.warning("validation goes on with a loader of its own run seed: %s", error)
+
+    def follow_epoch(self, stage: str) -> None:
+        """Let a loader's next ``iter()`` begin the trainer's epoch, unless it is in the middle of it."""
+        loader = self._loaders.get(stage)
+        if self.trainer is None or loader is None:
+            return
+        epoch = self.trainer.current_epoch
+        if (stage == _TRAIN and loader.epoch < epoch) or (stage == _VAL and loader.epoch != epoch):
+            loader.set_epoch(epoch)
+
+
+class _StageArguments:
+    """Loader class and arguments of one stage."""
+
+    def __init__(self, loader_class: type[BaseDistLoader], arguments: dict[str, Any]) -> None:
+        self._loader_class = loader_class
+        self._arguments = arguments
+
+    @classmethod
+    def read(
+        cls, stage: str, loader_class: Any, arguments: Any, common: Mapping[str, Any]
+    ) -> _StageArguments:
+        if not isinstance(arguments, Mapping):
+            raise TypeError(f"{stage} must be a mapping of a loader's arguments, got {arguments!r}")
+        own = {name: value for name, value in arguments.items() if name != "loader_class"}
+        chosen = arguments.get("loader_class", loader_class)
+        if not isinstance(chosen, type) or not issubclass(chosen, BaseDistLoader):
+            raise TypeError(f"loader_class must be a class such as DistNeighborLoader, got {chosen!r}")
+        return cls(chosen, own if "loader_class" in arguments else {**common, **own})
+
+    def build(self, dataset: Dataset, defaults: Mapping[str, Any]) -> BaseDistLoader:
+        arguments = {**defaults, **self._arguments}
+        if "pin_memory_device" in self._arguments and "device" not in self._arguments:
+            del arguments["device"]
+        build: Any = self._loader_class
+        loader: BaseDistLoader = build(dataset, **arguments)
+        return loader
+
+
+class _Epochs(Callback):
+    """Keeps the loaders at the epoch of the trainer."""
+
+    def __init__(self, module: GiglDataModule) -> None:
+        super().__init__()
+        self._module = module
+
+    def on_train_start(self, *_: Any) -> None:
+        # Only now a trainer that goes on from the last batch of an epoch counts the epoch.
+        self._module.follow_epoch(_TRAIN)
+
+    def on_validation_start(self, *_: Any) -> None:
+        self._module.follow_epoch(_VAL)
+
+    def on_sanity_check_end(self, *_: Any) -> None:
+        self._module.follow_epoch(_VAL)
