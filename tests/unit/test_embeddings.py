@@ -327,7 +327,7 @@ def _scaled() -> GraphSAGE:
         ({}, {"rows_per_shard": 16}, model, "batches per shard is 1 here, 6250 there"),
         ({}, {}, _scaled, "digest of the model is"),
     ],
-    ids=str,
+    ids=["batch_size", "seed", "nodes", "dtype", "format", "rows_per_shard", "weights"],
 )
 def test_another_run_is_refused_with_the_difference(
     loader_options: dict[str, Any], options: dict[str, Any], module: Any, message: str, tmp_path: Path
