@@ -150,7 +150,7 @@ def make_model(loader: DistNeighborLoader, device: torch.device) -> tuple[Any, A
     (columns,) = (nodes.columns for nodes in loader.dataset.schema.nodes.values())
     channels = columns["x"].shape[0]
     hops = loader.plan.frame(loader.dataset.schema).num_hops
-    model = HomogeneousSAGE(dim=channels, hidden=HIDDEN, classes=LABELS, hops=hops).to(device)
+    model = HomogeneousSAGE(dim=channels, hidden=HIDDEN, out=LABELS, hops=hops).to(device)
     return model, torch.optim.Adam(model.parameters())
 
 
