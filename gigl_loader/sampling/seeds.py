@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from gigl_loader.native import batch_key, philox
+from gigl_loader.sampling.bounds import BatchTooLarge
 from gigl_loader.sampling.request import SEED
-from gigl_loader.sampling.store import TREE_SHIFT
+from gigl_loader.sampling.store import MAX_TREES, TREE_SHIFT
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
@@ -81,8 +82,17 @@ class NodeSeeder:
 
 
 def in_trees(positions: Int64Array, trees: Int64Array, *, disjoint: bool) -> Int64Array:
-    """Return positions (int64 [N]) with the numbers of their trees, in a disjoint batch, else as they are."""
-    return positions | trees.astype(np.int64) << TREE_SHIFT if disjoint else positions
+    """Return positions (int64 [N]) with the numbers of their trees, in a disjoint batch, else as they are.
+
+    ``BatchTooLarge`` for a number that no tree has.
+    """
+    if not disjoint:
+        return positions
+    if len(trees) and int(trees.max()) >= MAX_TREES:
+        raise BatchTooLarge(
+            f"a batch has at most {MAX_TREES:,} disjoint trees: ask for fewer entries a batch"
+        )
+    return positions | trees.astype(np.int64) << TREE_SHIFT
 
 
 def tree_key(key: int, tree: int) -> int:

@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import HeteroData
 
-from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistDataset, DistNeighborLoader, FormatError
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistABLPLoader,
+    DistDataset,
+    DistNeighborLoader,
+    FormatError,
+    SamplingError,
+)
 from tests.support import oracle
 from tests.support.command_line import run
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
@@ -321,3 +328,11 @@ def test_what_does_not_fit_is_refused(options: Any, error: type[Exception], mess
     given = {"supervision_edge_type": BUYS, "input_nodes": ("user", [1]), **options}
     with pytest.raises(error, match=message):
         _first(DistDataset.from_pyg(HETERO), [1], **given)
+
+
+def test_more_trees_than_there_can_be_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_loader.sampling.seeds.MAX_TREES", 8)
+    options = {"supervision_edge_type": EDGE, "batch_size": 3, "disjoint": True}
+    _first(DATASET, [2], None, num_random_negatives=5, **options)
+    with pytest.raises(SamplingError, match="at most 8 disjoint trees: ask for fewer entries"):
+        _first(DATASET, [2], None, num_random_negatives=6, **options)
