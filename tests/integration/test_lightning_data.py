@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from gigl_loader import DistABLPLoader, DistDataset, DistLinkNeighborLoader, Dis
 from gigl_loader.graph import HOMOGENEOUS_EDGE
 from gigl_loader.lightning import GiglDataModule
 from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.lightning_runs import check_each_seed_once, killed_and_resumed
 from tests.support.pyg_graphs import homogeneous
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")]
@@ -364,11 +363,6 @@ if __name__ == "__main__":
 """
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
-    for file in folder.glob("*.jsonl"):
-        yield from map(json.loads, file.read_text().splitlines())
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize(
@@ -386,23 +380,5 @@ def test_two_ranks_that_were_killed_see_each_seed_once(
     """Without a seed, too: that of the first run is in the checkpoint."""
     build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "train.py", str(killed_at), json.dumps(every), str(saved), strategy],
-        check=False,
-        timeout=250,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "SIGKILL" in done.stdout
-    before = [line for line in _lines(tmp_path / "killed") if line["step"] < saved]
-    after = list(_lines(tmp_path / "resumed"))
-    assert min(line["step"] for line in after) == saved
-    for epoch in range(3):
-        seen = Counter(
-            place for line in [*before, *after] if line["epoch"] == epoch for place in line["places"]
-        )
-        assert set(seen) == set(range(290))
-        assert set(seen.values()) == {1}
+    lines = killed_and_resumed(tmp_path, str(killed_at), json.dumps(every), str(saved), strategy, saved=saved)
+    check_each_seed_once(lines, epochs=3, seeds=290)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import warnings
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +11,7 @@ import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
+from tests.support.lightning_runs import check_each_seed_once, killed_and_resumed
 from tests.support.pyg_graphs import homogeneous
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")]
@@ -82,35 +77,13 @@ fit("resumed", checkpoint=f"killed/step={killed_at // saved_every * saved_every}
 """
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
-    for file in folder.glob("*.jsonl"):
-        yield from map(json.loads, file.read_text().splitlines())
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_leftovers")
 def test_two_ranks_that_were_killed_see_each_seed_once(tmp_path: Path) -> None:
     build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "graph", str(KILLED_AT), str(SAVED_EVERY)],
-        check=False,
-        timeout=250,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "SIGKILL" in done.stdout
-    before = [line for line in _lines(tmp_path / "killed") if line["step"] < SAVED]
-    after = list(_lines(tmp_path / "resumed"))
-    assert before
-    for epoch in range(2):
-        seen = Counter(
-            place for line in [*before, *after] if line["epoch"] == epoch for place in line["places"]
-        )
-        assert set(seen) == set(range(SEEDS))
-        assert set(seen.values()) == {1}
+    (tmp_path / "train.py").write_text(SCRIPT)
+    lines = killed_and_resumed(tmp_path, "graph", str(KILLED_AT), str(SAVED_EVERY), saved=SAVED)
+    check_each_seed_once(lines, epochs=2, seeds=SEEDS)
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11}], ids=["epochs", "steps"])
