@@ -151,6 +151,7 @@ class DistDataset(GraphQueries):
         edge_dir: Literal["in", "out"] = "in",
         assigner: Literal["range", "hash"] = "range",
         weight_attr: str | Mapping[EdgeType, str] | None = None,
+        time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
         labels: Mapping[EdgeType, Any] | None = None,
         shared: bool = True,
         timeout: float = 300.0,
@@ -168,6 +169,9 @@ class DistDataset(GraphQueries):
         ``weight_attr``
             Edge attribute that loaders may draw edges by (``weight_attr`` of theirs), for every type that has
             it or by type.
+        ``time_attr``
+            Node or edge attribute, int64, by which loaders may draw in time (``time_attr`` of theirs): of
+            every node type that has it, or else of every edge type, or by type.
         ``labels``
             Label sets of ``DistABLPLoader`` by supervision type: node ids [2, P], row 0 the anchors, or a
             pair of positive and negative ones. The type need not be one of the edges.
@@ -183,7 +187,7 @@ class DistDataset(GraphQueries):
         from gigl_loader.partition import build_graph, tables_from_pyg
 
         def tables() -> GraphTables:
-            return tables_from_pyg(data, weight_attr=weight_attr, labels=labels)
+            return tables_from_pyg(data, weight_attr=weight_attr, time_attr=time_attr, labels=labels)
 
         def build(folder: MemoryFolder) -> None:
             build_graph(tables(), folder, num_partitions=num_partitions, edge_dir=edge_dir, assigner=assigner)

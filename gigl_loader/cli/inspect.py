@@ -109,6 +109,7 @@ def _edge_table(graph: Graph) -> Table:
             "weight" if edges.weight else "",
             "time" if edges.time else "",
             f"weights: {', '.join(edges.weights)}" if edges.weights else "",
+            f"times: {', '.join(edges.times)}" if edges.times else "",
         ]
         targets = graph.schema.nodes[graph.schema.target_type(edge_type)].count
         table.add_row(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
-import time
 from enum import Enum
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -83,6 +83,9 @@ def partition(
     weight: Annotated[
         _Many, typer.Option(help="[TYPE:]COLUMN: edges can be drawn in proportion to this column.")
     ] = [],  # noqa: B006
+    time: Annotated[
+        _Many, typer.Option(help="[TYPE:]COLUMN, of nodes or edges: batches can be drawn in time by it.")
+    ] = [],  # noqa: B006
     labels: Annotated[
         _Many,
         typer.Option(
@@ -108,7 +111,7 @@ def partition(
         from gigl_loader.partition import build_graph
         from gigl_loader.partition.csv_format import CsvFormat
 
-    started = time.monotonic()
+    started = monotonic()
     tables = open_tables(
         TableOptions(
             edges=edges,
@@ -126,6 +129,7 @@ def partition(
                 "" if csv_quote == "none" else csv_quote,
             ),
             weights=weight,
+            times=time,
             labels=labels,
             split_nodes=split_nodes,
             split_edges=split_edges,
@@ -143,7 +147,7 @@ def partition(
             overwrite=overwrite,
             progress=progress,
         )
-    _report(out, schema, time.monotonic() - started, as_json=json)
+    _report(out, schema, monotonic() - started, as_json=json)
 
 
 def _working_memory(text: str) -> int:

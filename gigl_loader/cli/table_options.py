@@ -18,10 +18,10 @@ from gigl_loader.partition.csv_format import CsvFormat
 from gigl_loader.partition.labels import label_set
 from gigl_loader.partition.reverse import reverse_of, with_reverse_edges
 from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files
-from gigl_loader.partition.table import GraphTables, NodeTable, Table, declared
+from gigl_loader.partition.table import GraphTables, NodeTable, Table, declared, declared_times
 from gigl_loader.splits import named_fractions
 
-__all__ = ["TableOptions", "open_tables", "weight_columns"]
+__all__ = ["TableOptions", "open_tables", "time_columns", "weight_columns"]
 
 _Key = NodeType | EdgeType
 
@@ -39,6 +39,7 @@ class TableOptions:
     dtypes: Sequence[str] = ()
     fill: Sequence[str] = ()
     weights: Sequence[str] = ()
+    times: Sequence[str] = ()
     labels: Sequence[str] = ()
     split_nodes: Sequence[str] = ()
     split_edges: Sequence[str] = ()
@@ -147,10 +148,17 @@ def open_tables(options: TableOptions) -> GraphTables:
     weights = weight_columns(columns, options.weights)
     # Declared first where they can be: the reversed edges of a type are drawn by its weights, too.
     declared_first = {kind: names for kind, names in weights.items() if kind in tables.edges}
-    tables = replace(tables, weights=declared_first)
+    node_columns = {kind: each.rows.columns for kind, each in tables.nodes.items() if each.rows is not None}
+    times = time_columns(node_columns, columns, options.times)
+    reversed_ = set(added.edges) - set(tables.edges)
+    times_first = {kind: names for kind, names in times.items() if kind not in reversed_}
+    tables = replace(tables, weights=declared_first, times=times_first)
     tables = with_reverse_edges(tables, reverses, undirected=options.undirected)
     return replace(
-        tables, weights={**weights, **tables.weights}, message_edges=_message_edges(options.message_edges)
+        tables,
+        weights={**weights, **tables.weights},
+        times={**times, **tables.times},
+        message_edges=_message_edges(options.message_edges),
     )
 
 
@@ -234,6 +242,21 @@ def weight_columns(
             raise ValueError(f"--weight {option}: {scope!r} is no edge type; write SRC,REL,DST:COLUMN")
         named = declared(edges, name if key is None else {key: name}, f"--weight {option}")
         for kind, names in named.items():
+            found[kind] = tuple(sorted({*found.get(kind, ()), *names}))
+    return found
+
+
+def time_columns(
+    nodes: Mapping[NodeType, Collection[str]],
+    edges: Mapping[EdgeType, Collection[str]],
+    options: Sequence[str],
+) -> dict[_Key, tuple[str, ...]]:
+    """Return the columns that ``--time [TYPE:]COLUMN`` declares, given those of each type."""
+    found: dict[_Key, tuple[str, ...]] = {}
+    for option in options:
+        scope, colon, name = option.rpartition(":")
+        wanted = {_key(scope): name} if colon else name
+        for kind, names in declared_times(nodes, edges, wanted, f"--time {option}").items():
             found[kind] = tuple(sorted({*found.get(kind, ()), *names}))
     return found
 

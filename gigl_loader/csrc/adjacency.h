@@ -21,6 +21,11 @@ struct AdjacencyPart {
   // of each list are above 0.
   const int64_t* weight_sums = nullptr;
   const int64_t* weight_counts = nullptr;
+  // Of draws by time, else nullptr: each list by ascending time, as times and as places in `indices` (4 or 8 bytes
+  // each), and, of weighted draws by time, the running sums of its weights in that order.
+  const int64_t* times = nullptr;
+  const void* time_slots = nullptr;
+  const int64_t* time_sums = nullptr;
 };
 
 // What is kept of a sampled edge besides its neighbour.
@@ -34,6 +39,7 @@ struct AdjacencyView {
   std::vector<AdjacencyPart> parts;
   bool wide_indices;
   bool wide_edge_ids;
+  bool wide_time_slots = false;
 
   // The targets are the positions [first_target(), end_target()).
   int64_t first_target() const { return parts.front().first_target; }

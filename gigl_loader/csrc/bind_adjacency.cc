@@ -27,10 +27,14 @@ void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const i
                          std::to_string(indptr.shape(0) - 1) + ")");
 }
 
-HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule, bool disjoint) {
+HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule, bool disjoint, const TreeTimes& times,
+                    std::span<const int64_t> targets) {
   Require(address < (1u << 24), "an address has 24 bits");
   Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
-  return {key, address, hop, rule, disjoint};
+  if (!rule.timed) return {key, address, hop, rule, disjoint};
+  Require(disjoint && times, "a timed rule needs disjoint trees and their tree_times");
+  RequireTimes(targets, Span(*times));
+  return {key, address, hop, rule, disjoint, Span(*times)};
 }
 
 // An array of either width as Python gets it; None where it was not asked for.
@@ -40,10 +44,11 @@ nb::object HandOverEither(NarrowOrWide&& buffer) {
 
 nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
                       const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, const DrawRule& rule,
-                      bool with_edge_ids, bool with_slots, int64_t max_edges, bool disjoint, const NodeIds& neighbor_ids) {
-  const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint);
+                      bool with_edge_ids, bool with_slots, int64_t max_edges, bool disjoint, const NodeIds& neighbor_ids,
+                      const TreeTimes& tree_times) {
+  const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint, tree_times, Span(targets));
   Require(max_edges >= 0, "max_edges must not be negative");
-  Require(!rule.weighted || adjacency.has_weights(), "a weighted rule needs an adjacency with weights");
+  adjacency.RequireFit(rule);
   Require(!neighbor_ids || static_cast<int64_t>(neighbor_ids->shape(0)) >= num_neighbors, "neighbor_ids must have an entry for every neighbour");
   Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
   DrawnHop drawn;
@@ -78,22 +83,29 @@ void BindAdjacency(nb::module_& m) {
 
   nb::class_<DrawRule>(m, "DrawRule")
       .def("__init__",
-           [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor) {
+           [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last) {
              Require(fanout >= -1, "a fanout is -1, 0 or positive");
-             Require(!labor || (!replace && !weighted), "LABOR has no replacement and no weights");
-             new (self) DrawRule{fanout, replace, weighted, labor};
+             Require(!labor || (!replace && !weighted && !timed), "LABOR has no replacement, no weights and no times");
+             Require(!last || (timed && !replace), "the last entries are those of a timed rule without replacement");
+             new (self) DrawRule{fanout, replace, weighted, labor, timed, last};
            },
-           "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false)
+           "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false, "timed"_a = false,
+           "last"_a = false)
       .def_ro("fanout", &DrawRule::fanout)
       .def_ro("replace", &DrawRule::replace)
       .def_ro("weighted", &DrawRule::weighted)
-      .def_ro("labor", &DrawRule::labor);
+      .def_ro("labor", &DrawRule::labor)
+      .def_ro("timed", &DrawRule::timed)
+      .def_ro("last", &DrawRule::last);
 
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>,
-                    std::vector<Array<const int64_t>>, std::vector<Array<const int64_t>>>(),
+                    std::vector<Array<const int64_t>>, std::vector<Array<const int64_t>>, std::vector<Array<const int64_t>>,
+                    std::vector<AnyArray>, std::vector<Array<const int64_t>>>(),
            "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert(),
-           "weight_sums"_a.noconvert() = nb::list(), "weight_counts"_a.noconvert() = nb::list())
+           "weight_sums"_a.noconvert() = nb::list(), "weight_counts"_a.noconvert() = nb::list(),
+           nb::kw_only(), "times"_a.noconvert() = nb::list(), "time_slots"_a.noconvert() = nb::list(),
+           "time_sums"_a.noconvert() = nb::list())
       .def_prop_ro("num_edges", &Adjacency::num_edges);
 
   m.def("find_edges", &BindFindEdges, "adjacency"_a, "neighbor_ids"_a.noconvert().none(), "num_neighbors"_a,
@@ -101,7 +113,7 @@ void BindAdjacency(nb::module_& m) {
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
         nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX,
-        "disjoint"_a = false, "neighbor_ids"_a.noconvert().none() = nb::none());
+        "disjoint"_a = false, "neighbor_ids"_a.noconvert().none() = nb::none(), "tree_times"_a.noconvert().none() = nb::none());
 }
 
 }  // namespace gigl

@@ -162,7 +162,9 @@ class BoundSampler : public BoundBatch {
       const Adjacency& adjacency = nb::cast<const Adjacency&>(keep_.back());
       const AdjacencyView& view = adjacency.view();
       for (const DrawRule& rule : rules[e]) {
-        Require(!rule.weighted || adjacency.has_weights(), "a weighted rule needs an adjacency with weights");
+        adjacency.RequireFit(rule);
+        Require(!rule.timed || disjoint, "a timed rule needs disjoint trees");
+        timed_ |= rule.timed;
       }
       RequireType(target_types[e], nodes_.size());
       RequireType(neighbor_types[e], nodes_.size());
@@ -178,17 +180,22 @@ class BoundSampler : public BoundBatch {
 
   size_t ScratchBytes() const override { return sampler_->nbytes(); }
 
-  void Sample(const std::vector<SeedArrays>& seeds, uint64_t key, int64_t max_edges) {
+  void Sample(const std::vector<SeedArrays>& seeds, uint64_t key, int64_t max_edges, const TreeTimes& tree_times) {
     const std::vector<SeedGroup> groups = Groups(seeds, nodes_.size());
     RequireBound(max_edges);
+    const std::span<const int64_t> times = tree_times ? Span(*tree_times) : std::span<const int64_t>();
+    if (timed_) {
+      for (const SeedGroup& group : groups) RequireTimes(group.seeds, times);
+    }
     nb::gil_scoped_release release;
-    sampler_->Sample(groups, key, max_edges);
+    sampler_->Sample(groups, key, max_edges, times);
   }
 
  protected:
   Batch& mutable_batch() override { return sampler_->batch(); }
 
  private:
+  bool timed_ = false;
   std::vector<nb::object> keep_;
   NodePlans nodes_;
   std::optional<NeighborSampler> sampler_;
@@ -344,7 +351,7 @@ void BindSampling(nb::module_& m) {
            nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "rules"_a, "node_ids"_a.noconvert(),
            "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false)
       .def("sample", &BoundSampler::Sample, "seeds"_a.noconvert(), "key"_a,
-           nb::kw_only(), "max_edges"_a = INT64_MAX);
+           nb::kw_only(), "max_edges"_a = INT64_MAX, "tree_times"_a.noconvert().none() = nb::none());
 
   nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
       .def(nb::init<const std::vector<int>&, const std::vector<int>&, std::vector<NodeIds>, const std::vector<int64_t>&,

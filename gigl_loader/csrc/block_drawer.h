@@ -54,8 +54,12 @@ class BlockDrawer {
   int64_t Locate(std::span<const int64_t> targets, Located located) {
     num_targets_ = num_edges_ = 0;
     const int64_t most = std::min<int64_t>(kBlockTargets, static_cast<int64_t>(targets.size()));
+    int64_t found = 0;  // targets whose lists are known
     while (num_targets_ < most && num_edges_ < kBlockEdges) {
-      const Target& target = block_[num_targets_] = Find(targets[num_targets_]);
+      for (; found < std::min(num_targets_ + Policy::kAhead, most); ++found) block_[found] = Find(targets[found]);
+      Target& target = block_[num_targets_];
+      if constexpr (Policy::kTimed) policy_.Cut(target.list, target.tree);
+      target.taken = policy_.Count(AddressOf(target), target.list);
       ++num_targets_;
       num_edges_ += target.taken;
       located(target.taken);
@@ -75,18 +79,19 @@ class BlockDrawer {
     const AdjacencyPart** owner = owners_.data();
     for (int64_t t = 0; t < num_targets_; ++t) {
       const Target& target = block_[t];
-      const DrawAddress address{disjoint_ ? KeyOf(target.tree) : key_, static_cast<uint64_t>(target.node_id), place_};
-      const Index* indices = static_cast<const Index*>(target.list.part->indices);
-      const EdgeId* ids = static_cast<const EdgeId*>(target.list.part->edge_ids);
-      const bool with_ids = with_edge_ids_;
-      policy_.Pick(address, target.list, target.taken, [&](int64_t drawn) {
+      const AdjacencyPart& part = *target.list.part;
+      policy_.Pick(AddressOf(target), target.list, target.taken, [&](int64_t drawn) {
         const int64_t slot = target.list.first + drawn;
-        __builtin_prefetch(indices + slot, 0, 1);
-        if (with_ids) __builtin_prefetch(ids + slot, 0, 1);
+        if constexpr (Policy::kTimed) {
+          __builtin_prefetch(TimeSlot(part, slot), 0, 1);
+        } else {
+          FetchEdge(part, slot);
+        }
         if (sole_ == nullptr) *owner++ = target.list.part;
         *pick++ = slot;
       });
     }
+    if constexpr (Policy::kTimed) LeaveOrderOfTime();
   }
 
   // Calls in_tree(tree, edges taken) for each target of the block.
@@ -116,7 +121,36 @@ class BlockDrawer {
     int64_t node_id;
     int64_t taken;
     int64_t tree;
+    uint64_t key;
   };
+
+  DrawAddress AddressOf(const Target& target) const {
+    return {target.key, static_cast<uint64_t>(target.node_id), place_};
+  }
+
+  void FetchEdge(const AdjacencyPart& part, int64_t slot) const {
+    __builtin_prefetch(static_cast<const Index*>(part.indices) + slot, 0, 1);
+    if (with_edge_ids_) __builtin_prefetch(static_cast<const EdgeId*>(part.edge_ids) + slot, 0, 1);
+  }
+
+  const void* TimeSlot(const AdjacencyPart& part, int64_t place) const {
+    return static_cast<const char*>(part.time_slots) + (place << (adjacency_.wide_time_slots ? 3 : 2));
+  }
+
+  // Replaces places in the order of time by those in the lists.
+  void LeaveOrderOfTime() {
+    bool inside = true;
+    for (int64_t e = 0; e < num_edges_; ++e) {
+      const AdjacencyPart& part = sole_ != nullptr ? *sole_ : *owners_[e];
+      const void* const place = TimeSlot(part, picks_[e]);
+      const int64_t slot = adjacency_.wide_time_slots ? *static_cast<const int64_t*>(place) : *static_cast<const int32_t*>(place);
+      const bool valid = slot >= 0 && slot < part.num_edges;
+      inside &= valid;
+      picks_[e] = valid ? slot : 0;
+      FetchEdge(part, picks_[e]);
+    }
+    if (!inside) ThrowDamaged("the order of time leaves the edges");
+  }
 
   // Targets of a tree come one after the other, for the most part.
   uint64_t KeyOf(int64_t tree) {
@@ -139,8 +173,10 @@ class BlockDrawer {
       ThrowDamaged("indptr does not rise to the number of edges");
     }
     const ListView list{part, number, first, last - first};
-    return {list, target_ids_ == nullptr ? position : target_ids_[position], policy_.Count(list),
-            TreeOf(name)};
+    policy_.Fetch(list);
+    const int64_t tree = TreeOf(name);
+    return {list, target_ids_ == nullptr ? position : target_ids_[position], 0, tree,
+            disjoint_ ? KeyOf(tree) : key_};
   }
 
   const AdjacencyView& adjacency_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +26,8 @@ struct DrawRule {
   bool replace;    // with replacement
   bool weighted;   // in proportion to the edges' weights, which the adjacency then has
   bool labor = false;  // each neighbour with the same chance for all targets: LABOR-0
+  bool timed = false;  // only entries that are not later than the target's tree, by the times of the adjacency
+  bool last = false;   // of those, the latest
 };
 
 // One hop over one edge type: its rule, and where its randomness lies.
@@ -34,6 +37,7 @@ struct HopDraw {
   int hop;
   DrawRule rule;
   bool disjoint = false;  // draws depend on the trees of targets
+  std::span<const int64_t> tree_times = {};  // of a timed rule: of each tree
 
   uint64_t place() const { return uint64_t{address} << 32 | static_cast<uint64_t>(hop) << 56; }
 };
@@ -46,13 +50,20 @@ struct ListView {
   int64_t degree;
 };
 
+// Lists are found some targets before their entries are counted: Fetch asks for what counting reads.
+
 // Draws all entries with the same probability.
 class UniformPolicy {
  public:
+  static constexpr bool kTimed = false;
+  static constexpr int64_t kAhead = 1;
+
   UniformPolicy(const DrawRule& rule, Picker& picker) : rule_(rule), picker_(picker) {}
 
+  void Fetch(const ListView&) const {}
+
   // Number of entries that are taken from a list.
-  int64_t Count(const ListView& list) const { return Picker::Count(list.degree, rule_.fanout, rule_.replace); }
+  int64_t Count(const DrawAddress&, const ListView& list) const { return Picker::Count(list.degree, rule_.fanout, rule_.replace); }
 
   // Calls emit(i) for every drawn entry i of a list, i below its degree.
   template <typename Emit>
@@ -68,13 +79,20 @@ class UniformPolicy {
 // Draws entries in proportion to their weights. Entries of weight 0 are never drawn.
 class WeightedPolicy {
  public:
+  static constexpr bool kTimed = false;
+  static constexpr int64_t kAhead = 8;
+
   WeightedPolicy(const DrawRule& rule, WeightedPicker& picker) : rule_(rule), picker_(picker) {}
 
-  int64_t Count(const ListView& list) const {
-    const int64_t weights = list.part->weight_counts[list.number];
-    // What the searches of this list will read first. They begin when the whole block is counted.
+  // Also for the searches of the list, which begin when the whole block is counted.
+  void Fetch(const ListView& list) const {
+    __builtin_prefetch(list.part->weight_counts + list.number, 0, 1);
     __builtin_prefetch(list.part->weight_sums + list.first + list.degree / 2, 0, 1);
     __builtin_prefetch(list.part->weight_sums + list.first + list.degree - 1, 0, 1);
+  }
+
+  int64_t Count(const DrawAddress&, const ListView& list) const {
+    const int64_t weights = list.part->weight_counts[list.number];
     // Damaged otherwise: `degree` bounds what is written.
     return Picker::Count(std::clamp<int64_t>(weights, 0, list.degree), rule_.fanout, rule_.replace);
   }
@@ -111,17 +129,45 @@ struct NeighborNodes {
   const int64_t* ids;  // position -> node id; nullptr where they are equal
 };
 
+// Entries that were picked when they were counted, for all lists of a block.
+class PickQueue : public Buffer<int64_t> {
+ public:
+  void Reset() {
+    Clear();
+    next_ = 0;
+  }
+
+  // Emits the next `count` entries.
+  template <typename Emit>
+  void Take(int64_t count, Emit emit) {
+    for (int64_t i = 0; i < count; ++i) emit((*this)[next_++]);
+    if (next_ == size()) Reset();
+  }
+
+ private:
+  size_t next_ = 0;
+};
+
 // LABOR-0 (Balin and Catalyurek, NeurIPS 2023): a neighbour t is taken from a list of degree d where r_t < k / d.
 // Each t has one r_t in a hop, whatever the target, so that targets take the same neighbours.
 class LaborPolicy {
  public:
-  LaborPolicy(const HopDraw& draw, const NeighborNodes& neighbors, bool wide, Buffer<int64_t>& picks)
+  static constexpr bool kTimed = false;
+  static constexpr int64_t kAhead = 4;
+
+  LaborPolicy(const HopDraw& draw, const NeighborNodes& neighbors, bool wide, PickQueue& picks)
       : draw_(draw), neighbors_(neighbors), wide_(wide),
         key_(Philox(draw.key, draw.address, uint64_t{0xFE02} << 48 | static_cast<uint64_t>(draw.hop)).first),
         picks_(picks) {}
 
+  void Fetch(const ListView& list) const {
+    const char* const entries = static_cast<const char*>(list.part->indices) + (list.first << (wide_ ? 3 : 2));
+    __builtin_prefetch(entries, 0, 1);
+    __builtin_prefetch(entries + 64, 0, 1);
+  }
+
   // Picks, too: only then is the number known.
-  int64_t Count(const ListView& list) {
+  int64_t Count(const DrawAddress&, const ListView& list) {
     if (TakesAll(list)) return list.degree;
     const size_t before = picks_.size();
     wide_ ? Choose(static_cast<const int64_t*>(list.part->indices) + list.first, list.degree)
@@ -136,11 +182,7 @@ class LaborPolicy {
       for (int64_t i = 0; i < list.degree; ++i) emit(i);
       return;
     }
-    for (int64_t i = 0; i < count; ++i) emit(picks_[next_++]);
-    if (next_ == picks_.size()) {
-      picks_.Clear();
-      next_ = 0;
-    }
+    picks_.Take(count, emit);
   }
 
  private:
@@ -181,26 +223,121 @@ class LaborPolicy {
   const NeighborNodes neighbors_;
   const bool wide_;
   const uint64_t key_;
-  Buffer<int64_t>& picks_;
-  size_t next_ = 0;
+  PickQueue& picks_;
+};
+
+// Entries of a list that are not later than a time: the first of those that the adjacency has in order of time.
+inline int64_t NotLater(const ListView& list, int64_t time) {
+  const int64_t* const times = list.part->times + list.first;
+  return std::upper_bound(times, times + list.degree, time) - times;
+}
+
+// Draws by time: the same draws as another policy, from the lists in order of time, cut at the time of a tree.
+// Entries that it emits are places in that order.
+template <typename Policy>
+class TimedPolicy : public Policy {
+ public:
+  static constexpr bool kTimed = true;
+  static constexpr int64_t kAhead = 8;
+
+  TimedPolicy(const HopDraw& draw, Policy policy) : Policy(policy), tree_times_(draw.tree_times) {}
+
+  void Fetch(const ListView& list) const {
+    __builtin_prefetch(list.part->times + list.first, 0, 1);
+    __builtin_prefetch(list.part->times + list.first + list.degree / 2, 0, 1);
+  }
+
+  // Leaves in a list what a tree may draw.
+  void Cut(ListView& list, int64_t tree) const { list.degree = NotLater(list, tree_times_[tree]); }
+
+ private:
+  const std::span<const int64_t> tree_times_;
+};
+
+// Takes the latest entries.
+class LastPolicy {
+ public:
+  explicit LastPolicy(const DrawRule& rule) : rule_(rule) {}
+
+  int64_t Count(const DrawAddress&, const ListView& list) const {
+    return Picker::Count(list.degree, rule_.fanout, false);
+  }
+
+  template <typename Emit>
+  void Pick(const DrawAddress&, const ListView& list, int64_t count, Emit emit) {
+    for (int64_t i = 1; i <= count; ++i) emit(list.degree - i);
+  }
+
+ private:
+  const DrawRule rule_;
+};
+
+// Draws in proportion to weights from lists in order of time; with `last`, takes the latest entries that have a weight.
+// How many entries of a cut list have a weight is not known, so that counting picks, too.
+class TimedWeightedPolicy {
+ public:
+  TimedWeightedPolicy(const DrawRule& rule, WeightedPicker& picker, PickQueue& picks)
+      : rule_(rule), picker_(picker), picks_(picks) {}
+
+  int64_t Count(const DrawAddress& address, const ListView& list) {
+    const WeightView view{list.part->time_sums + list.first, list.degree};
+    const size_t before = picks_.size();
+    const auto checked = [&](int64_t entry) {
+      if (entry < 0 || entry >= list.degree) ThrowDamaged("weights do not rise to their sum");
+      picks_.Push(entry);
+    };
+    const int64_t most = rule_.fanout < 0 ? list.degree : rule_.fanout;
+    if (view.total() < 0) ThrowDamaged("weights do not rise to their sum");
+    if (rule_.last) {
+      WeightedPicker::PickLast(view, most, checked);
+    } else if (rule_.fanout < 0) {
+      WeightedPicker::PickAll(view, most, checked);
+    } else if (!rule_.replace) {
+      picker_.PickDistinct(address, view, most, checked);
+    } else if (view.total() > 0) {
+      return most;
+    }
+    return static_cast<int64_t>(picks_.size() - before);
+  }
+
+  template <typename Emit>
+  void Pick(const DrawAddress& address, const ListView& list, int64_t count, Emit emit) {
+    if (!rule_.replace || rule_.fanout < 0) return picks_.Take(count, emit);
+    const WeightView view{list.part->time_sums + list.first, list.degree};
+    WeightedPicker::PickReplacing(address, view, count, [&](int64_t entry) {
+      if (entry < 0 || entry >= list.degree) ThrowDamaged("weights do not rise to their sum");
+      emit(entry);
+    });
+  }
+
+ private:
+  const DrawRule rule_;
+  WeightedPicker& picker_;
+  PickQueue& picks_;
 };
 
 // The scratch memory of every policy, kept from hop to hop.
 struct DrawScratch {
   Picker picker;
   WeightedPicker weighted;
-  Buffer<int64_t> labor;
+  PickQueue picks;
 
-  size_t nbytes() const { return picker.nbytes() + weighted.nbytes() + labor.nbytes(); }
+  size_t nbytes() const { return picker.nbytes() + weighted.nbytes() + picks.nbytes(); }
 };
 
 // Calls `run` with the policy of a draw.
 template <typename Run>
 void WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const NeighborNodes& neighbors, DrawScratch& scratch,
                 Run run) {
+  scratch.picks.Reset();
   if (draw.rule.labor) {
-    scratch.labor.Clear();
-    run(LaborPolicy(draw, neighbors, adjacency.wide_indices, scratch.labor));
+    run(LaborPolicy(draw, neighbors, adjacency.wide_indices, scratch.picks));
+  } else if (draw.rule.timed && draw.rule.weighted) {
+    run(TimedPolicy(draw, TimedWeightedPolicy(draw.rule, scratch.weighted, scratch.picks)));
+  } else if (draw.rule.timed && draw.rule.last) {
+    run(TimedPolicy(draw, LastPolicy(draw.rule)));
+  } else if (draw.rule.timed) {
+    run(TimedPolicy(draw, UniformPolicy(draw.rule, scratch.picker)));
   } else if (draw.rule.weighted) {
     run(WeightedPolicy(draw.rule, scratch.weighted));
   } else {

@@ -105,20 +105,21 @@ NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vect
   if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().rules.size());
 }
 
-void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges) {
+void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges,
+                             std::span<const int64_t> tree_times) {
   batch_.Begin(seeds, max_edges);
   for (int hop = 0; hop < num_hops_; ++hop) {
-    for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key);
+    for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key, tree_times);
     batch_.EndHop();
   }
 }
 
-void NeighborSampler::Expand(int edge_type, int hop, uint64_t key) {
+void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, std::span<const int64_t> tree_times) {
   const EdgeTypePlan& plan = plans_[edge_type];
   BatchEdges& edges = batch_.edges(edge_type);
   const BatchNodes& targets = batch_.nodes(plan.ends.target_type);
   BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
-  const HopDraw draw{key, plan.address, hop, plan.rules[hop], batch_.disjoint()};
+  const HopDraw draw{key, plan.address, hop, plan.rules[hop], batch_.disjoint(), tree_times};
   if (draw.rule.fanout == 0) {
     const int64_t num_targets = static_cast<int64_t>(targets.frontier().size());
     batch_.room().Take(0, num_targets);

@@ -30,7 +30,9 @@ class NeighborSampler {
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency
   // lists that point outside theirs (a damaged graph). Throws BatchTooLarge for a batch of more than
   // `max_edges` edges, before memory is taken for those beyond it.
-  void Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges = INT64_MAX);
+  // Timed rules need `tree_times`, the time of every tree.
+  void Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges = INT64_MAX,
+              std::span<const int64_t> tree_times = {});
 
   // The batch sampled last.
   const Batch& batch() const { return batch_; }
@@ -40,7 +42,7 @@ class NeighborSampler {
   size_t nbytes() const { return batch_.nbytes() + scratch_.nbytes(); }
 
  private:
-  void Expand(int edge_type, int hop, uint64_t key);
+  void Expand(int edge_type, int hop, uint64_t key, std::span<const int64_t> tree_times);
 
   std::vector<EdgeTypePlan> plans_;
   int num_hops_ = 0;

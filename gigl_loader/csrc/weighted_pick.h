@@ -29,11 +29,22 @@ class WeightedPicker {
   template <typename Emit>
   static void PickAll(const WeightView& list, int64_t count, Emit emit) {
     int64_t before = 0;
-    for (int64_t i = 0; count > 0 && i < list.degree; --count) {
+    for (int64_t i = 0; count > 0 && i < list.degree && before < list.total(); --count) {
       if (list.sums[i] <= before) i = list.Find(before);
       emit(i);
       before = list.sums[std::min(i, list.degree - 1)];
       ++i;
+    }
+  }
+
+  // The last entries that have a weight, descending.
+  template <typename Emit>
+  static void PickLast(const WeightView& list, int64_t count, Emit emit) {
+    int64_t end = list.degree;
+    for (; count > 0 && end > 0 && list.sums[end - 1] > 0; --count) {
+      // The first entry that reaches the sum: those after it have no weight.
+      end = std::lower_bound(list.sums, list.sums + end, list.sums[end - 1]) - list.sums;
+      emit(end);
     }
   }
 

@@ -15,13 +15,17 @@ from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
 from gigl_loader.graph.node_ids import Directory
+from gigl_loader.graph.node_times import NodeTimes
 from gigl_loader.graph.paths import (
     edges_path,
     ids_path,
+    node_times_path,
     nodes_path,
     part_folder,
     splits_path,
     text_ids_path,
+    timed_weights_path,
+    times_path,
     topology_path,
     weights_path,
 )
@@ -171,17 +175,48 @@ class Graph:
         self.verifier.require(document.name)
         return document.array("sums"), document.array("counts")
 
+    def times(self, edge_type: EdgeType, name: str, part: int) -> tuple[Int64Array, Array]:
+        """Return the lists of an edge type by ascending time: the times, int64 [E], and the edges' places.
+
+        ``name`` is a declared time of the edges or of the neighbours. Places are int32 or int64 [E], in the
+        order of ``indices``. Edges of equal times keep that order.
+        """
+        self._known_edge_type(edge_type)
+        declared = self.schema.list_times(edge_type)
+        if name not in declared:
+            raise ValueError(f"edges of type {edge_type} have no times {name!r}; known: {_listed(declared)}")
+        document = self._document(times_path(part, edge_type, name))
+        self.verifier.require(document.name)
+        return document.array("times"), document.array("slots")
+
+    def timed_weights(self, edge_type: EdgeType, time: str, weight: str, part: int) -> Int64Array:
+        """Return the running sums of a declared weight column in order of a time, int64 [E]."""
+        document = self._document(timed_weights_path(part, edge_type, time, weight))
+        self.verifier.require(document.name)
+        return document.array("sums")
+
+    def node_times(self, node_type: NodeType, name: str) -> NodeTimes:
+        """Return a declared time of all nodes of a type."""
+        declared = self._known_node_type(node_type).times
+        if name not in declared:
+            raise ValueError(
+                f"nodes of type {node_type!r} have no times {name!r}; known: {_listed(declared)}"
+            )
+        document = self._documents[node_times_path(node_type, name)]
+        self.verifier.require(document.name)
+        return NodeTimes(document.array("times"), document.array("order"))
+
     def bounds(self, node_type: NodeType) -> Int64Array:
         """Return the bounds, int64 [P + 1]: partition p owns positions ``[bounds[p], bounds[p + 1])``."""
         return np.array(self._known_node_type(node_type).bounds, dtype=np.int64)
 
     def node_ids(self, node_type: NodeType) -> Int64Array | None:
         """Return the node id at each position, int64 [N]. ``None`` where ids equal positions."""
-        return self._directory_of(node_type).ids
+        return self.directory(node_type).ids
 
     def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
         """Return the position of each node id, int64 [N]. ``ValueError`` lists the first ten unknown ids."""
-        positions = self._directory_of(node_type).find(ids)
+        positions = self.directory(node_type).find(ids)
         unknown = ids[positions < 0]
         if len(unknown):
             listed = ", ".join(map(str, unknown[:10].tolist())) + (", ..." if len(unknown) > 10 else "")
@@ -201,11 +236,11 @@ class Graph:
         That order of the nodes does not depend on the partitioning. With ``count``, return only so many,
         from index ``first`` in that order.
         """
-        return self._directory_of(node_type).in_id_order(first, count)
+        return self.directory(node_type).in_id_order(first, count)
 
     def at_ranks(self, node_type: NodeType, ranks: Int64Array) -> Int64Array:
         """Return the positions of the nodes at these indices, int64 [N], by ascending node id."""
-        return self._directory_of(node_type).at_ranks(ranks)
+        return self.directory(node_type).at_ranks(ranks)
 
     def split(self, node_type: NodeType, name: str) -> Int64Array:
         """Return the positions of a split, int64 [N], by ascending node id."""
@@ -214,7 +249,7 @@ class Graph:
 
     def in_id_order(self, node_type: NodeType, positions: Array) -> Array:
         """Return ``positions``, which ascend, ordered by ascending node id."""
-        directory = self._directory_of(node_type)
+        directory = self.directory(node_type)
         if directory.ascending:
             return positions
         return np.asarray(positions[np.argsort(directory.node_ids(positions))])
@@ -234,7 +269,8 @@ class Graph:
         check_split(document, name, nodes.bounds[part], nodes.bounds[part + 1])
         return document.array(name)
 
-    def _directory_of(self, node_type: NodeType) -> Directory:
+    def directory(self, node_type: NodeType) -> Directory:
+        """Return the node ids of a type by position, and positions by node id."""
         if self._known_node_type(node_type).ids != "identity":
             self.verifier.require(ids_path(node_type))
         return self._directories[node_type]
@@ -316,6 +352,9 @@ def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> dict
         raise FormatError(f"{name}: {what}")
     names = _expected(schema, parts)
     documents = {name: Document(folder, name, manifest.files[name]) for name in names}
+    for node_type, nodes in schema.nodes.items():
+        for time in nodes.times:
+            NodeTimes.check(documents[node_times_path(node_type, time)], nodes.count)
     for part in parts:
         check_part(schema, documents, part)
     return documents
@@ -366,6 +405,11 @@ def _present_parts(folder: Folder, schema: GraphSchema) -> list[int]:
 def _expected(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
     names = [ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.ids != "identity"]
     names += [text_ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.text_ids]
+    names += [
+        node_times_path(node_type, time)
+        for node_type in schema.nodes
+        for time in schema.nodes[node_type].times
+    ]
     return names + [name for part in parts for name in _expected_of_part(schema, part)]
 
 
@@ -377,6 +421,15 @@ def _expected_of_part(schema: GraphSchema, part: int) -> list[str]:
             weights_path(part, edge_type, name)
             for edge_type, edges in schema.edges.items()
             for name in edges.weights
+        ),
+        *(
+            path
+            for edge_type, edges in schema.edges.items()
+            for time in schema.list_times(edge_type)
+            for path in (
+                times_path(part, edge_type, time),
+                *(timed_weights_path(part, edge_type, time, name) for name in edges.weights),
+            )
         ),
         *(nodes_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.columns),
         *(splits_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.splits),

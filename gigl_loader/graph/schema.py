@@ -116,6 +116,8 @@ class NodeSchema:
     """Number of nodes in each named split."""
     text_ids: bool = False
     """The tables named the nodes by texts. Node ids are 0..count-1, and a file holds the text of each."""
+    times: tuple[str, ...] = ()
+    """Columns declared as times, by which lists of these nodes are ordered, too."""
 
     def __post_init__(self) -> None:
         if self.text_ids and self.ids == "sparse":
@@ -128,6 +130,7 @@ class NodeSchema:
             raise ValueError(f"bounds must not fall, got {self.bounds}")
         _check_names(self.columns, "column")
         _check_names(self.splits, "split")
+        _check_times(self.times, self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +170,8 @@ class EdgeSchema:
     """Columns declared as weights, in proportion to which edges can be drawn."""
     splits: EdgeSplits | None = None
     """Splits of the edges of this type, with those that are held out."""
+    times: tuple[str, ...] = ()
+    """Columns declared as times, by which lists are ordered, too."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -175,6 +180,7 @@ class EdgeSchema:
         for name in self.weights:
             if name not in self.columns and not (self.weight and name == "weight"):
                 raise ValueError(f"the weights {name!r} are no column of the edges")
+        _check_times(self.times, self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +231,13 @@ class GraphSchema:
         wide = self.nodes[self.neighbor_type(edge_type)].count >= _WIDE
         if self.lists[edge_type].wide_indices != wide:
             raise ValueError(f"edge type {edge_type}: wide_indices must be {wide}")
+        neighbor = self.neighbor_type(edge_type)
+        twice = sorted({*self.lists[edge_type].times} & {*self.nodes[neighbor].times})
+        if twice and edge_type in self.edges:
+            raise ValueError(
+                f"{twice[0]!r} is declared as a time of edges {edge_type} and of their neighbours, nodes of "
+                f"type {neighbor!r}: declare one of the two"
+            )
 
     @property
     def lists(self) -> dict[EdgeType, EdgeSchema]:
@@ -265,6 +278,10 @@ class GraphSchema:
         inward = self.edge_dir == "in" and edge_type not in self.labels
         return edge_type[0] if inward else edge_type[2]
 
+    def list_times(self, edge_type: EdgeType) -> tuple[str, ...]:
+        """Return the times by which the lists of an edge type are ordered: its own, and the neighbours'."""
+        return tuple(sorted({*self.edges[edge_type].times, *self.nodes[self.neighbor_type(edge_type)].times}))
+
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON-able values."""
         return {
@@ -301,6 +318,12 @@ def _check_names(names: Iterable[str], what: str) -> None:
         if not isinstance(name, str) or not name or name == "__metadata__":
             raise ValueError(f"{name!r} cannot name a {what}")
         _check_encodable(name, what)
+
+
+def _check_times(times: Iterable[str], columns: Mapping[str, Column]) -> None:
+    for name in times:
+        if name not in columns or columns[name].shape or columns[name].dtype != "I64":
+            raise ValueError(f"the times {name!r} are no int64 column")
 
 
 def _check_encodable(name: str, what: str) -> None:
@@ -345,6 +368,7 @@ def _nodes_to_json(node_type: NodeType, nodes: NodeSchema) -> dict[str, Any]:
         "columns": _columns_to_json(nodes.columns),
         "splits": dict(nodes.splits),
         **({"text_ids": True} if nodes.text_ids else {}),
+        **({"times": list(nodes.times)} if nodes.times else {}),
     }
 
 
@@ -356,6 +380,7 @@ def _nodes_from_json(entry: Mapping[str, Any]) -> tuple[NodeType, NodeSchema]:
         columns=_columns_from_json(entry["columns"]),
         splits={name: int(count) for name, count in entry["splits"].items()},
         text_ids=bool(entry.get("text_ids", False)),
+        times=tuple(str(name) for name in entry.get("times", ())),
     )
 
 
@@ -368,6 +393,7 @@ def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
         "weight": edges.weight,
         "time": edges.time,
         **({"weights": list(edges.weights)} if edges.weights else {}),
+        **({"times": list(edges.times)} if edges.times else {}),
         **({} if edges.splits is None else {"splits": _splits_to_json(edges.splits)}),
     }
 
@@ -382,6 +408,7 @@ def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
         time=bool(entry["time"]),
         weights=tuple(str(name) for name in entry.get("weights", ())),
         splits=_splits_from_json(entry["splits"]) if "splits" in entry else None,
+        times=tuple(str(name) for name in entry.get("times", ())),
     )
 
 

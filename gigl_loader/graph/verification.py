@@ -15,6 +15,8 @@ from gigl_loader.graph.paths import (
     ids_path,
     nodes_path,
     splits_path,
+    timed_weights_path,
+    times_path,
     topology_path,
     weights_path,
 )
@@ -42,6 +44,13 @@ def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int
                 "counts": ArraySpec("I64", (bounds[part + 1] - bounds[part],)),
             }
             _require_all(documents[weights_path(part, edge_type, name)], expected)
+        for time in schema.list_times(edge_type):
+            document = documents[times_path(part, edge_type, time)]
+            slots = ArraySpec(_width(document, "slots"), (edges,))
+            _require_all(document, {"times": ArraySpec("I64", (edges,)), "slots": slots})
+            for name in schema.edges[edge_type].weights:
+                timed = documents[timed_weights_path(part, edge_type, time, name)]
+                _require_all(timed, {"sums": ArraySpec("I64", (edges,))})
     for node_type, nodes in schema.nodes.items():
         rows = nodes.bounds[part + 1] - nodes.bounds[part]
         if nodes.columns:
@@ -60,7 +69,7 @@ def _check_topology(schema: GraphSchema, document: Document, edge_type: EdgeType
     expected = {
         "indptr": ArraySpec("I64", (bounds[part + 1] - bounds[part] + 1,)),
         "indices": ArraySpec("I64" if edges.wide_indices else "I32", (count,)),
-        "edge_ids": ArraySpec(_edge_id_dtype(document), (count,)),
+        "edge_ids": ArraySpec(_width(document, "edge_ids"), (count,)),
     }
     if edges.weight:
         expected["weight"] = ArraySpec("F32", (count,))
@@ -75,8 +84,8 @@ def _check_topology(schema: GraphSchema, document: Document, edge_type: EdgeType
     return count
 
 
-def _edge_id_dtype(document: Document) -> str:
-    found = document.specs.get("edge_ids")
+def _width(document: Document, name: str) -> str:
+    found = document.specs.get(name)
     return "I32" if found is not None and found.dtype == "I32" else "I64"
 
 

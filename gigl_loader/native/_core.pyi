@@ -140,6 +140,7 @@ def draw_hop(
     max_edges: int = ...,
     disjoint: bool = False,
     neighbor_ids: Int64Array | None = None,
+    tree_times: Int64Array | None = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]:
     """Draw the neighbours of ``targets`` (positions) at one hop, as the fused sampler would.
 
@@ -192,7 +193,14 @@ class DrawRule:
     """How the neighbours of a target are drawn. A fanout of -1 takes all, 0 none."""
 
     def __init__(
-        self, fanout: int, *, replace: bool = False, weighted: bool = False, labor: bool = False
+        self,
+        fanout: int,
+        *,
+        replace: bool = False,
+        weighted: bool = False,
+        labor: bool = False,
+        timed: bool = False,
+        last: bool = False,
     ) -> None: ...
     @property
     def fanout(self) -> int: ...
@@ -204,6 +212,12 @@ class DrawRule:
     @property
     def labor(self) -> bool:
         """Each neighbour with the same chance for all targets."""
+    @property
+    def timed(self) -> bool:
+        """Only neighbours that are not later than the tree of the target, by the times of the adjacency."""
+    @property
+    def last(self) -> bool:
+        """Of those, the latest."""
 
 class Adjacency:
     """One edge type, all the partitions on this host. Keeps the arrays it is given alive.
@@ -212,6 +226,8 @@ class Adjacency:
     than its targets), ``indices`` and ``edge_ids`` (both int32 or int64; the same dtypes in all parts).
     ``bounds[0]`` need not be 0. For weighted draws, ``weight_sums`` has the running sums of the whole-number
     weights of each list (one entry per edge), ``weight_counts`` how many weights of each list are above 0.
+    For draws by time, ``times`` and ``time_slots`` (int32 or int64) have the lists by ascending time, as
+    times and as places in ``indices``, and ``time_sums`` the running sums of weights in that order.
     """
 
     def __init__(
@@ -222,6 +238,10 @@ class Adjacency:
         edge_ids: Sequence[npt.NDArray[Any]],
         weight_sums: Sequence[Int64Array] = (),
         weight_counts: Sequence[Int64Array] = (),
+        *,
+        times: Sequence[Int64Array] = (),
+        time_slots: Sequence[npt.NDArray[Any]] = (),
+        time_sums: Sequence[Int64Array] = (),
     ) -> None: ...
     @property
     def num_edges(self) -> int: ...
@@ -281,7 +301,14 @@ class NeighborSampler(Batch):
         with_slots: bool,
         disjoint: bool = False,
     ) -> None: ...
-    def sample(self, seeds: Sequence[tuple[int, Int64Array]], key: int, *, max_edges: int = ...) -> None:
+    def sample(
+        self,
+        seeds: Sequence[tuple[int, Int64Array]],
+        key: int,
+        *,
+        max_edges: int = ...,
+        tree_times: Int64Array | None = None,
+    ) -> None:
         """Sample around these positions by node type (duplicates collapse). Results stay until the next call.
 
         ``BatchTooLarge`` for more than ``max_edges`` edges over all hops and types. The expanded nodes,

@@ -23,6 +23,7 @@ from gigl_loader.partition.nodes import build_nodes
 from gigl_loader.partition.staging import staged_directory
 from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, Table, data_columns
 from gigl_loader.partition.text_ids import number_text_ids
+from gigl_loader.partition.times import index_node_times, index_timed_weights, index_times
 
 __all__ = ["build_graph"]
 
@@ -123,11 +124,19 @@ def _build(job: Job, given: GraphTables) -> GraphSchema:
     schema = GraphSchema(
         edge_dir=job.edge_dir,
         homogeneous=tables.homogeneous,
-        nodes=nodes,
-        edges=edges,
+        nodes={kind: replace(each, times=tables.times.get(kind, ())) for kind, each in nodes.items()},
+        edges={kind: replace(each, times=tables.times.get(kind, ())) for kind, each in edges.items()},
         num_partitions=job.num_partitions,
         labels=labels,
     )
+    for node_type, each in schema.nodes.items():
+        for time in each.times:
+            index_node_times(job, schema, node_type, time, directories[node_type])
+    for edge_type in schema.edges:
+        for time in schema.list_times(edge_type):
+            index_times(job, schema, edge_type, time)
+            for weight in schema.edges[edge_type].weights:
+                index_timed_weights(job, schema, edge_type, time, weight)
     manifest = Manifest(schema, {"assigner": job.assigner.name}, job.files)
     data = manifest.to_bytes()
     sink = job.folder.create(MANIFEST_NAME, len(data))

@@ -22,6 +22,7 @@ from gigl_loader.partition.table import (
     NodeTable,
     Table,
     declared,
+    declared_times,
 )
 from gigl_loader.tensors import spec_of
 
@@ -36,6 +37,7 @@ def tables_from_pyg(
     data: Any,
     *,
     weight_attr: str | Mapping[EdgeType, str] | None = None,
+    time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
     labels: Mapping[EdgeType, Any] | None = None,
 ) -> GraphTables:
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
@@ -47,6 +49,9 @@ def tables_from_pyg(
 
     ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
     type. ``ValueError`` where it is not there, or holds more than one number an edge.
+
+    ``time_attr`` names the column by which loaders may draw in time, one int64 for each node or edge: of
+    every node type that has it, or else of every edge type, or by type.
 
     ``labels`` are label sets by supervision type: node ids [2, P], row 0 the anchors, or a pair of positive
     and negative ones. The type need not be one of the edges.
@@ -70,10 +75,12 @@ def tables_from_pyg(
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
         nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
     columns = {kind: table.columns for kind, table in edges.items()}
+    node_columns = {kind: each.rows.columns for kind, each in nodes.items() if each.rows is not None}
     return GraphTables(
         edges=edges,
         nodes=nodes,
         weights=declared(columns, weight_attr, "weight_attr"),
+        times=declared_times(node_columns, columns, time_attr, "time_attr"),
         labels=label_tables(labels, nodes),
     )
 

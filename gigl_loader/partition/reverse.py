@@ -37,7 +37,7 @@ def with_reverse_edges(
         for kind in tables.edges:
             wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
     edges = dict(tables.edges)
-    weights, splits = dict(tables.weights), dict(tables.splits)
+    weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
     for kind, reverse in wanted.items():
         if kind not in tables.edges:
             known = ", ".join(map(str, tables.edges)) or "none"
@@ -51,9 +51,11 @@ def with_reverse_edges(
         edges[reverse] = _both_ways(tables.edges[kind]) if reverse == kind else _reversed(tables.edges[kind])
         if kind in weights:
             weights[reverse] = weights[kind]
+        if kind in times:
+            times[reverse] = times[kind]
         if kind in splits:
             splits[reverse] = replace(splits[kind], hashed="both" if reverse == kind else "dst,src")
-    return replace(tables, edges=edges, weights=weights, splits=splits)
+    return replace(tables, edges=edges, weights=weights, times=times, splits=splits)
 
 
 def _reversed(table: Table) -> Table:

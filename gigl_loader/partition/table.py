@@ -18,6 +18,7 @@ from gigl_loader.graph.schema import (
     EdgeSplits,
     EdgeType,
     NodeType,
+    type_name,
 )
 from gigl_loader.native import crc32c
 from gigl_loader.partition.weights import check_weight_column
@@ -34,8 +35,10 @@ __all__ = [
     "NodeTable",
     "Table",
     "as_texts",
+    "check_time_column",
     "data_columns",
     "declared",
+    "declared_times",
     "is_mask",
 ]
 
@@ -137,6 +140,8 @@ class GraphTables:
     nodes: Mapping[NodeType, NodeTable] = field(default_factory=dict)
     weights: Mapping[EdgeType, tuple[str, ...]] = field(default_factory=dict)
     """Columns that are declared as weights: see ``declared``."""
+    times: Mapping[NodeType | EdgeType, tuple[str, ...]] = field(default_factory=dict)
+    """Columns that are declared as times: see ``declared_times``."""
     labels: Mapping[EdgeType, Table] = field(default_factory=dict)
     """Label sets by ``label_list``: tables of ``src`` (the anchor) and ``dst`` (its label) alone."""
     splits: Mapping[EdgeType, EdgeSplits] = field(default_factory=dict)
@@ -163,6 +168,11 @@ class GraphTables:
                 if not isinstance(kind, Column):
                     raise ValueError(f"{self.edges[edge_type].name} has no column {name!r} to weigh edges by")
                 check_weight_column(kind, f"{self.edges[edge_type].name}, column {name!r}")
+        for of, names in self.times.items():
+            table = self.edges.get(of) if isinstance(of, tuple) else self.nodes.get(of, NodeTable()).rows
+            for name in names:
+                column = None if table is None else table.columns.get(name)
+                check_time_column(column, name, of if table is None else table.name)
 
     @property
     def lists(self) -> dict[EdgeType, Table]:
@@ -185,11 +195,54 @@ class GraphTables:
             for chunk in table.read(list(table.columns), max(table.num_rows, 1))
             for name, array in sorted(chunk.items())
         ]
-        return hashlib.sha256(repr((counts, found, sorted(self.weights.items()))).encode()).hexdigest()
+        return hashlib.sha256(
+            repr((counts, found, sorted(self.weights.items()), _sorted(self.times))).encode()
+        ).hexdigest()
 
     @property
     def homogeneous(self) -> bool:
         return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
+
+
+def declared_times(
+    nodes: Mapping[NodeType, Collection[str]],
+    edges: Mapping[EdgeType, Collection[str]],
+    wanted: str | Mapping[NodeType | EdgeType, str] | None,
+    what: str,
+) -> dict[NodeType | EdgeType, tuple[str, ...]]:
+    """Return the columns of each type that ``wanted`` declares as times, by the types' columns.
+
+    A name declares the column of every node type that has it, or else of every edge type, a mapping those of
+    its types. ``ValueError`` names a column that is not there.
+    """
+    if isinstance(wanted, str):
+        found = [kind for kind, columns in nodes.items() if wanted in columns]
+        found_edges = [kind for kind, columns in edges.items() if wanted in columns]
+        if not found and not found_edges:
+            raise ValueError(f"{what}: no node or edge type has a column {wanted!r}")
+        return dict.fromkeys(found or found_edges, (wanted,))
+    known: dict[NodeType | EdgeType, Collection[str]] = {}
+    known.update(nodes)
+    known.update(edges)
+    for kind, name in (wanted or {}).items():
+        if kind not in known:
+            raise ValueError(f"{what}: unknown type {kind}; known: {', '.join(map(str, known)) or 'none'}")
+        if name not in known[kind]:
+            raise ValueError(f"{what}: {kind} has no column {name!r}")
+    return {kind: (name,) for kind, name in (wanted or {}).items()}
+
+
+def check_time_column(column: Kind | None, name: str, what: object) -> None:
+    """Raise ``ValueError`` unless a column can hold times: one int64 for each row."""
+    if column is None:
+        raise ValueError(f"{what} has no column {name!r} to take times from")
+    if not isinstance(column, Column) or column.shape or column.dtype != "I64":
+        held = f"{column.dtype} {list(column.shape)}" if isinstance(column, Column) else str(column)
+        raise ValueError(f"{what}, column {name!r} holds {held}: a time is one int64 (seconds, days, ...)")
+
+
+def _sorted(times: Mapping[NodeType | EdgeType, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
+    return sorted((type_name(kind), names) for kind, names in times.items())
 
 
 def declared(

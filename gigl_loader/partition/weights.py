@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import EdgeSchema, EdgeType
     from gigl_loader.partition.job import Job
 
-__all__ = ["check_weight_column", "check_weights", "index_weights", "running_sums"]
+__all__ = [
+    "as_float64",
+    "check_weight_column",
+    "check_weights",
+    "index_weights",
+    "opened",
+    "piece",
+    "running_sums",
+]
 
 _BITS = 62
 """The sum of a list stays below 2 to this power."""
@@ -41,7 +49,7 @@ def check_weight_column(column: Column, what: str) -> None:
 
 def check_weights(values: Array, column: Column, where: Callable[[int], str]) -> None:
     """Raise ``FormatError`` naming the place of the first value that is no weight."""
-    weights = _as_float64(values, column)
+    weights = as_float64(values, column)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):
         row = int(wrong[0])
@@ -63,20 +71,20 @@ def index_weights(
         file = edges_path(part, edge_type) if name in edges.columns else bounds
         if check:
             for each in {bounds, file}:
-                _opened(job, each).verify(lambda _: None)
-        num_lists = len(_opened(job, bounds).array("indptr")) - 1
-        num_edges = len(_opened(job, file).array(name))
+                opened(job, each).verify(lambda _: None)
+        num_lists = len(opened(job, bounds).array("indptr")) - 1
+        num_edges = len(opened(job, file).array(name))
         specs = {"sums": ArraySpec("I64", (num_edges,)), "counts": ArraySpec("I64", (num_lists,))}
         writer = job.create(weights_path(part, edge_type, name), specs)
         first = 0
         while first < num_lists:
             # Opened anew for each piece: a map that stays open would grow by every page that is read.
-            indptr = _piece(_opened(job, bounds).array("indptr"), first, rows)
+            indptr = piece(opened(job, bounds).array("indptr"), first, rows)
             begin, end = int(indptr[0]), int(indptr[-1])
-            values = _opened(job, file).array(name)[begin:end]
+            values = opened(job, file).array(name)[begin:end]
             if check:
                 check_weights(values, column, partial(_where, file, name, begin))
-            sums, counts = running_sums(_as_float64(values, column), indptr - begin)
+            sums, counts = running_sums(as_float64(values, column), indptr - begin)
             writer.append("sums", sums)
             writer.append("counts", counts)
             advance(end - begin)
@@ -109,19 +117,21 @@ def running_sums(weights: Float64Array, indptr: Int64Array) -> tuple[Int64Array,
     return sums.view(np.int64), counts
 
 
-def _piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
+def piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
     """Return the bounds of the lists from ``first`` on that have ``rows`` edges together, or of one list."""
     end = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
     return indptr[first : min(max(end, first + 1), first + rows) + 1]
 
 
-def _as_float64(values: Array, column: Column) -> Float64Array:
+def as_float64(values: Array, column: Column) -> Float64Array:
+    """Return the numbers of a column as float64."""
     if column.dtype == "BF16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     return values.astype(np.float64)
 
 
-def _opened(job: Job, name: str) -> Document:
+def opened(job: Job, name: str) -> Document:
+    """Open a file that the job has written."""
     return Document(job.folder, name, job.files[name])
 
 

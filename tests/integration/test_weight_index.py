@@ -14,7 +14,7 @@ import pytest
 from gigl_loader import FormatError
 from gigl_loader.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph, tables_from_pyg
-from gigl_loader.partition.index import add_weights
+from gigl_loader.partition.index import add_indexes
 from gigl_loader.partition.weights import running_sums
 from tests.support.command_line import COMMAND, run
 from tests.support.graph_files import as_alpha, as_version_1
@@ -50,7 +50,7 @@ def test_what_an_interrupted_index_left_is_replaced(tmp_path: Path) -> None:
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     Graph.open(path).verify()
-    add_weights(path, {EDGE: ("w",)})
+    add_indexes(path, weights={EDGE: ("w",)})
     Graph.open(path).verify()
 
 
@@ -83,7 +83,7 @@ def test_a_value_that_is_no_weight_is_refused_with_its_place(tmp_path: Path) -> 
     build_graph(tables_from_pyg(data), path)
     before = _files(path)
     with pytest.raises(FormatError, match=r"part-00000/edges/.*, column 'w', row \d+: a weight is finite"):
-        add_weights(path, {EDGE: ("w",)})
+        add_indexes(path, weights={EDGE: ("w",)})
     assert _files(path) == before
 
 
@@ -121,7 +121,7 @@ def test_only_one_process_changes_a_graph_at_a_time(tmp_path: Path) -> None:
         if not seen:
             seen.append(run("index", str(path), "--weight", "w"))
 
-    add_weights(path, {EDGE: ("w",)}, progress=other)
+    add_indexes(path, weights={EDGE: ("w",)}, progress=other)
     assert seen[0].returncode == 2
     assert "another process adds an index: wait until it is done" in seen[0].stderr
     assert seen[0].stderr.count("\n") == 1
@@ -135,7 +135,7 @@ def test_a_graph_of_version_1_becomes_one_of_version_2(tmp_path: Path) -> None:
         build_graph(tables_from_pyg(weighted()), path, num_partitions=2)
     as_version_1(old)
     for path in (old, new):
-        add_weights(path, {EDGE: ("w",)})
+        add_indexes(path, weights={EDGE: ("w",)})
     assert _files(old) == _files(new)
 
 
@@ -162,4 +162,4 @@ def test_a_damaged_column_is_not_indexed(tmp_path: Path) -> None:
         file.seek(-100, os.SEEK_END)
         file.write(b"\x00\x01")
     with pytest.raises(FormatError, match="do not match their checksum"):
-        add_weights(path, {EDGE: ("w",)})
+        add_indexes(path, weights={EDGE: ("w",)})
