@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.links import known_edge_type
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
+from gigl_loader.loaders.times import timed_seeds
 from gigl_loader.options import EdgeType
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
@@ -31,6 +32,7 @@ from gigl_loader.sampling.plans.ablp import (
     random_array,
 )
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.seeds import SEED_TIME
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import LabelSign
@@ -74,6 +76,9 @@ class DistABLPLoader(BaseDistLoader):
         with_edge: bool | None = None,
         weight_attr: str | None = None,
         disjoint: bool = False,
+        time_attr: str | None = None,
+        input_time: torch.Tensor | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -82,6 +87,9 @@ class DistABLPLoader(BaseDistLoader):
         ``disjoint``
             Sample a tree of its own around every anchor and its labels, and around each random negative.
             ``batch`` is the number of the tree of every node. Anchors that repeat stay repeated.
+        ``time_attr``, ``input_time``, ``temporal_strategy``
+            As for :class:`DistNeighborLoader`: labels share the tree and the time of their anchor. Not with
+            random negatives.
         ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``
             As for :class:`DistNeighborLoader`.
         ``input_nodes``
@@ -116,8 +124,16 @@ class DistABLPLoader(BaseDistLoader):
         self._as_dict = flag("as_dict", as_dict)
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         arguments = sampler_arguments(
-            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
+            num_neighbors,
+            replace=replace,
+            with_edge=with_edge,
+            weight_attr=weight_attr,
+            disjoint=disjoint or time_attr is not None,
+            time_attr=time_attr,
+            temporal_strategy=temporal_strategy,
+            with_times=input_time is not None,
         )
+        self._input_time = input_time
         self._sampling = khop_arguments(arguments, sampler_options, "labels of anchors")
         super().__init__(dataset, **options)
 
@@ -135,7 +151,7 @@ class DistABLPLoader(BaseDistLoader):
                 f"anchors are nodes of type {anchors.node_type!r}, and {self._types[0]} leads from "
                 f"{anchor_type!r}: supervision_edge_type is (anchor type, relation, label type)"
             )
-        return anchors
+        return timed_seeds(anchors, self._input_time)
 
     def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch."""
@@ -146,7 +162,9 @@ class DistABLPLoader(BaseDistLoader):
             max_labels=self._cap,
             random_negatives=self._num_random,
             exclude=self._exclude_targets,
+            with_times=self._sampling.with_times,
         )
+        plan.check_times(schema)
         return BatchPlan(sampler=plan, run_seed=run_seed, columns=self.columns)
 
     def collate(self, tensors: FrameTensors) -> Any:
@@ -161,6 +179,8 @@ class DistABLPLoader(BaseDistLoader):
         if not self._sampling.disjoint:  # There, nodes have the numbers of their trees.
             store.batch = seeds
         store.seed_index = seed_index(seeds, node_ids[:count])
+        if self._sampling.time_attr is not None:
+            store.seed_time = tensors.tensor(SEED_TIME)
         for sign in _SIGNS:
             found = {
                 each: self._pairs(tensors, each, sign, count)

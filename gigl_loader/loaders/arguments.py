@@ -143,16 +143,37 @@ def check_sampler_options(value: Any) -> SamplerOptions:
 
 
 def sampler_arguments(
-    num_neighbors: Any, *, replace: Any, with_edge: Any, weight_attr: Any, disjoint: Any
+    num_neighbors: Any,
+    *,
+    replace: Any,
+    with_edge: Any,
+    weight_attr: Any,
+    disjoint: Any,
+    time_attr: Any = None,
+    temporal_strategy: Any = "uniform",
+    with_times: bool = False,
 ) -> SamplerArguments:
     """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
+    if with_times and time_attr is None:
+        raise ValueError("input_time has no meaning without time_attr, the column that it bounds")
     return SamplerArguments(
         num_neighbors=num_neighbors,
         replace=flag("replace", replace),
         with_edge=None if with_edge is None else flag("with_edge", with_edge),
         weight_attr=weight_attr,
         disjoint=flag("disjoint", disjoint),
+        time_attr=time_attr,
+        last=_is_last(temporal_strategy, time_attr),
+        with_times=with_times,
     )
+
+
+def _is_last(strategy: Any, time_attr: Any) -> bool:
+    if strategy not in ("uniform", "last"):
+        raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {strategy!r}")
+    if strategy == "last" and time_attr is None:
+        raise ValueError("temporal_strategy 'last' needs time_attr, the column that says what is last")
+    return bool(strategy == "last")
 
 
 def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> SamplerArguments:

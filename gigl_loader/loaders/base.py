@@ -31,8 +31,10 @@ from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.stream import FrameStream
+from gigl_loader.loaders.times import read_times
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
+from gigl_loader.sampling.request import TIME
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
@@ -323,10 +325,11 @@ class BaseDistLoader:
         """Return the batch of ``nodes`` (or links) in the present epoch: ``sample(nodes)``."""
         return self.sample(nodes)
 
-    def sample(self, nodes: Any, *, epoch: int | None = None) -> Any:
+    def sample(self, nodes: Any, *, epoch: int | None = None, time: Any = None) -> Any:
         """Return the batch whose seeds are ``nodes``: ids of this loader's seed type, as for ``input_nodes``.
 
-        A loader of links takes links, as for ``edge_label_index``.
+        A loader of links takes links, as for ``edge_label_index``. ``time``: that of each seed, where
+        the loader has times with its input.
 
         By itself: it counts for no epoch and no ``stats``. Equal seeds and epochs (by default, :attr:`epoch`)
         give equal batches, the same as when the seeds come in the course of an epoch. It costs what opening
@@ -334,7 +337,7 @@ class BaseDistLoader:
         """
         self._check_usable()
         epoch = self.epoch if epoch is None else whole_epoch(epoch)
-        seeds = self._input_of(nodes)
+        seeds = self._timed_input(self._input_of(nodes), time)
         schedule = Schedule(
             seeds.columns,
             batch_size=len(next(iter(seeds.columns.values()))),
@@ -474,6 +477,17 @@ class BaseDistLoader:
     def _input_of(self, nodes: Any) -> LoaderInput:
         """Return what a user asks to be sampled by itself."""
         return read_seed_nodes(self.dataset, (str(self._seeds.kind), nodes))
+
+    def _timed_input(self, seeds: LoaderInput, time: Any) -> LoaderInput:
+        """Return the input with its times, where the plan has times with the input."""
+        wanted = any(column.name == TIME for column in self.plan.inputs)
+        if wanted != (time is not None):
+            rule = "is needed, as the loader has times with its input" if wanted else "has no meaning here"
+            raise ValueError(f"time, that of each seed, {rule}")
+        if not wanted:
+            return seeds
+        count = len(next(iter(seeds.columns.values())))
+        return seeds.with_times(read_times("time", time, count=count, places=seeds.places))
 
     def _place(self) -> None:
         """Find this process's place among the ranks, as it is now."""

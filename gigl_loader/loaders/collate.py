@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from gigl_loader.sampling.seeds import SEED_TIME
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set
 
@@ -55,6 +57,7 @@ class Collator:
         """``num_hops`` is needed where the plan has no edge type to tell it."""
         self._seed_type = frame.seed_type
         self._disjoint = frame.disjoint
+        self._timed = SEED_TIME in {each.name for each in frame.inputs}
         self._homogeneous = schema.homogeneous
         self._num_hops = frame.num_hops if num_hops is None else num_hops
         message_types = _message_types(schema)
@@ -127,6 +130,7 @@ class Collator:
             "input_id": tensors.tensor("input_id"),
             **({} if self._disjoint else {"batch": seeds}),
             "seed_index": seed_index(seeds, node_ids[:distinct]),
+            **({SEED_TIME: tensors.tensor(SEED_TIME)} if self._timed else {}),
         }
 
 

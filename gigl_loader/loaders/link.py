@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from typing_extensions import Unpack
@@ -15,10 +15,11 @@ from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.links import InputLinks, LinkDirectory, SeedLinks, read_seed_links
 from gigl_loader.loaders.negative_sampling import NegativeSampling, read_negatives
+from gigl_loader.loaders.times import read_times
 from gigl_loader.options import EdgeType
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
-from gigl_loader.sampling.plans.link import NOT_STRICT, LinkPlan
+from gigl_loader.sampling.plans.link import NOT_STRICT, TOO_LATE, LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     In a heterogeneous batch, ``edge_label_index``, ``edge_label``, ``edge_label_time`` and ``input_id`` are
     those of the links' edge type, ``src_index`` of its source type, the others of its destination type.
-    ``stats()`` has ``negatives_not_strict``.
+    ``stats()`` has ``negatives_not_strict`` and ``negatives_too_late``.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         weight_attr: str | None = None,
         disjoint: bool = False,
+        time_attr: str | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -76,7 +79,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
             A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on:
             1 is added to each, and negatives have 0. Not for triplets.
         ``edge_label_time``
-            A time for each link, [M], handed on. Negatives have the time of their link.
+            A time for each link, [M]. Negatives have the time of their link. Without ``time_attr``, times are
+            handed on alone.
         ``neg_sampling``
             ``"binary"``, ``"triplet"``, or a :class:`NegativeSampling` (PyG's, too, or a dict of fields).
         ``exclude_targets``
@@ -89,6 +93,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``disjoint``
             Sample a tree of its own around every link, its ends and its negatives. ``batch`` is the number of
             the tree of every node.
+        ``time_attr``, ``temporal_strategy``
+            As for :class:`DistNeighborLoader`, by ``edge_label_time``, which is then needed. With times of
+            nodes, the ends of negatives are drawn among nodes that are not later than their link; where there
+            are none, among all, which ``stats()["negatives_too_late"]`` counts.
         ``replace``, ``with_edge``, ``weight_attr``
             As for :class:`DistNeighborLoader`.
         ``sampler_options``
@@ -103,10 +111,16 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         self._reverse_edge_types = reverse_edge_types
         arguments = sampler_arguments(
-            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
+            num_neighbors,
+            replace=replace,
+            with_edge=with_edge,
+            weight_attr=weight_attr,
+            disjoint=disjoint or time_attr is not None,
+            time_attr=time_attr,
+            temporal_strategy=temporal_strategy,
         )
         self._sampling = khop_arguments(arguments, sampler_options, "links")
-        self._not_strict = 0
+        self._counted = dict.fromkeys((NOT_STRICT, TOO_LATE), 0)
         super().__init__(dataset, **options)
 
     def read_input(self) -> SeedLinks:
@@ -116,7 +130,12 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._labels = LinkLabels.read(
             self._edge_label, self._edge_label_time, num_links=len(links.src), negatives=self._negatives
         )
-        return links
+        if self._sampling.time_attr is None:
+            return links
+        if self._edge_label_time is None:
+            raise ValueError("time_attr needs edge_label_time, the time of each link")
+        times = read_times("edge_label_time", self._edge_label_time, count=len(links.src))
+        return links.with_times(times)
 
     def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch. ``seed_type`` is the edge type of the links."""
@@ -135,13 +154,17 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         plan = cast("LinkPlan", self.plan.sampler)
-        if plan.negatives is not None and plan.negatives.strict:
-            self._not_strict += tensors.frame.counters[NOT_STRICT]
+        for name, count in tensors.frame.counters.items():
+            self._counted[name] += count
         return self._labels.attach(self._collator(tensors), tensors, plan)
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of every loader, and ``negatives_not_strict`` of the batches made so far."""
-        return {**super().stats(), NOT_STRICT: self._not_strict}
+        """Return the counters of every loader, and those of negatives in the batches made so far.
+
+        ``negatives_not_strict`` are edges though they should be none, ``negatives_too_late`` have an end that
+        is later than their link.
+        """
+        return {**super().stats(), **self._counted}
 
     def _links_of(self, value: Any) -> SeedLinks:
         return read_seed_links(cast("LinkDirectory", self.dataset), value)

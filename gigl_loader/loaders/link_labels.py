@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gigl_loader.sampling.seeds import SEED_TIME
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch_geometric.data import Data, HeteroData
@@ -75,6 +77,8 @@ class LinkLabels:
             attributes["edge_label_index"] = torch.stack([indices["src"], indices["dst"]])
             if label is not None:
                 attributes["edge_label"] = label
+        if SEED_TIME in tensors.frame.layout.specs:
+            attributes[SEED_TIME] = tensors.tensor(SEED_TIME)
         if self.time is not None:
             attributes["edge_label_time"] = self._times(which, plan).to(device, non_blocking=True)
         return attributes

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gigl_loader.loaders.seeds import NodeDirectory
+from gigl_loader.sampling.request import TIME
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,6 +43,8 @@ class SeedLinks:
     """Node ids of sources and destinations, int64 [2, M], where they are known."""
     places: Int64Array | None = None
     """Always ``None``: links stand in the user's input as they do here."""
+    times: Int64Array | None = None
+    """Of the trees around the links, where they are drawn in time."""
 
     def __post_init__(self) -> None:
         if not len(self.src):
@@ -54,7 +57,8 @@ class SeedLinks:
     @property
     def columns(self) -> dict[str, Array]:
         """The columns of a request, [M] each."""
-        return {"src": self.src, "dst": self.dst}
+        times = {} if self.times is None else {TIME: self.times}
+        return {"src": self.src, "dst": self.dst, **times}
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return, as plain values, what tells this input from others."""
@@ -64,7 +68,12 @@ class SeedLinks:
         ):
             ids = directory.node_ids(node_type, positions) if self.ids is None else self.ids[row]
             digest.update(np.ascontiguousarray(ids, dtype="<i8").data)
+        if self.times is not None:
+            digest.update(np.ascontiguousarray(self.times, dtype="<i8").data)
         return {"number of links": len(self.src), "digest of links": digest.hexdigest()}
+
+    def with_times(self, times: Int64Array) -> SeedLinks:
+        return replace(self, times=times)
 
     def without_ids(self) -> SeedLinks:
         return replace(self, ids=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 import torch
@@ -14,6 +14,7 @@ from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, 
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
+from gigl_loader.loaders.times import timed_seeds
 from gigl_loader.loaders.walks import attach_walks
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
@@ -49,6 +50,9 @@ class DistNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         weight_attr: str | None = None,
         disjoint: bool = False,
+        time_attr: str | None = None,
+        input_time: torch.Tensor | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -73,6 +77,15 @@ class DistNeighborLoader(BaseDistLoader):
         ``disjoint``
             Sample a tree of its own around every seed: a node that two seeds reach is there twice, and
             ``batch`` is the number of the tree of every node, as PyG has it. Seeds that repeat stay repeated.
+        ``time_attr``
+            Node or edge column, int64, declared when the graph was built (``--time``,
+            ``from_pyg(time_attr=)``) or by ``gigl-loader index``. In the tree around a seed with time ``t``,
+            no edge, or no neighbour, has a later time, at any hop; types without the column are not bound.
+            Trees are disjoint, and the batch has ``seed_time``.
+        ``input_time``
+            Time of each seed, integers [N]; needed for times of edges. By default, seeds have their own.
+        ``temporal_strategy``
+            ``"uniform"`` draws among the neighbours that are early enough, ``"last"`` takes the latest.
         ``sampler_options``
             Kind of sampler and its options: k-hop neighbourhoods by default.
         ``options``
@@ -81,12 +94,21 @@ class DistNeighborLoader(BaseDistLoader):
         self._input_nodes = input_nodes
         self._sampler_options = check_sampler_options(sampler_options)
         self._sampling = sampler_arguments(
-            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
+            num_neighbors,
+            replace=replace,
+            with_edge=with_edge,
+            weight_attr=weight_attr,
+            disjoint=disjoint,
+            time_attr=time_attr,
+            temporal_strategy=temporal_strategy,
+            with_times=input_time is not None,
         )
+        self._input_time = input_time
         super().__init__(dataset, **options)
 
     def seed_nodes(self) -> SeedNodes:
-        return read_seed_nodes(self.dataset, self._input_nodes)
+        seeds = read_seed_nodes(self.dataset, self._input_nodes)
+        return timed_seeds(seeds, self._input_time)
 
     def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
         schema = self.dataset.schema

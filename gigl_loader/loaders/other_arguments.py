@@ -17,7 +17,6 @@ _WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_
 _DEFAULTS: dict[str, Any] = {
     "directed": True,
     "subgraph_type": "directional",
-    "temporal_strategy": "uniform",
 }
 """Defaults that are not ``None``. The default of any other argument of theirs is accepted, too."""
 
@@ -36,7 +35,6 @@ _INSTEAD = {
     "directed": _NOT_YET,
     "generator": "pass seed=: all draws depend on it",
     "input_id": "batches have input_id, the place of each seed in the input",
-    "input_time": _NOT_YET,
     "input_type": "pass (node type, nodes) as input_nodes",
     "local_process_rank": _BY_ITSELF,
     "local_process_world_size": _BY_ITSELF,
@@ -46,8 +44,6 @@ _INSTEAD = {
     "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
     "sampler": _IN_PLACE,
     "subgraph_type": _NOT_YET,
-    "temporal_strategy": _NOT_YET,
-    "time_attr": _NOT_YET,
     "to_device": "use device=",
     "transform_sampler_output": "use transform=, or sampler_options=CustomSamplerOptions(...)",
     "worker_init_fn": "sampling processes run no code of the script, but that of CustomSamplerOptions(...)",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.request import SEED, TIME
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,6 +57,9 @@ class LoaderInput(Protocol):
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return, as plain values, what tells this input from others. Equal for every partitioning."""
 
+    def with_times(self, times: Int64Array) -> LoaderInput:
+        """Return the input with a time for each entry, int64 [N]."""
+
     def without_ids(self) -> LoaderInput:
         """Return the input without what only ``described`` needs."""
 
@@ -72,6 +75,8 @@ class SeedNodes:
     """Where each seed stands in the user's input; ``None`` when that is its index here."""
     ids: Int64Array | None = None
     """Node ids of the positions, where they are known; ``None`` where the dataset has to be asked."""
+    times: Int64Array | None = None
+    """Of the trees around the seeds, where they are drawn in times that came with the input."""
 
     def __post_init__(self) -> None:
         if not len(self.positions):
@@ -84,7 +89,7 @@ class SeedNodes:
     @property
     def columns(self) -> dict[str, Array]:
         """The columns of a request, [N] each."""
-        return {SEED: self.positions}
+        return {SEED: self.positions, **({} if self.times is None else {TIME: self.times})}
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return, as plain values, what tells this input from others."""
@@ -92,7 +97,12 @@ class SeedNodes:
         digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
         if self.places is not None:
             digest.update(np.ascontiguousarray(self.places, dtype="<i8").data)
+        if self.times is not None:
+            digest.update(np.ascontiguousarray(self.times, dtype="<i8").data)
         return {"number of seeds": len(self.positions), "digest of seeds": digest.hexdigest()}
+
+    def with_times(self, times: Int64Array) -> SeedNodes:
+        return replace(self, times=times)
 
     def without_ids(self) -> SeedNodes:
         return replace(self, ids=None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.request import SEED, TIME
 from gigl_loader.sampling.seed_weights import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
 
@@ -65,6 +65,7 @@ def seed_draw(
         weights,
         seeds.columns[SEED],
         places=seeds.places,
+        times=seeds.columns.get(TIME),
         run_seed=run_seed,
         rank=rank,
         # Half: so that the batch fails with the name of the lock's holder before the loader gives up.

@@ -221,9 +221,8 @@ def declared_times(
         if not found and not found_edges:
             raise ValueError(f"{what}: no node or edge type has a column {wanted!r}")
         return dict.fromkeys(found or found_edges, (wanted,))
-    known: dict[NodeType | EdgeType, Collection[str]] = {}
-    known.update(nodes)
-    known.update(edges)
+    known: dict[NodeType | EdgeType, Collection[str]] = dict(nodes.items())
+    known |= dict(edges.items())
     for kind, name in (wanted or {}).items():
         if kind not in known:
             raise ValueError(f"{what}: unknown type {kind}; known: {', '.join(map(str, known)) or 'none'}")

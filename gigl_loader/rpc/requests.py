@@ -117,9 +117,12 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
             "fanout": str(request.rule.fanout),
             "flags": json.dumps(_flags(request)),
             **({} if request.rule.weight is None else {"weight": request.rule.weight}),
+            **({} if request.rule.time is None else {"time": request.rule.time}),
         }
         targets = _relative(request.targets & POSITION_MASK, first)
         trees = {"trees": _relative(request.targets >> TREE_SHIFT, 0)} if request.disjoint else {}
+        if request.tree_times is not None:
+            trees["tree_times"] = request.tree_times
         return _document(envelope, "neighbors", arguments, targets, **trees)
     if isinstance(request, FeatureRequest):
         if isinstance(request.kind, str):
@@ -196,7 +199,7 @@ def parse(
     return read
 
 
-_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint", "labor")
+_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint", "labor", "last")
 
 
 def _flags(request: NeighborRequest) -> list[str]:
@@ -207,6 +210,7 @@ def _flags(request: NeighborRequest) -> list[str]:
         request.outward,
         request.disjoint,
         request.rule.labor,
+        request.rule.last,
     )
     return [name for name, flag in zip(_FLAGS, given, strict=True) if flag]
 
@@ -221,9 +225,11 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
     if "outward" in flags:
         _check_outward(fields, schema, edge_type)
         span = (0, schema.nodes[edge_type[0]].count)
+    targets = _in_trees(fields, fields.rows(*span)) if "disjoint" in flags else fields.rows(*span)
+    time = _time(fields, schema, edge_type)
     return NeighborRequest(
         edge_type=edge_type,
-        targets=_in_trees(fields, fields.rows(*span)) if "disjoint" in flags else fields.rows(*span),
+        targets=targets,
         key=fields.number("key", 0, _UINT64),
         hop=fields.number("hop", 0, _HOPS),
         rule=DrawRule(
@@ -231,10 +237,13 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
             replace="replace" in flags,
             weight=_weight(fields, schema, edge_type),
             labor="labor" in flags,
+            time=time,
+            last="last" in flags,
         ),
         with_edge_ids="with_edge_ids" in flags,
         with_slots="with_slots" in flags,
         disjoint="disjoint" in flags,
+        tree_times=None if time is None else _tree_times(fields, targets, flags),
         outward="outward" in flags,
     )
 
@@ -249,9 +258,9 @@ def _in_trees(fields: RequestReader, targets: Int64Array) -> Int64Array:
 def _check_outward(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> None:
     if schema.edge_dir != "in" or edge_type in schema.labels:
         raise ValueError("outward asks a graph of in-edges, and this one has out-edges")
-    plain = fields.names("flags") == ("outward",) and not fields.has("weight")
+    plain = fields.names("flags") == ("outward",) and not fields.has("weight") and not fields.has("time")
     if not plain or fields.number("fanout", -1, 2**31) != -1:
-        raise ValueError("outward takes all edges: fanout -1, no other flag, no weight")
+        raise ValueError("outward takes all edges: fanout -1, no other flag, no weight, no time")
 
 
 def _contains(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> EdgeRequest:
@@ -287,6 +296,23 @@ def _weight(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> 
     weight = fields.text("weight")
     known_name(weight, schema.lists[edge_type].weights, "weight column")
     return weight
+
+
+def _time(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> str | None:
+    if not fields.has("time"):
+        return None
+    time = fields.text("time")
+    known_name(time, schema.list_times(edge_type) if edge_type in schema.edges else (), "time")
+    return time
+
+
+def _tree_times(fields: RequestReader, targets: Int64Array, flags: Collection[str]) -> Int64Array:
+    if "disjoint" not in flags:
+        raise ValueError("draws in time need disjoint trees")
+    times = fields.integers("tree_times")
+    if len(targets) and int(targets.max()) >> TREE_SHIFT >= len(times):
+        raise FormatError(f"request: {len(times)} tree_times, of fewer trees than targets have")
+    return times
 
 
 def _rows(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.seeds import Seeder
+    from gigl_loader.sampling.seeds import BatchSeeds, Seeder
     from gigl_loader.sampling.store import Neighbors
 
 __all__ = ["DistributedSampler"]
@@ -72,14 +72,14 @@ class DistributedSampler:
             self._builder.begin(seeds.groups, max_edges=self.bounds.edges)
             try:
                 for hop in range(self._hops.num_hops):
-                    self._expand(hop, seeds.key)
+                    self._expand(hop, seeds)
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
             sampled = self._writer.sampled(self._builder, request, seeds, self._features, self.costs)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
-    def _expand(self, hop: int, key: int) -> None:
+    def _expand(self, hop: int, seeds: BatchSeeds) -> None:
         """Add one hop. The frontier is fixed, so all edge types are asked about at once."""
         writer, hops = self._writer, self._hops
         rules = [hops.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
@@ -89,13 +89,14 @@ class DistributedSampler:
             FrontierRequest(
                 targets=shares[writer.target_types[index]],
                 edge_type=writer.edge_types[index],
-                key=key,
+                key=seeds.key,
                 hop=hop,
                 rule=rules[index],
                 with_edge_ids=hops.with_edge,
                 with_slots=writer.with_slots,
                 max_edges=self._builder.room,
                 disjoint=hops.disjoint,
+                tree_times=seeds.tree_times if rules[index].time is not None else None,
             )
             for index in wanted
         ]

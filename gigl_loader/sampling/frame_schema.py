@@ -207,10 +207,13 @@ class FrameSchema:
         counters: tuple[str, ...] = (),
         distinct_edges: bool = True,
         disjoint: bool = False,
+        timed: bool = False,
         extra_trees: int = 0,
     ) -> FrameSchema:
         """Return the schema of batches of nodes and edges around seeds: nodes of one type, or as computed."""
         names = inputs if seed_type is None else ("seeds", "input_id")
+        if timed:
+            names = (*names, "seed_time")
         nodes = (
             TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ()), disjoint=disjoint)
             for each in schema.nodes

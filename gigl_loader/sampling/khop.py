@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments
     from gigl_loader.sampling.plan_fields import PlanFields
 
-__all__ = ["KHop", "check_weight", "read_num_neighbors"]
+__all__ = ["KHop", "check_time", "check_weight", "read_num_neighbors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,22 @@ class KHop:
     it is 0. Other types draw uniformly."""
     disjoint: bool = False
     """Every entry of the input has a tree of its own: a node that two trees reach is there twice."""
-
+    time_attr: str | None = None
+    """Declared time of edges or nodes: no tree has an edge, or a neighbour, that is later than the tree.
+    Types without it are not bound."""
+    last: bool = False
+    """Take the latest neighbours in place of random ones."""
     labor: bool = False
     """LABOR-0 (Balin and Catalyurek 2023): all nodes of a hop have the same chances of their neighbours."""
 
     def __post_init__(self) -> None:
-        for name in ("replace", "weight_attr", "disjoint"):
+        if self.time_attr is not None and not self.disjoint:
+            raise ValueError("time_attr needs disjoint trees")
+        if self.last and (self.replace or self.time_attr is None):
+            raise ValueError(
+                'temporal_strategy "last" takes the latest neighbours: it needs time_attr, and no replace'
+            )
+        for name in ("replace", "weight_attr", "time_attr", "disjoint"):
             if self.labor and getattr(self, name):
                 raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
@@ -64,7 +74,9 @@ class KHop:
             replace=arguments.replace,
             with_edge=arguments.returns_edge_ids(schema),
             weight_attr=check_weight(schema, arguments.weight_attr),
-            disjoint=arguments.disjoint,
+            disjoint=arguments.disjoint or (arguments.time_attr is not None and not arguments.labor),
+            time_attr=check_time(schema, arguments.time_attr),
+            last=arguments.last,
             labor=arguments.labor,
         )
 
@@ -77,6 +89,8 @@ class KHop:
             with_edge=fields.flag("with_edge"),
             weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
             disjoint=fields.flag("disjoint", False),
+            time_attr=check_time(fields.schema, fields.take("time_attr", None)),
+            last=fields.flag("last", False),
             labor=fields.flag("labor", False),
         )
 
@@ -88,6 +102,8 @@ class KHop:
             "with_edge": self.with_edge,
             **({} if self.weight_attr is None else {"weight_attr": self.weight_attr}),
             **({"disjoint": True} if self.disjoint else {}),
+            **({} if self.time_attr is None else {"time_attr": self.time_attr}),
+            **({"last": True} if self.last else {}),
             **({"labor": True} if self.labor else {}),
         }
 
@@ -100,6 +116,10 @@ class KHop:
         declared = schema.edges[edge_type].weights
         return self.weight_attr if self.weight_attr in declared else None
 
+    def time(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
+        """Return the time by which edges of a type are bound."""
+        return self.time_attr if self.time_attr in schema.list_times(edge_type) else None
+
     def frame(self, schema: GraphSchema, columns: ColumnPlan, **of_plan: Any) -> FrameSchema:
         """Return the frames of a plan that samples so. ``of_plan``: what else ``around_seeds`` is to know."""
         return FrameSchema.around_seeds(
@@ -110,6 +130,7 @@ class KHop:
             with_edge=self.with_edge,
             distinct_edges=not self.replace,
             disjoint=self.disjoint,
+            timed=self.time_attr is not None,
             **of_plan,
         )
 
@@ -120,6 +141,8 @@ class KHop:
             replace=self.replace,
             weight=self.weight(schema, edge_type),
             labor=self.labor,
+            time=(time := self.time(schema, edge_type)),
+            last=self.last and time is not None,
         )
 
 
@@ -134,6 +157,21 @@ def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:
         f"weight_attr {str(weight_attr)[:100]!r} is not declared as a weight; known: "
         f"{', '.join(known) or 'none'}. Declare it: gigl-loader index GRAPH --weight "
         f"{weight_attr if isinstance(weight_attr, str) else 'COLUMN'} (from_pyg: weight_attr=...)"[:400]
+    )
+
+
+def check_time(schema: GraphSchema, time_attr: object) -> str | None:
+    """Return ``time_attr``, if it is ``None`` or declared. ``ValueError`` says how to declare it."""
+    if time_attr is None:
+        return None
+    known = {name for nodes in schema.nodes.values() for name in nodes.times}
+    known |= {name for edges in schema.edges.values() for name in edges.times}
+    if isinstance(time_attr, str) and time_attr in known:
+        return time_attr
+    raise ValueError(
+        f"time_attr {str(time_attr)[:100]!r} is not declared as a time; known: "
+        f"{', '.join(sorted(known)) or 'none'}. Declare it: gigl-loader index GRAPH --time "
+        f"{time_attr if isinstance(time_attr, str) else 'COLUMN'} (from_pyg: time_attr=...)"[:400]
     )
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import Adjacency, NeighborSampler
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
+from gigl_loader.native import NeighborSampler
 from gigl_loader.sampling.bounds import BatchBounds
 from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.deferred_features import LocalPlaces
 from gigl_loader.sampling.features import LocalFeatures
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
+from gigl_loader.sampling.local_store import open_adjacency
 
 if TYPE_CHECKING:
-    from gigl_loader.graph.graph import Graph
-    from gigl_loader.options import EdgeType
     from gigl_loader.sampling.features import FeatureSource
     from gigl_loader.sampling.khop import KHop
     from gigl_loader.sampling.plan import SamplerContext
@@ -46,7 +43,13 @@ class LocalSampler:
         self._features: FeatureSource = places(graph, context.plan.columns)
         self._native = NeighborSampler(
             adjacencies=[
-                _adjacency(graph, edge_type, hops.weight(graph.schema, edge_type))
+                open_adjacency(
+                    graph,
+                    edge_type,
+                    range(graph.schema.num_partitions),
+                    weight=hops.weight(graph.schema, edge_type),
+                    time=hops.time(graph.schema, edge_type),
+                )
                 for edge_type in writer.edge_types
             ],
             target_types=writer.target_types,
@@ -77,7 +80,9 @@ class LocalSampler:
         with self.costs.sampling():
             seeds = self._seeder.seeds(request, self.bounds)
             try:
-                self._native.sample(seeds.groups, seeds.key, max_edges=self.bounds.edges)
+                self._native.sample(
+                    seeds.groups, seeds.key, max_edges=self.bounds.edges, tree_times=seeds.tree_times
+                )
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
             except RuntimeError as error:
@@ -85,19 +90,3 @@ class LocalSampler:
             sampled = self._writer.sampled(self._native, request, seeds, self._features, self.costs)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
-
-
-def _adjacency(graph: Graph, edge_type: EdgeType, weight: str | None) -> Adjacency:
-    topologies = [graph.topology(edge_type, part) for part in range(graph.schema.num_partitions)]
-    parts = range(graph.schema.num_partitions)
-    weights = [] if weight is None else [graph.weights(edge_type, weight, part) for part in parts]
-    narrow = all(topology["edge_ids"].dtype == np.int32 for topology in topologies)
-    dtype = np.int32 if narrow else np.int64
-    return Adjacency(
-        graph.bounds(graph.schema.target_type(edge_type)),
-        [topology["indptr"] for topology in topologies],
-        [topology["indices"] for topology in topologies],
-        [topology["edge_ids"].astype(dtype, copy=False) for topology in topologies],
-        [sums for sums, _ in weights],
-        [counts for _, counts in weights],
-    )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
 
-__all__ = ["LocalStore", "edges_of"]
+__all__ = ["LocalStore", "edges_of", "open_adjacency"]
 
 
 class LocalStore:
@@ -31,15 +31,19 @@ class LocalStore:
         """``graph`` has ``part`` among its opened partitions, else ``ValueError``."""
         self._graph = graph
         self._part = part
-        self._lists: dict[tuple[EdgeType, str | None], _Lists] = {
-            (edge_type, None): self._open_lists(edge_type, None) for edge_type in graph.schema.edges
+        self._lists: dict[tuple[EdgeType, str | None, str | None], _Lists] = {
+            (edge_type, None, None): self._open_lists(edge_type) for edge_type in graph.schema.edges
         }
         self._outward: dict[EdgeType, _Outward] = {}
         self._making_outward = threading.Lock()
         self._columns: dict[tuple[NodeType | EdgeType, str], _Column] = {}
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
-        lists = self._outward_of(ask) if ask.outward else self._lists_of(ask.edge_type, ask.rule.weight)
+        lists = (
+            self._outward_of(ask)
+            if ask.outward
+            else self._lists_of(ask.edge_type, weight=ask.rule.weight, time=ask.rule.time)
+        )
         try:
             drawn = draw_hop(
                 lists.adjacency,
@@ -55,6 +59,7 @@ class LocalStore:
                 max_edges=ask.max_edges,
                 disjoint=ask.disjoint,
                 neighbor_ids=lists.neighbor_ids,
+                tree_times=ask.tree_times,
             )
         except RuntimeError as error:
             raise FormatError(str(error)) from None
@@ -77,7 +82,7 @@ class LocalStore:
             copy(column.rows, ask.rows, places, matrix, first=column.first)
 
     def contains(self, ask: EdgeRequest) -> BoolArray:
-        lists = self._lists_of(ask.edge_type, None)
+        lists = self._lists_of(ask.edge_type)
         found = np.empty(len(ask.targets), np.uint8)
         try:
             find_edges(
@@ -99,12 +104,13 @@ class LocalStore:
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""
 
-    def _lists_of(self, edge_type: EdgeType, weight: str | None) -> _Lists:
-        lists = self._lists.get((edge_type, weight))
+    def _lists_of(self, edge_type: EdgeType, *, weight: str | None = None, time: str | None = None) -> _Lists:
+        lists = self._lists.get((edge_type, weight, time))
         if lists is None:  # Two threads may open them at once, to the same end.
             if edge_type not in self._graph.schema.lists:
                 raise ValueError(f"unknown edge type {edge_type!r}")
-            lists = self._lists[edge_type, weight] = self._open_lists(edge_type, weight)
+            lists = self._open_lists(edge_type, weight=weight, time=time)
+            self._lists[edge_type, weight, time] = lists
         return lists
 
     def degrees(self, ask: NeighborRequest) -> Int64Array:
@@ -128,20 +134,13 @@ class LocalStore:
                 lists = self._outward[ask.edge_type] = _turned(self._graph, ask.edge_type, self._part)
             return lists
 
-    def _open_lists(self, edge_type: EdgeType, weight: str | None) -> _Lists:
+    def _open_lists(
+        self, edge_type: EdgeType, *, weight: str | None = None, time: str | None = None
+    ) -> _Lists:
         schema = self._graph.schema
         target_type = schema.target_type(edge_type)
-        topology = self._graph.topology(edge_type, self._part)
-        weights = [] if weight is None else [self._graph.weights(edge_type, weight, self._part)]
         return _Lists(
-            adjacency=Adjacency(
-                self._graph.bounds(target_type)[self._part : self._part + 2],
-                [topology["indptr"]],
-                [topology["indices"]],
-                [topology["edge_ids"]],
-                [sums for sums, _ in weights],
-                [counts for _, counts in weights],
-            ),
+            adjacency=open_adjacency(self._graph, edge_type, [self._part], weight=weight, time=time),
             target_ids=self._graph.node_ids(target_type),
             neighbor_ids=self._graph.node_ids(schema.neighbor_type(edge_type)),
             num_neighbors=schema.nodes[schema.neighbor_type(edge_type)].count,
@@ -162,6 +161,37 @@ class LocalStore:
             return _Column(as_rows(array, row_bytes), int(self._graph.bounds(kind)[self._part]))
         array = self._graph.edge_column(kind, name, self._part)
         return _Column(as_rows(array, schema.edges[kind].columns[name].row_bytes), 0)
+
+
+def open_adjacency(
+    graph: Graph, edge_type: EdgeType, parts: Sequence[int], *, weight: str | None, time: str | None
+) -> Adjacency:
+    """Return the lists of an edge type in partitions that follow each other, for draws by weight and time."""
+    topologies = [graph.topology(edge_type, part) for part in parts]
+    narrow = all(topology["edge_ids"].dtype == np.int32 for topology in topologies)
+    by_weight = (
+        [] if weight is None or time is not None else [graph.weights(edge_type, weight, p) for p in parts]
+    )
+    by_time = [] if time is None else [graph.times(edge_type, time, part) for part in parts]
+    wide = any(slots.dtype == np.int64 for _, slots in by_time)
+    return Adjacency(
+        graph.bounds(graph.schema.target_type(edge_type))[parts[0] : parts[-1] + 2],
+        [topology["indptr"] for topology in topologies],
+        [topology["indices"] for topology in topologies],
+        [
+            topology["edge_ids"].astype(np.int32 if narrow else np.int64, copy=False)
+            for topology in topologies
+        ],
+        [sums for sums, _ in by_weight],
+        [counts for _, counts in by_weight],
+        times=[times for times, _ in by_time],
+        time_slots=[slots.astype(np.int64 if wide else np.int32, copy=False) for _, slots in by_time],
+        time_sums=[
+            graph.timed_weights(edge_type, time, weight, part)
+            for part in parts
+            if weight is not None and time is not None
+        ],
+    )
 
 
 def edges_of(

@@ -11,7 +11,7 @@ import binascii
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from gigl_loader.graph.schema import held_out_list
 from gigl_loader.native import philox_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gigl_loader.arrays import BoolArray, Float64Array, Int64Array
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
@@ -32,6 +34,8 @@ MAX_DRAWS = 100
 
 MAX_AMOUNT = 1 << 20
 """Negatives per link."""
+
+_Words: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 
 _NEGATIVES = 0xFF << 56
 """In the address of a draw, where the draws of neighbours have edge type and hop."""
@@ -66,12 +70,7 @@ class NodeWeights:
 
     def ranks(self, words: np.ndarray[Any, np.dtype[np.uint64]]) -> Int64Array:
         """Return the ranks that random words (uint64 [N]) draw."""
-        total = self.sums[-1]
-        uniforms = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        drawn = np.searchsorted(self.sums, uniforms * total, side="right")
-        # A product may round up to the total, beyond the last node that has a weight.
-        last = int(np.searchsorted(self.sums, total))
-        return np.asarray(np.minimum(drawn, last), np.int64)
+        return _by_sums(words, self.sums, self.sums[-1])
 
     def to_json(self) -> str:
         """Return the weights as base64 of their little-endian bytes."""
@@ -151,15 +150,26 @@ class DrawnNegatives(NamedTuple):
     dst: Int64Array
     not_strict: int
     """How many of those that should be no edge are one."""
+    too_late: int
+    """How many have an end that is later than their link, as no node is early enough."""
 
 
 class NegativeDrawer:
     """Draws the negatives of batches of links of one edge type. A function of key and links alone."""
 
     def __init__(
-        self, graph: Graph, store: PartitionedStore | None, edge_type: EdgeType, negatives: Negatives
+        self,
+        graph: Graph,
+        store: PartitionedStore | None,
+        edge_type: EdgeType,
+        negatives: Negatives,
+        *,
+        time_attr: str | None = None,
     ) -> None:
-        """``store`` answers which edges exist. It is needed where negatives are strict."""
+        """``store`` answers which edges exist. It is needed where negatives are strict.
+
+        Nodes of types that have the time ``time_attr`` are drawn among those not later than the link.
+        """
         self._graph = graph
         self._store = store
         self._edge_type = edge_type
@@ -167,43 +177,52 @@ class NegativeDrawer:
         self._inward = graph.schema.edge_dir == "in"
         held_out = held_out_list(edge_type)
         self._held_out = held_out if held_out in graph.schema.labels else None
+        weights = (negatives.src_weight, negatives.dst_weight)
+        self._ends = [
+            _End(graph, node_type, weight, time_attr)
+            for node_type, weight in zip((edge_type[0], edge_type[2]), weights, strict=True)
+        ]
 
-    def draw(self, key: int, src: Int64Array) -> DrawnNegatives:
-        """Return the negatives of a batch. ``src``: positions of the links' sources, int64 [M]."""
+    def draw(self, key: int, src: Int64Array, times: Int64Array | None = None) -> DrawnNegatives:
+        """Return the negatives of a batch.
+
+        ``src``: positions of the links' sources, int64 [M]. ``times``: of the links, int64 [M], where
+        negatives are drawn in time.
+        """
         count = self._negatives.count(len(src))
         numbers = np.arange(count, dtype=np.int64)
-        neg_src, neg_dst = self._draw(key, numbers, src, draw=0)
+        owners = numbers % max(len(src), 1)
+        early = [end.early(None if times is None else times[owners]) for end in self._ends]
+        neg_src, neg_dst = self._draw(key, numbers, src[owners], early, draw=0)
         pending = self._edges_among(numbers, neg_src, neg_dst)
         for draw in range(1, MAX_DRAWS):
             if not len(pending):
                 break
-            neg_src[pending], neg_dst[pending] = self._draw(key, pending, src, draw=draw)
+            some = [None if each is None else each[pending] for each in early]
+            found = self._draw(key, pending, src[owners[pending]], some, draw=draw)
+            neg_src[pending], neg_dst[pending] = found
             pending = self._edges_among(pending, neg_src, neg_dst)
-        return DrawnNegatives(neg_src, neg_dst, len(pending))
+        drawn_ends = early if self._negatives.mode == "binary" else early[1:]
+        late = [each == 0 for each in drawn_ends if each is not None]
+        return DrawnNegatives(neg_src, neg_dst, len(pending), int(np.any(late, axis=0).sum()) if late else 0)
 
     def _draw(
-        self, key: int, numbers: Int64Array, src: Int64Array, *, draw: int
+        self,
+        key: int,
+        numbers: Int64Array,
+        src: Int64Array,
+        early: Sequence[Int64Array | None],
+        *,
+        draw: int,
     ) -> tuple[Int64Array, Int64Array]:
-        """Make one draw of the negatives with these numbers."""
+        """Make one draw of the negatives with these numbers, given the sources of their links."""
         first, second = np.empty(len(numbers), np.uint64), np.empty(len(numbers), np.uint64)
         place = np.full(len(numbers), _NEGATIVES | draw, np.uint64).view(np.int64)
         philox_words(key, numbers, place, first, second)
-        source_type, _, destination_type = self._edge_type
-        destinations = self._nodes(destination_type, second, self._negatives.dst_weight)
+        destinations = self._ends[1].nodes(second, early[1])
         if self._negatives.mode == "triplet":
-            return src[numbers % len(src)], destinations
-        return self._nodes(source_type, first, self._negatives.src_weight), destinations
-
-    def _nodes(
-        self,
-        node_type: NodeType,
-        words: np.ndarray[Any, np.dtype[np.uint64]],
-        weights: NodeWeights | None,
-    ) -> Int64Array:
-        """Return the positions of the nodes that random words draw."""
-        count = self._graph.schema.nodes[node_type].count
-        ranks = _below(words, count) if weights is None else weights.ranks(words)
-        return self._graph.at_ranks(node_type, ranks)
+            return src, destinations
+        return self._ends[0].nodes(first, early[0]), destinations
 
     def _edges_among(self, numbers: Int64Array, src: Int64Array, dst: Int64Array) -> Int64Array:
         """Return which of these negatives should be no edge, and are one."""
@@ -217,10 +236,66 @@ class NegativeDrawer:
         return numbers[found]
 
 
-def _below(words: np.ndarray[Any, np.dtype[np.uint64]], count: int) -> Int64Array:
-    """Return the upper 64 bits of each word times ``count``: numbers below it."""
+class _End:
+    """The nodes that one end of a negative is drawn from."""
+
+    def __init__(
+        self, graph: Graph, node_type: NodeType, weights: NodeWeights | None, time_attr: str | None
+    ) -> None:
+        self._graph = graph
+        self._type = node_type
+        self._count = graph.schema.nodes[node_type].count
+        self._weights = weights
+        self._times = (
+            graph.node_times(node_type, time_attr)
+            if time_attr is not None and time_attr in graph.schema.nodes[node_type].times
+            else None
+        )
+        self._sums: Float64Array | None = None
+        if self._times is not None and weights is not None:
+            of_position = np.empty(self._count, np.float64)
+            of_position[graph.all_positions(node_type)] = weights.values
+            self._sums = np.cumsum(of_position[self._times.order])
+
+    def early(self, times: Int64Array | None) -> Int64Array | None:
+        """Return how many nodes, in order of time, each negative may have: 0 where none is early enough.
+
+        ``None`` where all may be drawn. ``times``: of the negatives, int64 [J].
+        """
+        if self._times is None or times is None:
+            return None
+        counts = self._times.not_later(times)
+        if self._sums is not None:  # Of nodes without weight, none can be drawn.
+            sums = np.where(counts > 0, self._sums[np.maximum(counts, 1) - 1], 0.0)
+            counts[sums == 0] = 0
+        return counts
+
+    def nodes(self, words: _Words, early: Int64Array | None) -> Int64Array:
+        """Return the positions of the nodes that random words draw, of the ``early`` first in order of time."""
+        ranks = _below(words, self._count) if self._weights is None else self._weights.ranks(words)
+        nodes = self._graph.at_ranks(self._type, ranks)
+        if early is None or self._times is None:
+            return nodes
+        if self._sums is None:
+            in_time = _below(words, np.maximum(early, 1))
+        else:
+            in_time = _by_sums(words, self._sums, self._sums[np.maximum(early, 1) - 1])
+        return np.where(early > 0, self._times.order[in_time].astype(np.int64), nodes)
+
+
+def _by_sums(words: _Words, sums: Float64Array, totals: Float64Array | np.float64) -> Int64Array:
+    """Return the entries that random words (uint64 [N]) draw by running sums of weights, up to totals."""
+    uniforms = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn = np.searchsorted(sums, uniforms * totals, side="right")
+    # A product may round up to the total, beyond the last entry that has a weight.
+    return np.asarray(np.minimum(drawn, np.searchsorted(sums, totals)), np.int64)
+
+
+def _below(words: _Words, counts: int | Int64Array) -> Int64Array:
+    """Return the upper 64 bits of each word times its count: numbers below it."""
     low, high = words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)
-    small, large = np.uint64(count & 0xFFFFFFFF), np.uint64(count >> 32)
+    whole = np.asarray(counts, np.int64).astype(np.uint64)
+    small, large = whole & np.uint64(0xFFFFFFFF), whole >> np.uint64(32)
     # Four products of 32 bits; `count` is below 2**63, so that no sum here overflows.
     middle = high * small + (low * small >> np.uint64(32))
     cross = low * large + (middle & np.uint64(0xFFFFFFFF))

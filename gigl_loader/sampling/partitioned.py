@@ -54,6 +54,7 @@ class FrontierRequest:
     max_edges: int = NO_BOUND
     """That the batch may still take."""
     disjoint: bool = False
+    tree_times: Int64Array | None = None
     outward: bool = False
     """See ``NeighborRequest``."""
 
@@ -69,6 +70,7 @@ class FrontierRequest:
             with_slots=self.with_slots,
             max_edges=self.max_edges,
             disjoint=self.disjoint,
+            tree_times=self.tree_times,
             outward=self.outward,
         )
 

@@ -89,6 +89,11 @@ class SamplerArguments:
     """``None``: where the edges have columns."""
     weight_attr: Any = None
     disjoint: bool = False
+    time_attr: Any = None
+    last: bool = False
+    """``temporal_strategy`` is ``"last"``."""
+    with_times: bool = False
+    """The input has a time for each entry."""
     labor: bool = False
     """The sampler options ask for LABOR."""
 

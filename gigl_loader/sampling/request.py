@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.options import NodeType
 
-__all__ = ["INDEX_BYTES", "SEED", "BatchRequest", "InputColumn", "entry_bytes"]
+__all__ = ["INDEX_BYTES", "SEED", "TIME", "BatchRequest", "InputColumn", "entry_bytes"]
 
 SEED = "seed"
 """Name of the input column of plans whose input is nodes."""
+
+TIME = "time"
+"""Name of the input column that holds the time of each entry's tree."""
 
 INDEX_BYTES = 8
 

@@ -19,8 +19,22 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.bounds import BatchBounds
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.times import EntryTimes
 
-__all__ = ["BatchSeeds", "Exclusion", "NodeSeeder", "Seeder", "in_trees", "request_key", "tree_key"]
+__all__ = [
+    "SEED_TIME",
+    "BatchSeeds",
+    "Exclusion",
+    "NodeSeeder",
+    "Seeder",
+    "in_trees",
+    "request_key",
+    "timed",
+    "tree_key",
+]
+
+SEED_TIME = "seed_time"
+"""Name of the array of a frame that has the time of each entry's tree."""
 
 
 class Exclusion(NamedTuple):
@@ -49,6 +63,8 @@ class BatchSeeds:
     excluded: Sequence[Exclusion] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     """Numbers that the frame tells, by name."""
+    tree_times: Int64Array | None = None
+    """The time of every tree, int64, of batches that are drawn in time."""
 
     def frame_arrays(self, locals_: Int64Array) -> dict[str, Array]:
         """Return all arrays of the frame. ``locals_``: local index of each seed, int64 [S]."""
@@ -65,8 +81,16 @@ class Seeder(Protocol):
 class NodeSeeder:
     """The seeds of batches whose input is nodes: the nodes themselves."""
 
-    def __init__(self, context: SamplerContext, seed_type: NodeType, *, disjoint: bool = False) -> None:
+    def __init__(
+        self,
+        context: SamplerContext,
+        seed_type: NodeType,
+        *,
+        disjoint: bool = False,
+        times: EntryTimes | None = None,
+    ) -> None:
         self._disjoint = disjoint
+        self._times = times
         self._ids = context.graph.node_ids(seed_type)
         self._type = list(context.graph.schema.nodes).index(seed_type)
         self._run_seed = context.plan.run_seed
@@ -74,11 +98,18 @@ class NodeSeeder:
     def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
         positions = request.inputs[SEED]
         ids = positions if self._ids is None else self._ids[positions]
+        times = None if self._times is None else self._times.of(request)
         return BatchSeeds(
             key=batch_key(self._run_seed, request.epoch, ids),
             groups=[(self._type, in_trees(positions, np.arange(len(positions)), disjoint=self._disjoint))],
-            arrays={"seeds": ids, "input_id": request.index},
+            arrays={"seeds": ids, "input_id": request.index, **timed(times)},
+            tree_times=times,
         )
+
+
+def timed(times: Int64Array | None) -> dict[str, Array]:
+    """Return the array of a frame that has the times of entries, where there are some."""
+    return {} if times is None else {SEED_TIME: times}
 
 
 def in_trees(positions: Int64Array, trees: Int64Array, *, disjoint: bool) -> Int64Array:

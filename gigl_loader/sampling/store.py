@@ -58,10 +58,16 @@ class DrawRule:
     """Declared weight column: edges are drawn in proportion to it."""
     labor: bool = False
     """Take each neighbour with the same chance for all targets, each of which gets ``fanout`` on average."""
+    time: str | None = None
+    """Declared time of the edges or neighbours: only those not later than the target's tree are drawn."""
+    last: bool = False
+    """Take the latest of those."""
 
     def __post_init__(self) -> None:
-        if self.labor and (self.replace or self.weight is not None):
-            raise ValueError("LABOR has no replacement and no weights")
+        if self.labor and (self.replace or self.weight is not None or self.time is not None):
+            raise ValueError("LABOR has no replacement, no weights and no times")
+        if self.last and (self.replace or self.time is None):
+            raise ValueError("the last neighbours are drawn by time, without replacement")
 
     @property
     def most(self) -> int:
@@ -75,7 +81,12 @@ class DrawRule:
     def native(self) -> native.DrawRule:
         """The rule as kernels take it."""
         return native.DrawRule(
-            self.fanout, replace=self.replace, weighted=self.weight is not None, labor=self.labor
+            self.fanout,
+            replace=self.replace,
+            weighted=self.weight is not None,
+            labor=self.labor,
+            timed=self.time is not None,
+            last=self.last,
         )
 
 
@@ -96,6 +107,8 @@ class NeighborRequest:
     """More are not drawn here. Not told to a partition elsewhere, which has a bound of its own."""
     disjoint: bool = False
     """Each tree draws for itself: the number of its tree is in the address of a target's draws, too."""
+    tree_times: Int64Array | None = None
+    """Of every tree of the batch, by its number, where the rule is one of time: int64."""
     outward: bool = False
     """In a graph whose lists hold in-edges, ask for the out-edges of the targets that lie in this partition.
     Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""

@@ -17,7 +17,8 @@ from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
 from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees
+from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees, timed
+from gigl_loader.sampling.times import EntryTimes, check_entry_times, time_inputs
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
@@ -52,6 +53,8 @@ class ABLPPlan:
     """Nodes of each supervision type's destination that are added to a batch."""
     exclude: bool = False
     """Remove sampled edges of a supervision type, and of its reverse, that join an anchor with a label."""
+    with_times: bool = False
+    """Each anchor comes with a time, that of its tree. Without, trees have the times of their anchors."""
 
     def __post_init__(self) -> None:
         if not self.supervision or list(self.supervision) != sorted(set(self.supervision)):
@@ -64,6 +67,10 @@ class ABLPPlan:
             raise ValueError(f"random_negatives must lie in [0, 2**24), got {self.random_negatives}")
         if self.hops.num_hops > LABEL_HOP:
             raise ValueError(f"at most {LABEL_HOP} hops beside labels, got {self.hops.num_hops}")
+        if self.random_negatives and self.hops.time_attr is not None:
+            raise ValueError(
+                "num_random_negatives has no meaning with time_attr: they have no time of their own"
+            )
 
     @property
     def anchor_type(self) -> NodeType:
@@ -71,7 +78,7 @@ class ABLPPlan:
 
     @property
     def inputs(self) -> tuple[InputColumn, ...]:
-        return (InputColumn(SEED, "I64", self.anchor_type),)
+        return (InputColumn(SEED, "I64", self.anchor_type), *time_inputs(given=self.with_times))
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         computed = [array for each in self.supervision for array in self._arrays(schema, each)]
@@ -100,6 +107,7 @@ class ABLPPlan:
             "max_labels": self.max_labels,
             "random_negatives": self.random_negatives,
             "exclude": self.exclude,
+            **({"with_times": True} if self.with_times else {}),
         }
 
     @classmethod
@@ -108,13 +116,20 @@ class ABLPPlan:
         if cap is not None and type(cap) is not int:
             raise ValueError("max_labels is a whole number or null")
         known = [*fields.schema.edges, *fields.schema.label_types]
-        return cls(
+        plan = cls(
             supervision=fields.edge_types("supervision", known),
             hops=KHop.from_json(fields),
             max_labels=cap,
             random_negatives=fields.whole("random_negatives"),
             exclude=fields.flag("exclude"),
+            with_times=fields.flag("with_times", False),
         )
+        plan.check_times(fields.schema)
+        return plan
+
+    def check_times(self, schema: GraphSchema) -> None:
+        """Raise ``ValueError`` unless the times of trees are known."""
+        check_entry_times(schema, self.anchor_type, self.hops, given=self.with_times)
 
     def _arrays(self, schema: GraphSchema, edge_type: EdgeType) -> list[FrameArray]:
         anchor, _, label = map(type_name, edge_type)
@@ -179,6 +194,7 @@ class ABLPSeeder:
             for each in plan.supervision
             for sign, lists in graph.schema.label_lists(each).items()
         }
+        self._times = EntryTimes(context, plan.anchor_type, plan.hops, given=plan.with_times)
         self._inward = graph.schema.edge_dir == "in"
         self._edge_types = [each for each in graph.schema.edges if each in plan.hops.num_neighbors]
 
@@ -191,7 +207,8 @@ class ABLPSeeder:
         if len(distinct) + plan.random_negatives * len(plan.supervision) > bounds.edges:
             raise bounds.too_many_edges(len(request))
         groups: list[tuple[int, Int64Array]] = []
-        arrays: dict[str, Array] = {"seeds": ids, "input_id": request.index}
+        times = self._times.of(request)
+        arrays: dict[str, Array] = {"seeds": ids, "input_id": request.index, **timed(times)}
         indices: dict[str, slice | Array] = {}
         excluded: list[Exclusion] = []
         end = 0
@@ -228,6 +245,7 @@ class ABLPSeeder:
             indices=indices,
             excluded=excluded,
             counters={NUM_ANCHORS: len(distinct)},
+            tree_times=times,
         )
 
     def _randoms(self, edge_type: EdgeType, key: int) -> Int64Array:

@@ -43,6 +43,10 @@ class CustomSamplerOptions:
         self._arguments = _checked_arguments(arguments)
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> CustomPlan:
+        if arguments.time_attr is not None:
+            raise ValueError(
+                "time_attr has no meaning for a sampler of one's own: pass what it needs as its arguments"
+            )
         if arguments.disjoint:
             raise ValueError("disjoint trees have no meaning for a custom sampler")
         if arguments.num_neighbors is not None or arguments.weight_attr is not None:

@@ -15,9 +15,12 @@ from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.negatives import NegativeDrawer, Negatives
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import InputColumn
-from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees, request_key
+from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees, request_key, timed
+from gigl_loader.sampling.times import EntryTimes, time_inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
@@ -27,10 +30,13 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["NOT_STRICT", "LinkPlan"]
+__all__ = ["NOT_STRICT", "TOO_LATE", "LinkPlan"]
 
 NOT_STRICT = "negatives_not_strict"
 """Counter of the strict negatives of a batch that are edges, because no other pair was found."""
+
+TOO_LATE = "negatives_too_late"
+"""Counter of the negatives of a batch that are later than their link, because no node is early enough."""
 
 _LOCAL = Column("I32")
 
@@ -53,14 +59,15 @@ class LinkPlan:
     @property
     def inputs(self) -> tuple[InputColumn, ...]:
         source, _, destination = self.edge_type
-        return (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination))
+        times = time_inputs(given=self.hops.time_attr is not None)
+        return (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination), *times)
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         return self.hops.frame(
             schema,
             columns,
             computed=tuple(self._arrays()),
-            counters=(NOT_STRICT,) if self._is_strict else (),
+            counters=tuple(self._counters()),
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:
@@ -115,6 +122,12 @@ class LinkPlan:
     def _is_strict(self) -> bool:
         return self.negatives is not None and self.negatives.strict
 
+    def _counters(self) -> Iterator[str]:
+        if self._is_strict:
+            yield NOT_STRICT
+        if self.negatives is not None and self.hops.time_attr is not None:
+            yield TOO_LATE
+
     def _arrays(self) -> list[FrameArray]:
         """Return the arrays of local indices of the ends of links and negatives."""
         source, _, destination = map(type_name, self.edge_type)
@@ -140,8 +153,11 @@ class LinkSeeder:
         self._inward = graph.schema.edge_dir == "in"
         self._edge_types = [each for each in graph.schema.edges if each in plan.hops.num_neighbors]
         self._negatives = (
-            None if plan.negatives is None else NegativeDrawer(graph, store, plan.edge_type, plan.negatives)
+            None
+            if plan.negatives is None
+            else NegativeDrawer(graph, store, plan.edge_type, plan.negatives, time_attr=plan.hops.time_attr)
         )
+        self._times = EntryTimes(context, ends[0], plan.hops, given=plan.hops.time_attr is not None)
 
     def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
         plan, count = self._plan, len(request)
@@ -155,13 +171,14 @@ class LinkSeeder:
             "src": (self._types[0], ends[0]),
             "dst": (self._types[1], ends[1]),
         }
-        counters = {}
+        counters: dict[str, int] = {}
+        times = self._times.of(request)
         if self._negatives is not None:
-            negatives = self._negatives.draw(key, ends[0])
+            negatives = self._negatives.draw(key, ends[0], times)
             if plan.negatives is not None and plan.negatives.mode == "binary":
                 columns["neg_src"] = (self._types[0], negatives.src)
             columns["neg_dst"] = (self._types[1], negatives.dst)
-            counters[NOT_STRICT] = negatives.not_strict
+            counters = {NOT_STRICT: negatives.not_strict, TOO_LATE: negatives.too_late}
         trees = {name: np.arange(len(positions)) % count for name, (_, positions) in columns.items()}
         bounds_of = _slices({name: len(positions) for name, (_, positions) in columns.items()})
         return BatchSeeds(
@@ -170,10 +187,11 @@ class LinkSeeder:
                 (kind, in_trees(positions, trees[name], disjoint=plan.hops.disjoint))
                 for name, (kind, positions) in columns.items()
             ],
-            arrays={"input_id": request.index},
+            arrays={"input_id": request.index, **timed(times)},
             indices=bounds_of,
             excluded=self._exclusions(bounds_of["src"], bounds_of["dst"]),
             counters=counters,
+            tree_times=times,
         )
 
     def _exclusions(self, src: slice, dst: slice) -> list[Exclusion]:

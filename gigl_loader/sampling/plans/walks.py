@@ -174,7 +174,8 @@ class RandomWalkSamplerOptions:
     ``top_k``
         How many nodes to keep of each seed.
 
-    ``num_neighbors`` of the loader is ``None``; ``replace``, ``weight_attr`` and ``disjoint`` are refused.
+    ``num_neighbors`` of the loader is ``None``; ``replace``, ``weight_attr``, ``time_attr`` and
+    ``disjoint`` are refused.
     """
 
     walk_length: int
@@ -185,7 +186,7 @@ class RandomWalkSamplerOptions:
     top_k: int | None = None
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> WalkPlan:
-        for name in ("num_neighbors", "replace", "weight_attr", "disjoint"):
+        for name in ("num_neighbors", "replace", "weight_attr", "disjoint", "time_attr"):
             if getattr(arguments, name):
                 raise ValueError(
                     f"{name} has no meaning for random walks: leave it out (num_neighbors: None)"
