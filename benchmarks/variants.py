@@ -2,9 +2,10 @@
 
     python benchmarks/variants.py --data FOLDER [--rounds 5] [--json FILE]
 
-The common workload (1 M nodes, 30 M edges, fanout 15, 10, 5), one thread, edge ids, no features. Weights are
-exponential, drawn by a fixed seed. Every kind samples the same batches of 1,024 seeds, in turns; figures are
-medians of CPU seconds per edge over those of uniform draws, and nodes per batch over theirs.
+The common workload (1 M nodes, 30 M edges, fanout 15, 10, 5), one thread, edge ids, no features. By a fixed
+seed, weights are exponential, times of edges uniform over a span, and seeds lie in its later half. Every kind
+samples the same batches of 1,024 seeds, in turns; figures are medians of CPU seconds per edge over those of
+uniform draws, and nodes per batch over theirs.
 """
 
 from __future__ import annotations
@@ -25,30 +26,36 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
-from gigl_loader.sampling.request import SEED, BatchRequest
+from gigl_loader.sampling.request import SEED, TIME, BatchRequest
 
 KINDS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "with replacement": {"replace": True},
     "weighted": {"weight_attr": "w"},
     "disjoint": {"disjoint": True},
+    "in time": {"disjoint": True, "time_attr": "t", "with_times": True},
+    "the last in time": {"disjoint": True, "time_attr": "t", "with_times": True, "last": True},
+    "weighted, in time": {"disjoint": True, "time_attr": "t", "with_times": True, "weight_attr": "w"},
     "LABOR": {"labor": True},
 }
 BATCHES = 12
+SPAN = 1 << 20
 
 
-def weighted_graph(workload: Workload, folder: Path) -> Path:
-    """Return a graph of the workload's edges with weights."""
+def indexed_graph(workload: Workload, folder: Path) -> Path:
+    """Return a graph of the workload's edges with weights and times."""
     prepare(workload, folder)
-    path = folder / "graph-weights"
+    path = folder / "graph-weights-times"
     if not path.exists():
         src, dst = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst"))
         weights = np.random.default_rng(3).exponential(size=len(src)).astype(np.float32)
-        edges = ArrayTable("edges", {"src": src, "dst": dst, "w": weights})
+        times = np.random.default_rng(4).integers(SPAN, size=len(src))
+        edges = ArrayTable("edges", {"src": src, "dst": dst, "w": weights, "t": times})
         tables = GraphTables(
             edges={HOMOGENEOUS_EDGE: edges},
             nodes={HOMOGENEOUS_NODE: NodeTable(count=workload.nodes)},
             weights={HOMOGENEOUS_EDGE: ("w",)},
+            times={HOMOGENEOUS_EDGE: ("t",)},
         )
         build_graph(tables, path)
     return path
@@ -95,11 +102,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     arguments = parser.parse_args()
     workload = QUICK if arguments.quick else FULL
-    graph = Graph.open(weighted_graph(workload, arguments.data), verify="none")
+    graph = Graph.open(indexed_graph(workload, arguments.data), verify="none")
     seeds = np.load(arguments.data / "train.npy").astype(np.int64)
     size = min(workload.batch_size, len(seeds) // 2)
+    times = np.random.default_rng(5).integers(SPAN // 2, SPAN, size=(BATCHES, size))
     requests = [
-        BatchRequest(0, batch, np.arange(size), {SEED: np.roll(seeds, -batch * size)[:size]})
+        BatchRequest(
+            0, batch, np.arange(size), {SEED: np.roll(seeds, -batch * size)[:size], TIME: times[batch]}
+        )
         for batch in range(BATCHES)
     ]
     cases = {name: Case(graph, workload, options) for name, options in KINDS.items()}

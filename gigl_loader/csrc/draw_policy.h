@@ -294,6 +294,10 @@ class TimedWeightedPolicy {
       WeightedPicker::PickAll(view, most, checked);
     } else if (!rule_.replace) {
       picker_.PickDistinct(address, view, most, checked);
+      // All that have a weight come in the order of the list, as those of a short list do.
+      int64_t taken = 0;
+      for (size_t i = before; i < picks_.size(); ++i) taken += view.sums[picks_[i]] - view.before(picks_[i]);
+      if (taken == view.total()) std::sort(picks_.data() + before, picks_.data() + picks_.size());
     } else if (view.total() > 0) {
       return most;
     }

@@ -271,7 +271,7 @@ class _End:
         return counts
 
     def nodes(self, words: _Words, early: Int64Array | None) -> Int64Array:
-        """Return the positions of the nodes that random words draw, of the ``early`` first in order of time."""
+        """Return the positions of nodes that random words draw, of the ``early`` first in order of time."""
         ranks = _below(words, self._count) if self._weights is None else self._weights.ranks(words)
         nodes = self._graph.at_ranks(self._type, ranks)
         if early is None or self._times is None:

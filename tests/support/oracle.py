@@ -104,7 +104,15 @@ def pick_weighted(
     key: int, hop: int, edge_type: int, node: int, *, weights: Sequence[float], fanout: int, replace: bool
 ) -> list[int]:
     """Places in a sorted adjacency list with these weights that a fanout takes."""
-    left = whole_weights(weights)
+    whole = whole_weights(weights)
+    return pick_whole(key, hop, edge_type, node, whole=whole, fanout=fanout, replace=replace)
+
+
+def pick_whole(
+    key: int, hop: int, edge_type: int, node: int, *, whole: Sequence[int], fanout: int, replace: bool
+) -> list[int]:
+    """Places in a list with these whole weights that a fanout takes."""
+    left = list(whole)
     positive = [place for place, weight in enumerate(left) if weight]
     if fanout < 0 or (not replace and len(positive) <= fanout):
         return positive
@@ -121,6 +129,33 @@ def pick_weighted(
     return picks
 
 
+def pick_in_time(
+    key: int,
+    hop: int,
+    edge_type: int,
+    node: int,
+    *,
+    times: Sequence[int],
+    bound: int,
+    fanout: int,
+    replace: bool,
+    last: bool,
+    weights: Sequence[float] | None,
+) -> list[int]:
+    """Places in a sorted adjacency list with these times (and weights) that a fanout takes in time."""
+    early = [place for place in sorted(range(len(times)), key=lambda i: times[i]) if times[place] <= bound]
+    whole = None if weights is None else whole_weights(weights)
+    if last:
+        latest = [place for place in reversed(early) if whole is None or whole[place]]
+        return latest if fanout < 0 else latest[:fanout]
+    at = (key, hop, edge_type, node)
+    if whole is None:
+        picks = pick(*at, degree=len(early), fanout=fanout, replace=replace)
+    else:
+        picks = pick_whole(*at, whole=[whole[place] for place in early], fanout=fanout, replace=replace)
+    return [early[place] for place in picks]
+
+
 def pick_weighted_node(word: int, weights: Sequence[float]) -> int:
     """Rank of the node that a random word draws."""
     sums, total = [], 0.0
@@ -129,6 +164,19 @@ def pick_weighted_node(word: int, weights: Sequence[float]) -> int:
         sums.append(total)
     drawn = (word >> 11) * 2.0**-53 * total
     return next((rank for rank, end in enumerate(sums) if end > drawn), sums.index(total))
+
+
+def pick_node(
+    word: int, ids: Sequence[int], weights: Sequence[float] | None, times: Sequence[int] | None, bound: int
+) -> int:
+    """The node (of ``ids``, which ascend) that a random word draws, among those not later than ``bound``."""
+    if times is not None:
+        ranks = sorted(range(len(ids)), key=lambda rank: times[rank])
+        early = [rank for rank in ranks if times[rank] <= bound]
+        if early and (weights is None or any(weights[rank] for rank in early)):
+            ids = [ids[rank] for rank in early]
+            weights = None if weights is None else [weights[rank] for rank in early]
+    return ids[word * len(ids) >> 64 if weights is None else pick_weighted_node(word, weights)]
 
 
 def negatives(
@@ -142,25 +190,24 @@ def negatives(
     strict_against: set[tuple[int, int]] | None = None,
     src_weight: Sequence[float] | None = None,
     dst_weight: Sequence[float] | None = None,
+    src_times: Sequence[int] | None = None,
+    dst_times: Sequence[int] | None = None,
+    link_times: Sequence[int] = (),
 ) -> tuple[list[tuple[int, int]], int]:
     """Negatives of links (pairs of node ids), and how many are among the edges ``strict_against``.
 
-    ``src_ids``, ``dst_ids``: all ids of both types, ascending.
+    ``src_ids``, ``dst_ids``: all ids of both types, ascending. Weights and times of nodes are in their order.
     """
     drawn, not_strict = [], 0
+    ends = ((src_ids, src_weight, src_times), (dst_ids, dst_weight, dst_times))
     for j in range(math.ceil(len(links) * amount)):
         pair = (0, 0)
         for draw_number in range(100):
-            first, second = philox(key, j, 0xFF << 56 | draw_number)
-            src = (
-                src_ids[first * len(src_ids) >> 64]
-                if src_weight is None
-                else src_ids[pick_weighted_node(first, src_weight)]
-            )
-            dst = (
-                dst_ids[second * len(dst_ids) >> 64]
-                if dst_weight is None
-                else dst_ids[pick_weighted_node(second, dst_weight)]
+            words = philox(key, j, 0xFF << 56 | draw_number)
+            bound = link_times[j % len(links)] if link_times else 0
+            src, dst = (
+                pick_node(word, ids, weights, times, bound)
+                for word, (ids, weights, times) in zip(words, ends, strict=True)
             )
             pair = (links[j % len(links)][0] if mode == "triplet" else src, dst)
             if strict_against is None or pair not in strict_against:
@@ -255,11 +302,14 @@ def sample(
     replace: bool = False,
     labor: bool = False,
     weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
+    times: Mapping[EdgeType, Mapping[int, int]] | None = None,
+    tree_times: Sequence[int] = (),
+    last: bool = False,
 ) -> OracleBatch:
     """Sample around ``seeds`` (node ids), or groups of them by type. Edge types are visited in sorted order.
 
-    ``weights``: those of the edges of some types, by edge id. ``trees``: of the seeds of each group, where
-    trees are disjoint.
+    ``weights``, ``times``: those of the edges of some types, by edge id. ``trees``: of the seeds of each
+    group, where trees are disjoint; ``tree_times``: of the trees.
     """
     lists = {edge_type: _adjacency(edges[edge_type], edge_dir) for edge_type in sorted(edges)}
     batch = OracleBatch({t: [] for t in node_types}, {t: [] for t in node_types})
@@ -297,15 +347,17 @@ def sample(
                 neighbors = adjacency.get(node, [])
                 fanout = fanouts[edge_type][hop]
                 own_key = key if trees is None else tree_key(key, tree)
-                at = (own_key, hop, address(edge_type), node)
-                if labor:
-                    listed = [neighbor for neighbor, _ in neighbors]
-                    places = pick_labor(*at[:3], neighbors=listed, fanout=fanout)
-                elif weights is not None and edge_type in weights:
-                    weighed = [weights[edge_type][edge_id] for _, edge_id in neighbors]
-                    places = pick_weighted(*at, weights=weighed, fanout=fanout, replace=replace)
-                else:
-                    places = pick(*at, degree=len(neighbors), fanout=fanout, replace=replace)
+                places = _places(
+                    (own_key, hop, address(edge_type), node),
+                    neighbors,
+                    fanout=fanout,
+                    replace=replace,
+                    labor=labor,
+                    weights=None if weights is None else weights.get(edge_type),
+                    times=None if times is None else times.get(edge_type),
+                    bound=tree_times[tree] if tree_times else 0,
+                    last=last,
+                )
                 for place in places:
                     neighbor, edge_id = neighbors[place]
                     batch.rows[edge_type].append(add(neighbor_type, neighbor, tree))
@@ -313,6 +365,32 @@ def sample(
                     batch.edge_ids[edge_type].append(edge_id)
             batch.edges_per_hop[edge_type].append(len(batch.rows[edge_type]) - before)
     raise AssertionError("unreachable")
+
+
+def _places(
+    at: tuple[int, int, int, int],
+    neighbors: Sequence[tuple[int, int]],
+    *,
+    fanout: int,
+    replace: bool,
+    labor: bool,
+    weights: Mapping[int, float] | None,
+    times: Mapping[int, int] | None,
+    bound: int,
+    last: bool,
+) -> list[int]:
+    """Places in the list of a node's neighbours that a hop takes."""
+    weighed = None if weights is None else [weights[edge_id] for _, edge_id in neighbors]
+    if labor:
+        return pick_labor(*at[:3], neighbors=[neighbor for neighbor, _ in neighbors], fanout=fanout)
+    if times is not None:
+        listed = [times[edge_id] for _, edge_id in neighbors]
+        return pick_in_time(
+            *at, times=listed, bound=bound, fanout=fanout, replace=replace, last=last, weights=weighed
+        )
+    if weighed is not None:
+        return pick_weighted(*at, weights=weighed, fanout=fanout, replace=replace)
+    return pick(*at, degree=len(neighbors), fanout=fanout, replace=replace)
 
 
 def _adjacency(edges: Sequence[Edge], edge_dir: str) -> dict[int, list[tuple[int, int]]]:

@@ -124,7 +124,8 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
             src_ids=range(counts[source]),
             dst_ids=range(counts[destination]),
             strict_against={(src, dst) for src, dst, _ in edges[edge_type]} if strict else None,
-            **weights,
+            src_weight=weights["src_weight"],
+            dst_weight=weights["dst_weight"],
         )
     groups = [(source, [src for src, _ in links]), (destination, [dst for _, dst in links])]
     if mode == "binary":

@@ -1,0 +1,426 @@
+"""Draws in time: those of the written rules, wherever the graph lies, and nothing later than its tree."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import HeteroData
+
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistABLPLoader,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    LaborSamplerOptions,
+    NegativeSampling,
+    RandomWalkSamplerOptions,
+)
+from gigl_loader.graph.folder import MemoryFolder
+from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.schema import type_name
+from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.plans.neighbor import NeighborPlan
+from gigl_loader.sampling.request import SEED, TIME, BatchRequest
+from gigl_loader.tensors import Layout
+from tests.support import oracle
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gigl_loader.sampling.source import PlanSampler
+
+NODES = 40
+EDGE_TYPES = [("a", "likes", "a"), ("a", "sees", "b"), ("b", "near", "a")]
+WEIGHTED = EDGE_TYPES[:2]
+OPTIONS: dict[str, Any] = {"num_workers": 0, "device": "cpu", "seed": 9}
+
+Direction = Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class Times:
+    """A graph with times, as the rules see it."""
+
+    edges: dict[Any, list[oracle.Edge]]
+    weights: dict[Any, dict[int, float]]
+    of_edges: dict[Any, dict[int, int]]
+    of_nodes: dict[str, list[int]]
+
+    def bounding(self, by: str, edge_dir: Direction) -> dict[Any, dict[int, int]]:
+        """The time that bounds each edge: by ``"t"``, its own; by ``"born"``, its neighbour's."""
+        if by == "t":
+            return {kind: self.of_edges[kind] for kind in EDGE_TYPES[:2]}
+        found: dict[Any, dict[int, int]] = {}
+        for kind, rows in self.edges.items():
+            neighbor = 0 if edge_dir == "in" else 1
+            if kind[0 if edge_dir == "in" else 2] == "a":  # Only nodes of this type have times.
+                found[kind] = {edge[2]: self.of_nodes["a"][edge[neighbor]] for edge in rows}
+        return found
+
+
+@functools.cache
+def _times() -> Times:
+    """Hubs, equal times, times at both ends of int64, lists without weight."""
+    random = np.random.default_rng(0)
+    edges: dict[Any, list[oracle.Edge]] = {}
+    weights, times = {}, {}
+    for edge_type in EDGE_TYPES:
+        count = 600
+        src, dst = ((random.random(count) ** 3 * NODES).astype(int) for _ in range(2))
+        ids = random.permutation(count).tolist()
+        edges[edge_type] = list(zip(src.tolist(), dst.tolist(), ids, strict=True))
+        given_weights = random.choice([0.0, 0.0, 1.0, 2.5, 1e6], count)
+        given_weights[dst < 3] = 0
+        weights[edge_type] = dict(zip(ids, given_weights.tolist(), strict=True))
+        when = random.integers(0, 12, count)
+        when[:3] = -(2**63), 2**63 - 1, 2**62
+        times[edge_type] = dict(zip(ids, when.tolist(), strict=True))
+    return Times(edges, weights, times, {"a": random.integers(0, 12, NODES).tolist()})
+
+
+@functools.cache
+def _graph(partitions: int, assigner: str, edge_dir: Direction) -> Graph:
+    graph = _times()
+    tables = {}
+    for edge_type, rows in graph.edges.items():
+        src, dst, ids = (np.array(column) for column in zip(*rows, strict=True))
+        columns = {
+            "w": np.array([graph.weights[edge_type][number] for number in ids.tolist()]),
+            "t": np.array([graph.of_edges[edge_type][number] for number in ids.tolist()]),
+        }
+        tables[edge_type] = ArrayTable("edges", {"src": src, "dst": dst, "id": ids, **columns})
+    nodes = {
+        "a": NodeTable(ArrayTable("a", {"born": np.array(graph.of_nodes["a"])})),
+        "b": NodeTable(count=NODES),
+    }
+    folder = MemoryFolder()
+    build_graph(
+        GraphTables(
+            edges=tables,
+            nodes=nodes,
+            weights=dict.fromkeys(WEIGHTED, ("w",)),
+            times={**dict.fromkeys(EDGE_TYPES[:2], ("t",)), "a": ("born",)},
+        ),
+        folder,
+        num_partitions=partitions,
+        assigner=assigner,
+        edge_dir=edge_dir,
+    )
+    return Graph.open(folder)
+
+
+def _frame(sampler: PlanSampler, request: BatchRequest) -> tuple[Layout, npt.NDArray[np.uint8]]:
+    sampled = sampler.sample(request)
+    buffer = np.zeros(sampled.layout.nbytes, np.uint8)
+    sampled.write(buffer)
+    return Layout.parse(buffer), buffer
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.tuples(st.sampled_from([1, 3]), st.sampled_from(["range", "hash"]), st.sampled_from(["in", "out"])),
+    st.tuples(st.sampled_from(["t", "born"]), st.sampled_from(["uniform", "replace", "last"]), st.booleans()),
+    st.lists(st.lists(st.sampled_from([-1, 0, 1, 2, 5, 40]), min_size=2, max_size=2), min_size=3, max_size=3),
+    st.lists(
+        st.tuples(st.integers(0, NODES - 1), st.sampled_from([-(2**63), -1, 0, 3, 7, 11, 2**63 - 1])),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_any_partitioning_gives_the_draws_of_the_written_rules(
+    cut: tuple[int, str, Direction],
+    by: str,
+    way: str,
+    weighted: bool,
+    fanouts: list[list[int]],
+    entries: list[tuple[int, int]],
+) -> None:
+    partitions, _, edge_dir = cut
+    graph, times = _graph(*cut), _times()
+    hops = dict(zip(EDGE_TYPES, map(tuple, fanouts), strict=True))
+    plan = NeighborPlan(
+        seed_type="a",
+        num_neighbors=hops,
+        replace=way == "replace",
+        with_edge=True,
+        weight_attr="w" if weighted else None,
+        disjoint=True,
+        time_attr=by,
+        last=way == "last",
+        with_times=True,
+    )
+    ids, when = [node for node, _ in entries], [time for _, time in entries]
+    batch = BatchPlan(sampler=plan, run_seed=9)
+    inputs = {SEED: graph.positions("a", np.array(ids)), TIME: np.array(when)}
+    request = BatchRequest(3, 1, np.arange(len(ids)), inputs)
+    layout, fused = _frame(batch.open(graph), request)
+    stores = {part: LocalStore(graph, part) for part in range(partitions)}
+    with closing(PartitionedStore(graph.schema, local=stores, remote={})) as store:
+        assert _frame(batch.open(graph, store), request)[1].tobytes() == fused.tobytes()
+    bounding = times.bounding(by, edge_dir)
+    expected = oracle.sample(
+        times.edges,
+        ["a", "b"],
+        fanouts=hops,
+        seed_type="a",
+        seeds=ids,
+        trees=[range(len(ids))],
+        key=oracle.batch_key(9, 3, ids),
+        edge_dir=edge_dir,
+        replace=way == "replace",
+        weights={kind: times.weights[kind] for kind in WEIGHTED} if weighted else None,
+        times=bounding,
+        tree_times=when,
+        last=way == "last",
+    )
+    assert layout.view(fused, "seed_time").tolist() == when
+    for edge_type in EDGE_TYPES:
+        prefix = f"edge/{type_name(edge_type)}"
+        found = layout.view(fused, f"{prefix}/e_id").tolist()
+        assert found == expected.edge_ids[edge_type]
+        assert layout.view(fused, f"{prefix}/rows").tolist() == expected.rows[edge_type]
+        target_type = graph.schema.target_type(edge_type)
+        for number, target in zip(found, expected.targets[edge_type], strict=True):
+            tree = expected.trees[target_type][target]
+            assert edge_type not in bounding or bounding[edge_type][number] <= when[tree]
+
+
+# --- loaders
+
+
+def _bipartite() -> tuple[HeteroData, dict[str, torch.Tensor]]:
+    random = torch.Generator().manual_seed(2)
+    data = HeteroData()
+    born = {"user": torch.randint(0, 50, (60,), generator=random)}
+    born["item"] = torch.randint(5, 50, (40,), generator=random)
+    for node_type, times in born.items():
+        data[node_type].born = times
+    for source, relation, target in (("user", "buys", "item"), ("item", "rev_buys", "user")):
+        ends = [torch.randint(0, len(born[each]), (500,), generator=random) for each in (source, target)]
+        data[source, relation, target].edge_index = torch.stack(ends)
+    return data, born
+
+
+BUYS = ("user", "buys", "item")
+
+
+def _check_trees(batch: Any, born: dict[str, torch.Tensor], times: torch.Tensor, seeds: int = 1) -> None:
+    """Nothing but seeds is later than its tree."""
+    for node_type, of_type in born.items():
+        store = batch[node_type]
+        found, sampled = of_type[store.n_id], slice(store.num_sampled_nodes[0], None)
+        assert (found[sampled] <= times[store.batch][sampled]).all()
+
+
+@pytest.mark.parametrize("given_times", [False, True])
+def test_seeds_have_their_own_time_unless_one_is_given(given_times: bool) -> None:
+    data, born = _bipartite()
+    dataset = DistDataset.from_pyg(data, time_attr="born", num_partitions=2)
+    times = torch.arange(60) if given_times else born["user"]
+    with DistNeighborLoader(
+        dataset,
+        [4, 3],
+        ("user", None),
+        batch_size=20,
+        shuffle=True,
+        time_attr="born",
+        input_time=times if given_times else None,
+        **OPTIONS,
+    ) as loader:
+        for batch in loader:
+            assert batch["user"].seed_time.dtype == torch.int64
+            assert batch["user"].seed_time.tolist() == times[batch["user"].input_id].tolist()
+            assert len(batch["user"].batch) == batch["user"].num_nodes, "trees are disjoint"
+            _check_trees(batch, born, batch["user"].seed_time)
+        alone = {"time": times[:20]} if given_times else {}
+        again = loader.sample(torch.arange(20), epoch=0, **alone)
+        assert again["user"].seed_time.tolist() == times[:20].tolist()
+
+
+def test_a_mask_may_have_a_time_for_each_of_its_places() -> None:
+    data, _ = _bipartite()
+    dataset = DistDataset.from_pyg(data, time_attr="born")
+    mask = torch.arange(60) % 3 == 0
+    found = []
+    for times in (torch.arange(60), torch.arange(60)[mask]):
+        options = {"time_attr": "born", "input_time": times, **OPTIONS}
+        with DistNeighborLoader(dataset, [2], ("user", mask), batch_size=7, **options) as loader:
+            found.append([batch["user"].seed_time.tolist() for batch in loader])
+    assert found[0] == found[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 59), st.integers(0, 39)), min_size=1, max_size=12),
+    st.data(),
+)
+def test_negatives_are_those_of_the_written_rules(links: list[tuple[int, int]], data: st.DataObject) -> None:
+    graph, born = _bipartite()
+    mode = data.draw(st.sampled_from(["binary", "triplet"]))
+    amount = data.draw(st.sampled_from([1, 2]))
+    strict = data.draw(st.booleans())
+    times = data.draw(st.lists(st.integers(-1, 51), min_size=len(links), max_size=len(links)))
+    weight = st.none() | st.just([float(number % 4) for number in range(40)])
+    dst_weight = data.draw(weight)
+    dataset = DistDataset.from_pyg(
+        graph,
+        time_attr="born",
+        num_partitions=data.draw(st.integers(1, 3)),
+        assigner=data.draw(st.sampled_from(["range", "hash"])),
+    )
+    given_weight = None if dst_weight is None else torch.tensor(dst_weight)
+    with DistLinkNeighborLoader(
+        dataset,
+        [3, 2],
+        (BUYS, torch.tensor(links).t()),
+        edge_label_time=torch.tensor(times),
+        time_attr="born",
+        neg_sampling=NegativeSampling(mode, amount, strict=strict, dst_weight=given_weight),
+        batch_size=len(links),
+        **OPTIONS,
+    ) as loader:
+        [batch] = loader
+        stats = loader.stats()
+    key = oracle.batch_key(9, 0, [*(src for src, _ in links), *(dst for _, dst in links)])
+    index = graph[BUYS].edge_index
+    expected, not_strict = oracle.negatives(
+        key,
+        links,
+        mode=mode,
+        amount=amount,
+        src_ids=range(60),
+        dst_ids=range(40),
+        strict_against=set(map(tuple, index.t().tolist())) if strict else None,
+        dst_weight=dst_weight,
+        src_times=born["user"].tolist(),
+        dst_times=born["item"].tolist(),
+        link_times=times,
+    )
+    if mode == "binary":
+        local = batch[BUYS].edge_label_index[:, len(links) :]
+        found = list(
+            zip(batch["user"].n_id[local[0]].tolist(), batch["item"].n_id[local[1]].tolist(), strict=True)
+        )
+        assert found == expected
+        owners = [*times, *(times[number % len(links)] for number in range(len(expected)))]
+        assert batch[BUYS].edge_label_time.tolist() == owners
+    else:
+        local = batch["item"].dst_neg_index.reshape(len(links), -1).t().reshape(-1)
+        assert batch["item"].n_id[local].tolist() == [dst for _, dst in expected]
+    assert batch[BUYS].seed_time.tolist() == times
+    assert stats["negatives_not_strict"] == not_strict
+    late = 0
+    for number, (src, dst) in enumerate(expected):
+        bound = times[number % len(links)]
+        late += int(born["item"][dst] > bound or (mode == "binary" and int(born["user"][src]) > bound))
+    assert stats["negatives_too_late"] == late
+    _check_trees(batch, born, torch.tensor(times))
+
+
+def test_labels_share_the_tree_and_the_time_of_their_anchor() -> None:
+    data, born = _bipartite()
+    dataset = DistDataset.from_pyg(data, time_attr="born")
+    with DistABLPLoader(
+        dataset,
+        [4, 3],
+        supervision_edge_type=BUYS,
+        batch_size=15,
+        time_attr="born",
+        temporal_strategy="last",
+        **OPTIONS,
+    ) as loader:
+        for batch in loader:
+            times = born["user"][batch["user"].n_id[: batch["user"].batch_size]]
+            assert batch["user"].seed_time.tolist() == times.tolist()
+            _check_trees(batch, born, times)
+            anchors, labels = batch.y_positive
+            assert batch["item"].batch[labels].tolist() == batch["user"].batch[anchors].tolist()
+
+
+# --- mistakes
+
+
+def _edge_timed() -> DistDataset:
+    data, _ = _bipartite()
+    for kind in data.edge_types:
+        data[kind].t = torch.arange(500)
+    return DistDataset.from_pyg(data, time_attr={BUYS: "t", "user": "born"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"time_attr": "x"}, r"time_attr 'x' is not declared as a time; known: born, t\. .*index GRAPH"),
+        ({"time_attr": "t"}, r"time of edges .*'buys'.*: pass input_time"),
+        ({"time_attr": "born", "nodes": "item"}, "nodes of type 'item' have no time 'born': pass input_time"),
+        ({"input_time": torch.arange(60)}, "input_time has no meaning without time_attr"),
+        ({"temporal_strategy": "last"}, "temporal_strategy 'last' needs time_attr"),
+        ({"time_attr": "born", "temporal_strategy": "newest"}, "'uniform' or 'last', got 'newest'"),
+        ({"time_attr": "born", "temporal_strategy": "last", "replace": True}, "no replace"),
+        ({"time_attr": "born", "input_time": torch.arange(9)}, "each of the 60 entries of the input, got 9"),
+        ({"time_attr": "born", "input_time": torch.zeros(60, 1, dtype=torch.int64)}, "must be 1-D"),
+        ({"time_attr": "born", "sampler_options": LaborSamplerOptions()}, "LABOR .* leave time_attr out"),
+        (
+            {
+                "time_attr": "born",
+                "num_neighbors": None,
+                "sampler_options": RandomWalkSamplerOptions(2, metapath=[("item", "rev_buys", "user"), BUYS]),
+            },
+            "time_attr has no meaning for random walks",
+        ),
+        (
+            {
+                "time_attr": "born",
+                "num_neighbors": None,
+                "sampler_options": CustomSamplerOptions("tests.support.user_samplers:Halved"),
+            },
+            "time_attr has no meaning for a sampler of one's own",
+        ),
+    ],
+)
+def test_a_mistake_is_named(options: dict[str, Any], message: str) -> None:
+    given = {"num_neighbors": [2], "nodes": "user", **options, **OPTIONS}
+    nodes = given.pop("nodes")
+    with pytest.raises(ValueError, match=message):
+        DistNeighborLoader(_edge_timed(), input_nodes=(nodes, None), **given)
+
+
+def test_times_are_integers() -> None:
+    with pytest.raises(TypeError, match=r"input_time must hold integers, got torch\.float32"):
+        DistNeighborLoader(
+            _edge_timed(), [2], ("user", None), time_attr="born", input_time=torch.rand(60), **OPTIONS
+        )
+
+
+def test_links_need_times_and_anchors_have_no_random_negatives() -> None:
+    dataset = _edge_timed()
+    with pytest.raises(ValueError, match="time_attr needs edge_label_time"):
+        DistLinkNeighborLoader(dataset, [2], BUYS, time_attr="t", **OPTIONS)
+    with pytest.raises(ValueError, match="num_random_negatives has no meaning with time_attr"):
+        DistABLPLoader(
+            dataset, [2], supervision_edge_type=BUYS, time_attr="born", num_random_negatives=3, **OPTIONS
+        )
+
+
+def test_what_cannot_be_a_time_is_refused_when_the_graph_is_built() -> None:
+    data, _ = _bipartite()
+    data["user"].score = torch.rand(60)
+    with pytest.raises(ValueError, match=r"column 'score' holds F32 \[\]: a time is one int64"):
+        DistDataset.from_pyg(data, time_attr="score")
+    with pytest.raises(ValueError, match="no node or edge type has a column 'when'"):
+        DistDataset.from_pyg(data, time_attr="when")
+    data[BUYS].born = torch.arange(500)
+    with pytest.raises(ValueError, match=r"'born' is declared as a time of edges .* and of their neighbours"):
+        DistDataset.from_pyg(data, time_attr={BUYS: "born", "user": "born"})
