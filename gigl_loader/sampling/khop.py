@@ -45,15 +45,15 @@ class KHop:
     """LABOR-0 (Balin and Catalyurek 2023): all nodes of a hop have the same chances of their neighbours."""
 
     def __post_init__(self) -> None:
+        for name in ("replace", "weight_attr", "time_attr", "disjoint"):
+            if self.labor and getattr(self, name):
+                raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
         if self.time_attr is not None and not self.disjoint:
             raise ValueError("time_attr needs disjoint trees")
         if self.last and (self.replace or self.time_attr is None):
             raise ValueError(
                 'temporal_strategy "last" takes the latest neighbours: it needs time_attr, and no replace'
             )
-        for name in ("replace", "weight_attr", "time_attr", "disjoint"):
-            if self.labor and getattr(self, name):
-                raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
         if len(hops) > 1:
             raise ValueError(f"all edge types need the same number of hops, got {sorted(hops)}")
@@ -74,7 +74,7 @@ class KHop:
             replace=arguments.replace,
             with_edge=arguments.returns_edge_ids(schema),
             weight_attr=check_weight(schema, arguments.weight_attr),
-            disjoint=arguments.disjoint or (arguments.time_attr is not None and not arguments.labor),
+            disjoint=arguments.disjoint or arguments.time_attr is not None,
             time_attr=check_time(schema, arguments.time_attr),
             last=arguments.last,
             labor=arguments.labor,

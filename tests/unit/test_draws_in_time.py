@@ -141,13 +141,12 @@ def _frame(sampler: PlanSampler, request: BatchRequest) -> tuple[Layout, npt.NDA
 )
 def test_any_partitioning_gives_the_draws_of_the_written_rules(
     cut: tuple[int, str, Direction],
-    by: str,
-    way: str,
-    weighted: bool,
+    draws: tuple[str, str, bool],
     fanouts: list[list[int]],
     entries: list[tuple[int, int]],
 ) -> None:
     partitions, _, edge_dir = cut
+    by, way, weighted = draws
     graph, times = _graph(*cut), _times()
     hops = dict(zip(EDGE_TYPES, map(tuple, fanouts), strict=True))
     plan = NeighborPlan(
