@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +89,7 @@ def _node_table(graph: Graph) -> Table:
             f"{nodes.count:,}",
             _spread(sizes),
             "text" if nodes.text_ids else nodes.ids,
-            _columns(nodes.columns),
+            ", ".join(filter(None, [_columns(nodes.columns), _times(nodes.times)])),
             splits,
         )
     return table
@@ -109,7 +109,7 @@ def _edge_table(graph: Graph) -> Table:
             "weight" if edges.weight else "",
             "time" if edges.time else "",
             f"weights: {', '.join(edges.weights)}" if edges.weights else "",
-            f"times: {', '.join(edges.times)}" if edges.times else "",
+            _times(edges.times),
         ]
         targets = graph.schema.nodes[graph.schema.target_type(edge_type)].count
         table.add_row(
@@ -166,6 +166,10 @@ def _typed(title: str, names: Iterable[str]) -> Any:
 def _spread(sizes: list[int]) -> str:
     low, high = min(sizes), max(sizes)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _times(names: Sequence[str]) -> str:
+    return f"times: {', '.join(names)}" if names else ""
 
 
 def _columns(columns: Any) -> str:

@@ -158,6 +158,17 @@ class DistLinkNeighborLoader(BaseDistLoader):
             self._counted[name] += count
         return self._labels.attach(self._collator(tensors), tensors, plan)
 
+    def sample(self, nodes: Any, *, epoch: int | None = None, time: Any = None) -> Any:
+        """Return the batch of links by themselves: see :meth:`BaseDistLoader.sample`.
+
+        The labels and times that the loader was given belong to other links: such a batch has none of them.
+        """
+        of_input, self._labels = self._labels, LinkLabels()
+        try:
+            return super().sample(nodes, epoch=epoch, time=time)
+        finally:
+            self._labels = of_input
+
     def stats(self) -> dict[str, Any]:
         """Return the counters of every loader, and those of negatives in the batches made so far.
 

@@ -77,18 +77,17 @@ class LinkLabels:
             attributes["edge_label_index"] = torch.stack([indices["src"], indices["dst"]])
             if label is not None:
                 attributes["edge_label"] = label
-        if SEED_TIME in tensors.frame.layout.specs:
-            attributes[SEED_TIME] = tensors.tensor(SEED_TIME)
-        if self.time is not None:
-            attributes["edge_label_time"] = self._times(which, plan).to(device, non_blocking=True)
+        times = None if self.time is None else self.time[which].to(device, non_blocking=True)
+        if plan.hops.time_attr is not None:
+            attributes[SEED_TIME] = times = tensors.tensor(SEED_TIME)
+        if times is not None:
+            attributes["edge_label_time"] = self._with_negatives(times, plan)
         return attributes
 
-    def _times(self, which: Tensor, plan: LinkPlan) -> Tensor:
-        assert self.time is not None
-        times = self.time[which]
+    def _with_negatives(self, times: Tensor, plan: LinkPlan) -> Tensor:
         if plan.negatives is None or plan.negatives.mode == "triplet":
             return times
-        owners = torch.arange(plan.negatives.count(len(which))) % len(which)
+        owners = torch.arange(plan.negatives.count(len(times)), device=times.device) % len(times)
         return torch.cat([times, times[owners]])
 
 

@@ -48,10 +48,12 @@ class Kind:
     loader: Any = DistNeighborLoader
     split: str | None = None
     """Of edges, whose links are the input."""
+    times: Any = None
+    """Of the entries of the input, by their ``input_id``."""
 
     def input(self, *, hetero: bool) -> Any:
         """Return the input of the loader."""
-        if self.loader is DistLinkNeighborLoader:
+        if self.loader in (DistLinkNeighborLoader, _timed_links):
             return (BUYS, self.split) if hetero else self.split
         if self.loader in (_anchors, _labelled, _walks):
             return ("user", None) if hetero else None
@@ -59,7 +61,7 @@ class Kind:
 
     def entries(self, batch: Any, *, hetero: bool) -> tuple[Any, Any]:
         """Return the input of one batch, and the store that has its ``input_id``."""
-        if self.loader is not DistLinkNeighborLoader:
+        if self.loader not in (DistLinkNeighborLoader, _timed_links):
             store = (
                 batch["user" if self.loader in (_anchors, _labelled, _walks) else "item"] if hetero else batch
             )
@@ -86,8 +88,10 @@ def label_sets(*, hetero: bool) -> dict[Any, Any]:
 
 
 def tables_of(data: Any, *, hetero: bool) -> GraphTables:
-    """Return the tables of a graph with weights, label sets, and some edges held out."""
-    tables = tables_from_pyg(data, weight_attr="w", labels=label_sets(hetero=hetero))
+    """Return the tables of a graph with weights, times, label sets, and some edges held out."""
+    times: dict[Any, str] = dict.fromkeys(["item", "user"] if hetero else ["node"], "born")
+    times[BUYS if hetero else HOMOGENEOUS_EDGE] = "t"
+    tables = tables_from_pyg(data, weight_attr="w", time_attr=times, labels=label_sets(hetero=hetero))
     splits = EdgeSplits(fractions={"train": 0.9, "val": 0.1})
     return replace(tables, splits={BUYS if hetero else HOMOGENEOUS_EDGE: splits}, message_edges=("train",))
 
@@ -100,6 +104,22 @@ def _labelled(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> D
 def _anchors(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistABLPLoader:
     edge_type = ("node", "to", "node") if nodes is None else ("user", "buys", "item")
     return DistABLPLoader(dataset, num_neighbors, nodes, supervision_edge_type=edge_type, **options)
+
+
+def _timed(dataset: Any, num_neighbors: Any, nodes: Any, *, input_time: Any, **options: Any) -> Any:
+    """Return a loader in times of edges, whose seeds have the times that are given by their number."""
+    times = input_time[: dataset.schema.nodes["node" if nodes is None else nodes[0]].count]
+    return DistNeighborLoader(dataset, num_neighbors, nodes, input_time=times, **options)
+
+
+def _timed_links(dataset: Any, num_neighbors: Any, links: Any, **options: Any) -> DistLinkNeighborLoader:
+    """Return a loader of a few links in times of nodes."""
+    edge_type = HOMOGENEOUS_EDGE if links is None else links[0]
+    index = (torch.arange(240) % 70).reshape(2, 120)
+    times = torch.arange(120) % 60
+    return DistLinkNeighborLoader(
+        dataset, num_neighbors, (edge_type, index), edge_label_time=times, **options
+    )
 
 
 def _walks(dataset: Any, num_neighbors: Any, nodes: Any, *, walks: Any, **options: Any) -> DistNeighborLoader:
@@ -120,6 +140,28 @@ KINDS = {
         {"disjoint": True, "weight_attr": "w"},
         {"weight_attr": "w"},
         "disjoint is",
+    ),
+    "in time": Kind(
+        [4, 3],
+        {"time_attr": "t", "input_time": torch.arange(300) % 90, "weight_attr": "w"},
+        {"time_attr": "t", "input_time": torch.arange(300) % 90},
+        "weight_attr is None here, w in the state",
+        _timed,
+        times=torch.arange(300) % 90,
+    ),
+    "the last in time": Kind(
+        [4, 3],
+        {"time_attr": "born", "temporal_strategy": "last"},
+        {"time_attr": "born"},
+        "last is",
+    ),
+    "links in time": Kind(
+        [4, -1],
+        {"time_attr": "born", "neg_sampling": "binary", "batch_size": 25},
+        {"time_attr": "born", "neg_sampling": {"mode": "binary", "amount": 2}, "batch_size": 25},
+        "negatives is",
+        _timed_links,
+        times=torch.arange(120) % 60,
     ),
     "labor": Kind([4, 3], {"sampler_options": LaborSamplerOptions()}, {}, "labor is"),
     "walks": Kind(
@@ -277,7 +319,8 @@ def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, 
     with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
         for dataset in (stored.dataset, remote):
             with _loader(dataset, stored, kind, num_workers=0) as loader:
-                batch = loader.sample(entries, epoch=0)
+                alone = {} if kind.times is None else {"time": kind.times[given.input_id]}
+                batch = loader.sample(entries, epoch=0, **alone)
             _, place = kind.entries(batch, hetero=stored.hetero)
             assert place.input_id.tolist() == list(range(len(given.input_id)))
             place.input_id = given.input_id

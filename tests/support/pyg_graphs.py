@@ -61,13 +61,19 @@ def heterogeneous(*, seed: int = 0) -> HeteroData:
 
 
 def weighted(*, hetero: bool = False) -> Any:
-    """One of the graphs with a column ``w`` of some edge types. A third of their edges has no weight."""
+    """One of the graphs with weights ``w`` and times ``t`` of some edge types, and times ``born`` of nodes.
+
+    A third of the edges has no weight. Times are below 100.
+    """
     data = heterogeneous() if hetero else homogeneous()
     random = torch.Generator().manual_seed(1)
     stores = [data["user", "buys", "item"], data["user", "follows", "user"]] if hetero else [data]
     for store in stores:
         count = store.edge_index.shape[1]
         store.w = torch.rand(count, generator=random) * (torch.arange(count) % 3).float()
+        store.t = torch.randint(0, 100, (count,), generator=random)
+    for store in [data["user"], data["item"]] if hetero else [data]:
+        store.born = torch.randint(0, 100, (store.num_nodes,), generator=random)
     return data
 
 

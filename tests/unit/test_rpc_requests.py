@@ -43,7 +43,11 @@ SCHEMA = GraphSchema(
             splits={"train": 3},
         ),
     },
-    edges={LIKES: EdgeSchema(count=50, wide_indices=False, columns={"w": Column("F32")})},
+    edges={
+        LIKES: EdgeSchema(
+            count=50, wide_indices=False, columns={"w": Column("F32"), "t": Column("I64")}, times=("t",)
+        )
+    },
 )
 ENVELOPE = Envelope(graph="abc", partition=1)
 ASK = NeighborRequest(
@@ -56,6 +60,12 @@ ASK = NeighborRequest(
     with_slots=True,
 )
 DISJOINT = replace(ASK, targets=np.array([6, 9, 6]) | np.array([0, 0, 2**23 - 1]) << 40, disjoint=True)
+TIMED = replace(
+    DISJOINT,
+    targets=np.array([6, 9, 6]) | np.array([0, 0, 2]) << 40,
+    rule=DrawRule(fanout=3, time="t", last=True),
+    tree_times=np.array([-(2**63), 5, 2**63 - 1]),
+)
 LABOR = replace(ASK, rule=DrawRule(fanout=3, labor=True))
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
@@ -85,10 +95,13 @@ def pairs(targets: list[int], neighbors: list[int]) -> bytes:
     return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
 
 
-def in_trees(rows: list[int], trees: list[int]) -> bytes:
+def in_trees(rows: list[int], trees: list[int], tree_times: list[int] | None = None) -> bytes:
     """Return a request for neighbours in a disjoint batch with these arrays."""
-    metadata = Layout.parse(np.frombuffer(encode(ENVELOPE, DISJOINT, SCHEMA), np.uint8)).metadata
-    arrays = {"rows": np.array(rows, I32), "trees": np.array(trees, I32)}
+    asked = DISJOINT if tree_times is None else TIMED
+    metadata = Layout.parse(np.frombuffer(encode(ENVELOPE, asked, SCHEMA), np.uint8)).metadata
+    arrays: dict[str, npt.NDArray[Any]] = {"rows": np.array(rows, I32), "trees": np.array(trees, I32)}
+    if tree_times is not None:
+        arrays["tree_times"] = np.array(tree_times, I64)
     layout = Layout.plan({name: spec_of(array) for name, array in arrays.items()}, metadata)
     return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
 
@@ -102,10 +115,21 @@ def same(left: object, right: object) -> bool:
 
 @pytest.mark.parametrize(
     "request_",
-    [ASK, DISJOINT, LABOR, ROWS, EDGE_ROWS, EDGES, LIST, SplitRequest(node_type="item", split="train")],
+    [
+        ASK,
+        DISJOINT,
+        TIMED,
+        LABOR,
+        ROWS,
+        EDGE_ROWS,
+        EDGES,
+        LIST,
+        SplitRequest(node_type="item", split="train"),
+    ],
     ids=[
         "neighbors",
         "neighbors in trees",
+        "neighbors in time",
         "labor",
         "rows of nodes",
         "rows of edges",
@@ -151,6 +175,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 N = encode(ENVELOPE, ASK, SCHEMA)
+T = encode(ENVELOPE, TIMED, SCHEMA)
 C = encode(ENVELOPE, EDGES, SCHEMA)
 L = encode(ENVELOPE, LIST, SCHEMA)
 R = encode(ENVELOPE, ROWS, SCHEMA)
@@ -222,6 +247,13 @@ I32, I64 = np.int32, np.int64
         (in_trees([0], [2**23]), RefusalKind.INVALID, "trees 8388608 to 8388608 lie outside"),
         (edited(N, {"flags": '["replace", "labor"]'}), RefusalKind.INVALID, "LABOR has no replacement"),
         (edited(N, {"flags": '["disjoint"]'}), RefusalKind.MALFORMED, "trees"),
+        (edited(T, {"time": None}), RefusalKind.INVALID, "the last neighbours are drawn by time"),
+        (edited(T, {"time": None, "flags": '["disjoint"]'}), RefusalKind.MALFORMED, "entry 'tree_times'"),
+        (edited(T, {"time": "w"}), RefusalKind.INVALID, "no time 'w'"),
+        (edited(T, {"flags": "[]"}), RefusalKind.INVALID, "draws in time need disjoint trees"),
+        (edited(T, {"flags": '["disjoint", "last", "replace"]'}), RefusalKind.INVALID, "without replacement"),
+        (edited(T, {"flags": '["disjoint", "labor"]'}), RefusalKind.INVALID, "LABOR has no replacement"),
+        (in_trees([0], [1], tree_times=[7]), RefusalKind.MALFORMED, "1 tree_times, of fewer trees"),
         (edited(S, {}, np.array([0], I32)), RefusalKind.MALFORMED, "unknown entry 'rows'"),
         (edited(R, {"kind": "7"}), RefusalKind.MALFORMED, "a list of three names"),
         (edited(R, {"kind": '"absent"'}), RefusalKind.INVALID, "no node type 'absent'"),
