@@ -32,7 +32,7 @@ from gigl_loader.sampling.plans.ablp import (
     random_array,
 )
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
-from gigl_loader.sampling.seeds import SEED_TIME
+from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import LabelSign

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.sampling.seeds import SEED_TIME
+from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set

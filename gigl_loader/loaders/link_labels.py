@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gigl_loader.sampling.seeds import SEED_TIME
+from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,6 +14,7 @@ from gigl_loader.channel.frame import MAX_HEADER_BYTES, Frame, check_number, rea
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.features import GatherRequest
+from gigl_loader.sampling.request import SEED_TIME
 from gigl_loader.tensors import ArraySpec, Layout, as_rows
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class FrameSchema:
         """Return the schema of batches of nodes and edges around seeds: nodes of one type, or as computed."""
         names = inputs if seed_type is None else ("seeds", "input_id")
         if timed:
-            names = (*names, "seed_time")
+            names = (*names, SEED_TIME)
         nodes = (
             TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ()), disjoint=disjoint)
             for each in schema.nodes

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.options import NodeType
 
-__all__ = ["INDEX_BYTES", "SEED", "TIME", "BatchRequest", "InputColumn", "entry_bytes"]
+__all__ = ["INDEX_BYTES", "SEED", "SEED_TIME", "TIME", "BatchRequest", "InputColumn", "entry_bytes"]
 
 SEED = "seed"
 """Name of the input column of plans whose input is nodes."""
 
 TIME = "time"
 """Name of the input column that holds the time of each entry's tree."""
+
+SEED_TIME = "seed_time"
+"""Name of the array of a frame that has these times."""
 
 INDEX_BYTES = 8
 

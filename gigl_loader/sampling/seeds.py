@@ -10,7 +10,7 @@ import numpy as np
 
 from gigl_loader.native import batch_key, philox
 from gigl_loader.sampling.bounds import BatchTooLarge
-from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.request import SEED, SEED_TIME
 from gigl_loader.sampling.store import MAX_TREES, TREE_SHIFT
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.times import EntryTimes
 
 __all__ = [
-    "SEED_TIME",
     "BatchSeeds",
     "Exclusion",
     "NodeSeeder",
@@ -32,9 +31,6 @@ __all__ = [
     "timed",
     "tree_key",
 ]
-
-SEED_TIME = "seed_time"
-"""Name of the array of a frame that has the time of each entry's tree."""
 
 
 class Exclusion(NamedTuple):

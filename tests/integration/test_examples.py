@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,26 @@ def test_links_are_predicted_by_two_ranks(name: str, options: list[str], metric:
     script = [str(ROOT / "examples" / f"{name}.py"), str(tmp_path / "graph"), *options, "--batch-size", "50"]
     (output,) = run_torchrun(*script, ranks_per_host=2, seconds=100, folder=tmp_path)
     check_that_it_beats_popularity(output, metric)
+
+
+@pytest.mark.parametrize("with_changelogs", [False, True])
+def test_what_comes_next_is_predicted(with_changelogs: bool, tmp_path: Path) -> None:
+    docs = tmp_path / "doc"
+    began = datetime(2000, 1, 1, tzinfo=timezone.utc)
+    for number in range(60 if with_changelogs else 0):
+        entries = [
+            f"p{number} (1-{i}) unstable; urgency=low\n\n  * Text.\n\n -- M <m{number // 3}@example.org>  "
+            f"{format_datetime(began + timedelta(days=30 * i + number))}\n"
+            for i in reversed(range(40))
+        ]
+        (docs / f"p{number}").mkdir(parents=True)
+        (docs / f"p{number}" / "changelog.Debian.gz").write_bytes(gzip.compress("\n".join(entries).encode()))
+    output = run(str(ROOT / "examples" / "temporal.py"), "--epochs", "2", "--docs", str(docs), cwd=tmp_path)
+    counts = (
+        "20 maintainers, 60 packages 2400 uploads" if with_changelogs else "150 maintainers, 900 packages"
+    )
+    assert output.startswith(counts)
+    check_that_it_beats_popularity(output, MRR)
 
 
 def test_dependencies_of_debian_are_predicted(tmp_path: Path) -> None:
