@@ -3,9 +3,9 @@
 python examples/temporal.py [--epochs 3] [--docs /usr/share/doc]
 
 On Debian, the changelogs of the installed packages say which maintainer uploaded which package when.
-Elsewhere, uploads are made by a rule: each maintainer has six packages and works on two of them at a time, but
-every fifth upload is of any package. The last fifth is predicted: for each upload, the package among 50 others,
-from what was uploaded before it.
+Elsewhere, uploads are made by a rule: each maintainer has six packages and works on two of them at a time,
+but every fifth upload is of any package. The last fifth is predicted: for each upload, the package among 50
+others, from what was uploaded before it.
 """
 
 import argparse

@@ -166,7 +166,7 @@ def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exc
         ("generator", "pass seed="),
         ("prefetch_factor", "use worker_concurrency="),
         ("sampler", "pass the seeds as input_nodes"),
-        ("time_attr", ".*are not made yet"),
+        ("directed", ".*are not made yet"),
         ("local_process_rank", ".*found from the process group"),
     ],
 )
@@ -196,6 +196,9 @@ def test_arguments_of_other_libraries_that_change_nothing_are_accepted() -> None
         "collate_fn": None,
         "prefetch_factor": None,
         "disjoint": False,
+        "time_attr": None,
+        "input_time": None,
+        "temporal_strategy": "uniform",
         "directed": True,
         "subgraph_type": "directional",
     }
@@ -327,6 +330,9 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "with_edge": None,
         "weight_attr": None,
         "disjoint": False,
+        "time_attr": None,
+        "input_time": None,
+        "temporal_strategy": "uniform",
         "sampler_options": KHopNeighborSamplerOptions(),
         "transform": None,
         "in_order": True,
