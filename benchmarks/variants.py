@@ -15,9 +15,11 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import made_columns
 import numpy as np
 
 from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
@@ -38,8 +40,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "weighted, in time": {"disjoint": True, "time_attr": "t", "with_times": True, "weight_attr": "w"},
     "LABOR": {"labor": True},
 }
-BATCHES = 12
-SPAN = 1 << 20
 
 
 def indexed_graph(workload: Workload, folder: Path) -> Path:
@@ -48,9 +48,8 @@ def indexed_graph(workload: Workload, folder: Path) -> Path:
     path = folder / "graph-weights-times"
     if not path.exists():
         src, dst = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst"))
-        weights = np.random.default_rng(3).exponential(size=len(src)).astype(np.float32)
-        times = np.random.default_rng(4).integers(SPAN, size=len(src))
-        edges = ArrayTable("edges", {"src": src, "dst": dst, "w": weights, "t": times})
+        made = {"w": made_columns.weights(len(src)), "t": made_columns.times(len(src))}
+        edges = ArrayTable("edges", {"src": src, "dst": dst, **made})
         tables = GraphTables(
             edges={HOMOGENEOUS_EDGE: edges},
             nodes={HOMOGENEOUS_NODE: NodeTable(count=workload.nodes)},
@@ -64,10 +63,10 @@ def indexed_graph(workload: Workload, folder: Path) -> Path:
 class Case:
     """A kind of draws: its sampler, and what the latest round sampled."""
 
-    def __init__(self, graph: Graph, workload: Workload, options: dict[str, Any]) -> None:
+    def __init__(self, graph: Graph, fanout: Sequence[int], options: dict[str, Any]) -> None:
         plan = NeighborPlan(
             seed_type=HOMOGENEOUS_NODE,
-            num_neighbors={HOMOGENEOUS_EDGE: workload.fanout},
+            num_neighbors={HOMOGENEOUS_EDGE: tuple(fanout)},
             with_edge=True,
             **options,
         )
@@ -94,6 +93,14 @@ class Case:
         return seconds / self.edges
 
 
+def requests_of(workload: Workload, folder: Path) -> list[BatchRequest]:
+    """Return the requests of the batches."""
+    return [
+        BatchRequest(0, batch, np.arange(len(seeds)), {SEED: seeds, TIME: times})
+        for batch, (seeds, times) in enumerate(made_columns.batches(folder, workload.batch_size))
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder of the workload, made where missing")
@@ -103,16 +110,8 @@ def main() -> None:
     arguments = parser.parse_args()
     workload = QUICK if arguments.quick else FULL
     graph = Graph.open(indexed_graph(workload, arguments.data), verify="none")
-    seeds = np.load(arguments.data / "train.npy").astype(np.int64)
-    size = min(workload.batch_size, len(seeds) // 2)
-    times = np.random.default_rng(5).integers(SPAN // 2, SPAN, size=(BATCHES, size))
-    requests = [
-        BatchRequest(
-            0, batch, np.arange(size), {SEED: np.roll(seeds, -batch * size)[:size], TIME: times[batch]}
-        )
-        for batch in range(BATCHES)
-    ]
-    cases = {name: Case(graph, workload, options) for name, options in KINDS.items()}
+    requests = requests_of(workload, arguments.data)
+    cases = {name: Case(graph, workload.fanout, options) for name, options in KINDS.items()}
     for case in cases.values():
         case.seconds_per_edge(requests[:2])  # Warms up.
     rounds = [

@@ -215,7 +215,7 @@ def _bipartite() -> tuple[HeteroData, dict[str, torch.Tensor]]:
 BUYS = ("user", "buys", "item")
 
 
-def _check_trees(batch: Any, born: dict[str, torch.Tensor], times: torch.Tensor, seeds: int = 1) -> None:
+def _check_trees(batch: Any, born: dict[str, torch.Tensor], times: torch.Tensor) -> None:
     """Nothing but seeds is later than its tree."""
     for node_type, of_type in born.items():
         store = batch[node_type]
@@ -258,6 +258,21 @@ def test_a_mask_may_have_a_time_for_each_of_its_places() -> None:
         with DistNeighborLoader(dataset, [2], ("user", mask), batch_size=7, **options) as loader:
             found.append([batch["user"].seed_time.tolist() for batch in loader])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_seeds_that_are_drawn_by_weight_keep_their_times(num_workers: int) -> None:
+    data, born = _bipartite()
+    dataset = DistDataset.from_pyg(data, time_attr="born")
+    times = torch.arange(60) * 7 % 50
+    options = {**OPTIONS, "num_workers": num_workers, "seed_weights": torch.arange(60).float()}
+    with DistNeighborLoader(
+        dataset, [3], ("user", None), batch_size=20, time_attr="born", input_time=times, **options
+    ) as loader:
+        for batch in loader:
+            users = batch["user"]
+            assert users.seed_time.tolist() == times[users.n_id[users.seed_index]].tolist()
+            _check_trees(batch, born, users.seed_time)
 
 
 @settings(max_examples=40, deadline=None)
