@@ -17,6 +17,7 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ ROUNDS = 600
 SIGMAS = 6.0
 CPU = torch.device("cpu")
 BUYS, BOUGHT, KNOWS = ("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user")
-NODE, EDGE = "node", ("node", "to", "node")
+EDGE = ("node", "to", "node")
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Case:
 
 
 def main() -> int:
-    checks = (same_neighbourhoods, same_features, same_frequencies, same_batches, refusals)
+    checks = (same_neighbourhoods, same_features, same_in_threads, same_frequencies, same_batches, refusals)
     with tempfile.TemporaryDirectory() as folder:
         found = [passes(check, case) for case in cases(Path(folder)) for check in checks]
     return 0 if all(found) else 1
@@ -174,6 +175,17 @@ def compared(store: GltStore, kind: Any, column: str, rows: Any, expected: torch
     return len(rows)
 
 
+def same_in_threads(case: Case) -> str:
+    """Several samplers may ask a store at once."""
+    edge_type, store = next(iter(case.graph.schema.edges)), GltStore(case.graph, 0)
+    whole = answer(case, store, edge_type, 0, -1)
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda fanout: answer(case, store, edge_type, 0, fanout), [-1, 3] * 40)
+        for number, drawn in enumerate(found):
+            assert drawn == whole or (number % 2 and all(map(set.issubset, drawn, whole))), "other edges"
+    return "80 requests of four threads"
+
+
 def same_frequencies(case: Case) -> str:
     """Of d edges, ``fanout`` draws with replacement take an edge with chance 1 - (1 - 1/d)^fanout."""
     fanout, worst = 3, 0.0
@@ -208,7 +220,9 @@ def same_batches(case: Case) -> str:
         theirs = DistNeighborLoader(over_glt, fanouts, **options)
         for expected, found in zip(ours, theirs, strict=True):
             batches += 1
-            for node_type, edge_type in itertools.product(plain.schema.nodes, found.edge_types or [EDGE]):
+            for node_type, edge_type in itertools.product(
+                plain.schema.nodes, getattr(found, "edge_types", [EDGE])
+            ):
                 check_batch(case, expected, found, node_type, edge_type, whole=fanouts == [-1, -1])
     links = DistLinkNeighborLoader(
         over_glt, [3], next(iter(plain.schema.edges)), neg_sampling="binary", batch_size=256, num_workers=0

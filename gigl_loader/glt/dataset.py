@@ -10,7 +10,6 @@ from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.source import InlineSource
 
 if TYPE_CHECKING:
-    from gigl_loader.glt.store import GltMode
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 __all__ = ["GltDataset"]
@@ -25,7 +24,7 @@ class GltDataset(DistDataset):
     replacement, LABOR, walks) raise ``ValueError`` or ``SamplingError`` that names them.
     """
 
-    def __init__(self, dataset: DistDataset, *, mode: GltMode = "CPU", seed: int | None = None) -> None:
+    def __init__(self, dataset: DistDataset, *, seed: int | None = None) -> None:
         """``dataset`` is that of ``DistDataset.open`` or ``from_pyg``; it stays usable.
 
         ``seed`` is GLT's own, of the whole process. Without one, GLT asks the system for entropy for every
@@ -34,14 +33,12 @@ class GltDataset(DistDataset):
         """
         if not dataset._is_on_this_host:
             raise ValueError("GLT's samplers need the whole graph on this host: open all of its partitions")
-        if mode not in ("CPU", "CUDA", "ZERO_COPY"):
-            raise ValueError(f'mode must be "CPU", "CUDA" or "ZERO_COPY", got {mode!r}')
         glt = import_glt_library()
         if seed is not None:
             glt.py_graphlearn_torch.RandomSeedManager.getInstance().setSeed(seed)
         super().__init__(dataset._graph)
         parts = range(self.schema.num_partitions)
-        self._glt = {part: GltStore(self._graph, part, mode=mode) for part in parts}
+        self._glt = {part: GltStore(self._graph, part) for part in parts}
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a GltDataset cannot be pickled: make it in each process")

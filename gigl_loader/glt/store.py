@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType
     from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
 
-__all__ = ["GltMode", "GltStore", "check_rule", "distinct_edges", "import_glt_library"]
-
-GltMode = Literal["CPU", "CUDA", "ZERO_COPY"]
-"""Where GLT keeps the lists, and draws: the host, the GPU, or the GPU out of pinned memory of the host."""
+__all__ = ["GltStore", "check_rule", "distinct_edges", "import_glt_library"]
 
 
 class GltStore:
-    """A ``NeighborStore`` over GLT's samplers.
+    """A ``NeighborStore`` over GLT's samplers, on the CPU.
 
     The draws are GLT's own: they come from its generators and not from the address of a draw, so that the
     same request draws other neighbours the next time. A list that is longer than the fanout is drawn from
@@ -36,7 +33,7 @@ class GltStore:
     Features, edge tests, label sets and out-edges of a graph of in-edges are read where the graph lies.
     """
 
-    def __init__(self, graph: Graph, part: int, *, mode: GltMode = "CPU") -> None:
+    def __init__(self, graph: Graph, part: int) -> None:
         """``graph`` has ``part`` among its opened partitions.
 
         GLT copies the lists: 16 bytes an edge and 8 a node, in memory that processes share. ``ImportError``
@@ -46,20 +43,21 @@ class GltStore:
         self._local = LocalStore(graph, part)
         self._graph = graph
         self._part = part
-        self._samplers = {kind: self._open(glt, kind, mode) for kind in graph.schema.edges}
+        self._samplers = {kind: self._open(glt, kind) for kind in graph.schema.edges}
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
-        sampler = self._samplers.get(ask.edge_type)
-        if sampler is None or ask.outward:
+        if ask.edge_type not in self._graph.schema.edges or ask.outward:
             return self._local.sample(ask)
         check_rule(ask.rule)
+        if not self._samplers:
+            raise ValueError("the store is closed")
         targets = self._rows(ask)
         degrees = self._local.degrees(ask)
         most = degrees if ask.rule.fanout < 0 else np.minimum(degrees, ask.rule.fanout)
         if int(most.sum()) > ask.max_edges:
             raise BatchTooLarge(f"more than {ask.max_edges} edges")
-        drawn = sampler.sample_one_hop(torch.from_numpy(targets), ask.rule.fanout)
-        slots, counts = distinct_edges(drawn.edge.cpu().numpy(), drawn.nbr_num.cpu().numpy())
+        drawn = self._samplers[ask.edge_type].sample_one_hop(torch.from_numpy(targets), ask.rule.fanout)
+        slots, counts = distinct_edges(drawn.edge.numpy(), drawn.nbr_num.numpy())
         lists = self._graph.topology(ask.edge_type, self._part)
         return Neighbors(
             counts.astype(np.int32),
@@ -79,14 +77,14 @@ class GltStore:
         self._samplers = {}
         self._local.close()
 
-    def _open(self, glt: Any, edge_type: EdgeType, mode: GltMode) -> Any:
+    def _open(self, glt: Any, edge_type: EdgeType) -> Any:
         """Return GLT's sampler, from rows of the partition to positions. Its edge ids are slots."""
         lists = self._graph.topology(edge_type, self._part)
         slots = torch.arange(len(lists["indices"]))
         rows, positions = _tensor(lists["indptr"]), _tensor(lists["indices"])
         topology = glt.data.Topology((rows, positions), slots, input_layout="CSR", layout="CSR")
-        device = torch.device("cpu") if mode == "CPU" else torch.device("cuda", torch.cuda.current_device())
-        return glt.sampler.NeighborSampler(glt.data.Graph(topology, mode), device=device, with_edge=True)
+        graph = glt.data.Graph(topology, "CPU")
+        return glt.sampler.NeighborSampler(graph, device=torch.device("cpu"), with_edge=True)
 
     def _rows(self, ask: NeighborRequest) -> Int64Array:
         """Return the targets as rows of this partition. GLT takes others for nodes without neighbours."""
