@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
@@ -87,3 +87,19 @@ def test_pickles_of_plain_values_are_read_as_python_reads_them(
         section = Section(path, file, Span(0, len(data)))
         assert read_pickle(section, max_steps=10_000) == value
         assert section.at_end
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.sampled_from([3, 5_000]))
+def test_chosen_rows_are_those_rows(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, width: int
+) -> None:
+    """Wide rows lie in several blocks."""
+    path = tmp_path_factory.getbasetemp() / f"rows-{width}"
+    rows = torch.arange(300 * width).reshape(300, width)
+    if not path.exists():
+        path.write_bytes(b"".join(pickle.dumps(chunk.clone()) for chunk in torch.split(rows, 70)))
+    chosen = np.array(data.draw(st.lists(st.integers(0, 299), max_size=40)), np.int64)
+    found = tensor_stream(path)
+    with found.open() as file:
+        np.testing.assert_array_equal(found.take(file, chosen), rows.numpy()[chosen])

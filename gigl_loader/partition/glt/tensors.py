@@ -8,7 +8,7 @@ import struct
 import zipfile
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,6 +49,8 @@ _LEGACY_VERSION = 1001
 _MAX_STEPS = 1000  # A tensor's pickle has 60.
 _MAX_DIMENSIONS = 8
 _MAX_DIRECTORY = 1 << 20  # Bytes of a ZIP archive's list of files. That of one tensor has 400.
+_GAP_BYTES = 32 << 10  # To read as much costs about what another call does.
+_BLOCK_BYTES = 1 << 20
 _MAX_STREAM = 1 << 20  # Tensors in one file: GLT appends one for every 10,000 rows.
 
 
@@ -107,11 +109,16 @@ class Rows:
         return out
 
     def take(self, file: BinaryIO, rows: Int64Array) -> Array:
-        """Return chosen rows. Those that follow one another are read at once."""
-        out = self._empty(len(rows))
-        starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True):
-            self._fill(file, int(rows[start]), out[start:stop])
+        """Return chosen rows. Those that lie near each other are read at once, with what is between them."""
+        width = max(self.column.row_bytes, 1)
+        order = np.argsort(rows, kind="stable")
+        ordered, out = rows[order], self._empty(len(rows))
+        apart = np.diff(ordered) > _GAP_BYTES // width
+        cuts = np.flatnonzero(apart | (np.diff(ordered // max(_BLOCK_BYTES // width, 1)) > 0)) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(rows)] if len(rows) else []):
+            first, last = int(ordered[start]), int(ordered[stop - 1])
+            block = self.read(file, first, last - first + 1)
+            out[order[start:stop]] = block[ordered[start:stop] - first]
         return out
 
     def _empty(self, count: int) -> Array:
