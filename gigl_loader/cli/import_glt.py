@@ -19,7 +19,9 @@ def import_glt(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="What GLT's partitioners wrote: META, node_pb, part0, ...")
     ],
-    out: Annotated[Path, typer.Argument(help="Directory to make. It appears complete or not at all.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Directory to make. It appears complete or not at all.")
+    ],
     *,
     edge_dir: Annotated[
         EdgeDirection, typer.Option(help="Keep each node's in-edges (messages flow along) or out-edges.")

@@ -163,14 +163,14 @@ class _Meta:
         return types
 
     def edge_types(self, node_types: list[NodeType]) -> list[EdgeType]:
-        types = self._types("edge_types")
+        types, known = self._types("edge_types"), set(node_types)
         for each in types:
             if type(each) is not tuple or len(each) != 3:
                 raise FormatError(f"{self._path}: an edge type that is not three texts")
             for name in each:
                 self._check_name(name)
             for end in (each[0], each[2]):
-                if end not in node_types:
+                if end not in known:
                     raise FormatError(f"{self._path}: edge type {each}: no node type {end!r}")
         return types
 
@@ -182,13 +182,8 @@ class _Meta:
 
     def _check_name(self, name: Any) -> None:
         """Types are parts of paths: one with a slash would lead elsewhere."""
-        if (
-            not isinstance(name, str)
-            or not name
-            or len(name) > 200
-            or name in (".", "..")
-            or set("/\0") & set(name)
-        ):
+        named = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
+        if not named or name in (".", "..") or {"/", "\0"} & set(name):
             raise FormatError(f"{self._path}: a type that is no name of a file")
 
 
