@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,35 @@ def test_chosen_rows_are_those_rows(
     found = tensor_stream(path)
     with found.open() as file:
         np.testing.assert_array_equal(found.take(file, chosen), rows.numpy()[chosen])
+
+
+def changed(path: Path, *, files: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    """Write the archive of ``torch.save`` anew, with some files in it changed or added."""
+    with zipfile.ZipFile(path) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in {**found, **files}.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"files": {}}, None),
+        ({"files": {"rows/byteorder": b"big"}}, "saved on a machine of another byte order"),
+        ({"files": {}, "compression": zipfile.ZIP_DEFLATED}, "its archive is compressed or damaged"),
+        ({"files": {"rows/data/0": b"short"}}, "storage '0' of 100 elements is not there, or shorter"),
+        ({"files": {f"rows/{number}": b"" for number in range(25_000)}}, "too many files in its archive"),
+        ({"files": {"rows/data.pkl": b"(" * 2000}}, "a pickle of more than 1000 instructions"),
+        ({"files": {"rows/data.pkl": b"\x80\x02}."}}, "holds no tensor"),
+    ],
+)
+def test_archives_that_torch_did_not_write(tmp_path: Path, change: Any, message: str | None) -> None:
+    path = tmp_path / "rows.pt"
+    torch.save(torch.arange(100), path)
+    changed(path, **change)
+    if message is None:
+        assert len(saved_tensor(path)) == 100
+        return
+    with pytest.raises(FormatError, match=rf"rows\.pt: .*{message}"):
+        saved_tensor(path)

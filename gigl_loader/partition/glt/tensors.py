@@ -48,6 +48,7 @@ _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
 _MAX_STEPS = 1000  # A tensor's pickle has 60.
 _MAX_DIMENSIONS = 8
+_MAX_SIZE = 1 << 40  # Of a tensor in any direction; a partition has no more edges.
 _MAX_DIRECTORY = 1 << 20  # Bytes of a ZIP archive's list of files. That of one tensor has 400.
 _GAP_BYTES = 32 << 10  # To read as much costs about what another call does.
 _BLOCK_BYTES = 1 << 20
@@ -147,7 +148,7 @@ def saved_tensor(path: Path) -> Rows:
             raise FormatError(f"{path}: not a file of torch.save: it has no data.pkl")
         folder = program.removesuffix("data.pkl")
         order = files.get(f"{folder}byteorder")
-        if order is not None and Section(path, file, order).read(order.size) != b"little":
+        if order is not None and Section(path, file, order).read(min(order.size, 6)) != b"little":
             raise FormatError(f"{path}: saved on a machine of another byte order")
 
         def storage(key: Any) -> _Storage:
@@ -214,7 +215,7 @@ def _are_sizes(values: Any) -> bool:
     return (
         type(values) is tuple
         and len(values) <= _MAX_DIMENSIONS
-        and all(type(value) is int and 0 <= value < 2**60 for value in values)
+        and all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)
     )
 
 
