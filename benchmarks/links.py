@@ -10,7 +10,6 @@ ratio of CPU seconds, and the ratio of the bytes of frames. Links: 1,024 a batch
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from options import read_options
 
 from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
 from gigl_loader.graph.graph import Graph
@@ -136,12 +136,7 @@ def cases(workload: Workload, folder: Path) -> dict[str, Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the workload, made where missing")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a small graph")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__)
     made = cases(QUICK if arguments.quick else FULL, arguments.data)
     ratios: dict[str, list[float]] = {name: [] for name in made}
     costs: dict[str, list[float]] = {name: [] for name in made}

@@ -10,7 +10,6 @@ uniform draws, and nodes per batch over theirs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from typing import Any
 
 import made_columns
 import numpy as np
+from options import read_options
 
 from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
 from gigl_loader.graph.graph import Graph
@@ -102,12 +102,7 @@ def requests_of(workload: Workload, folder: Path) -> list[BatchRequest]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the workload, made where missing")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a small graph")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__)
     workload = QUICK if arguments.quick else FULL
     graph = Graph.open(indexed_graph(workload, arguments.data), verify="none")
     requests = requests_of(workload, arguments.data)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json as json_module
-from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gigl_loader.cli.built import EdgeDirection, report, working_memory
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
 
-if TYPE_CHECKING:
-    from gigl_loader.graph import GraphSchema
-
 __all__ = ["partition"]
 
-_LEAST_BYTES = 32 << 20
 _Many = list[str]
-
-
-class EdgeDirection(str, Enum):
-    """Which edges of a node its list holds."""
-
-    inward = "in"
-    outward = "out"
 
 
 def partition(
@@ -143,34 +131,8 @@ def partition(
             num_partitions=num_partitions,
             edge_dir=edge_dir.value,
             assigner=assigner,
-            memory_limit=None if memory_limit is None else _working_memory(memory_limit),
+            memory_limit=None if memory_limit is None else working_memory(memory_limit),
             overwrite=overwrite,
             progress=progress,
         )
-    _report(out, schema, monotonic() - started, as_json=json)
-
-
-def _working_memory(text: str) -> int:
-    """Return what a limit for the whole process leaves to work with.
-
-    An eighth is kept back: readers decode, and allocators keep some of what is freed.
-    """
-    from gigl_loader.partition.limits import parse_bytes, resident_bytes
-
-    limit, taken = parse_bytes(text), resident_bytes()
-    if limit - taken < _LEAST_BYTES:
-        raise ValueError(
-            f"a memory limit of {text} is too small: the program itself takes {taken >> 20} MiB; "
-            f"give at least {(taken + _LEAST_BYTES) >> 20}MiB"
-        )
-    return (limit - taken) * 7 // 8
-
-
-def _report(out: Path, schema: GraphSchema, seconds: float, *, as_json: bool) -> None:
-    nodes = sum(entry.count for entry in schema.nodes.values())
-    edges = sum(entry.count for entry in schema.edges.values())
-    if as_json:
-        print(json_module.dumps({"path": str(out), "seconds": round(seconds, 3), "schema": schema.to_json()}))
-        return
-    parts = f"{schema.num_partitions} part{'s' if schema.num_partitions > 1 else ''}"
-    print(f"{out}: {nodes:,} nodes, {edges:,} edges in {parts}, {seconds:.1f} s")
+    report(out, schema, monotonic() - started, as_json=json)

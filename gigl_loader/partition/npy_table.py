@@ -17,7 +17,7 @@ from gigl_loader.graph.schema import Column
 from gigl_loader.partition.table import TEXT, Kind, as_texts
 from gigl_loader.tensors import STORAGE_DTYPES
 
-__all__ = ["NpyTable", "edge_index_table", "npy_table"]
+__all__ = ["NpyTable", "edge_index_table", "npy_table", "read_exactly"]
 
 
 _NAMES = {dtype: name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
@@ -72,7 +72,7 @@ class _NpyColumn:
         if count == 0 or size == 0:
             return np.empty((count, size), dtype=self.file.dtype)
         values = np.empty((count - 1) * step + size, dtype=self.file.dtype)
-        _read_exactly(file, self.file.path, run.offset + start * run.stride, values)
+        read_exactly(file, self.file.path, run.offset + start * run.stride, values)
         if step == size:
             return values.reshape(count, size)
         return np.lib.stride_tricks.as_strided(
@@ -174,7 +174,7 @@ def _header(path: Path) -> _File:
     return _File(path, dtype, shape, fortran, offset)
 
 
-def _read_exactly(file: BinaryIO, path: Path, offset: int, out: Array) -> None:
+def read_exactly(file: BinaryIO, path: Path, offset: int, out: Array) -> None:
     rest = out.reshape(-1).view(np.uint8).data
     while rest:
         count = os.preadv(file.fileno(), [rest], offset)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["staged_directory"]
+__all__ = ["refuse_existing", "staged_directory"]
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def staged_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
     the next call for the same target: a lock tells the dead from the living.
     """
     if not overwrite:
-        _refuse_existing(target)
+        refuse_existing(target)
     made = _make_parents(target.parent)
     try:
         _remove_abandoned(target)
@@ -36,7 +36,8 @@ def staged_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
     _sync(target.parent)
 
 
-def _refuse_existing(target: Path) -> None:
+def refuse_existing(target: Path) -> None:
+    """Raise ``ValueError`` where ``target`` is there, unless it is an empty directory."""
     if target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise ValueError(f"{target} exists: give another name, or ask to overwrite it")
 
@@ -91,7 +92,7 @@ def _move(temporary: Path, target: Path, overwrite: bool) -> None:
     try:
         temporary.rename(target)
     except OSError:
-        _refuse_existing(target)
+        refuse_existing(target)
         raise
 
 

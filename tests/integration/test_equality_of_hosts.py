@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import torch
 
-from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, NegativeSampling
+from gigl_loader import (
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    LaborSamplerOptions,
+    NegativeSampling,
+    RandomWalkSamplerOptions,
+)
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
@@ -40,13 +47,13 @@ class Case:
     graph: str = "homogeneous"
     replace: bool = False
     cache_size: int | str = 0
-    links: bool = False
+    kind: Literal["nodes", "links", "labor", "walks"] = "nodes"
 
     def __str__(self) -> str:
         return (
             f"{self.graph}-{self.parts}parts-{self.hosts}hosts-{self.ranks_per_host}ranks-"
             f"{self.workers}workers-{self.assigner}-{self.edge_dir}{'-replace' if self.replace else ''}"
-            f"{f'-cache{self.cache_size}' if self.cache_size else ''}{'-links' if self.links else ''}"
+            f"{f'-cache{self.cache_size}' if self.cache_size else ''}-{self.kind}"
         )
 
     def partitions_of(self, host: int) -> list[int]:
@@ -58,7 +65,9 @@ FAST = [
     Case(parts=2, hosts=2, graph="heterogeneous", assigner="hash"),
     Case(parts=4, hosts=2, edge_dir="out"),
     Case(parts=2, hosts=2, workers=1, cache_size=500),
-    Case(parts=4, hosts=2, graph="heterogeneous", assigner="hash", cache_size=500, links=True),
+    Case(parts=4, hosts=2, graph="heterogeneous", assigner="hash", cache_size=500, kind="links"),
+    Case(parts=2, hosts=2, graph="heterogeneous", assigner="hash", kind="labor"),
+    Case(parts=4, hosts=2, edge_dir="out", assigner="hash", kind="walks"),
 ]
 SLOW = [
     Case(parts=1, hosts=1, ranks_per_host=2, workers=2),
@@ -70,7 +79,7 @@ SLOW = [
     Case(parts=4, hosts=4, workers=1, graph="heterogeneous", assigner="hash", replace=True, cache_size=300),
     Case(parts=4, hosts=4, workers=2, edge_dir="out"),
     Case(parts=4, hosts=3, ranks_per_host=1, workers=1),
-    Case(parts=4, hosts=2, ranks_per_host=2, workers=1, edge_dir="out", links=True),
+    Case(parts=4, hosts=2, ranks_per_host=2, workers=1, edge_dir="out", kind="links"),
 ]
 
 
@@ -95,7 +104,7 @@ def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path:
             _loader(
                 case,
                 dataset,
-                batch_size=100 if case.links else 16,
+                batch_size=100 if case.kind == "links" else 16,
                 shuffle=True,
                 num_workers=case.workers,
                 name="train",
@@ -117,13 +126,23 @@ def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path:
 
 
 def _loader(case: Case, dataset: DistDataset, **options: Any) -> Any:
-    if not case.links:
-        return DistNeighborLoader(dataset, [4, 3, 2], INPUT[case.graph], **options)
+    if case.kind != "links":
+        return _node_loader(case, dataset, INPUT[case.graph], **options)
     links = None if case.graph == "homogeneous" else BUYS
     negatives = NegativeSampling("binary", 1.5, strict=True)
     return DistLinkNeighborLoader(
         dataset, [4, 3], links, neg_sampling=negatives, exclude_targets=True, **options
     )
+
+
+def _node_loader(case: Case, dataset: DistDataset, seeds: Any, **options: Any) -> DistNeighborLoader:
+    if case.kind == "walks":
+        walks = RandomWalkSamplerOptions(walk_length=4, walks_per_seed=3, p=0.5, q=2.0)
+        plain = {**options, "with_edge": None, "replace": False}
+        return DistNeighborLoader(dataset, None, seeds, sampler_options=walks, **plain)
+    if case.kind == "labor":
+        options["sampler_options"] = LaborSamplerOptions()
+    return DistNeighborLoader(dataset, [4, 3, 2], seeds, **options)
 
 
 def _links_sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options: Any) -> Any:
@@ -141,18 +160,12 @@ def _links_sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options
 
 def _sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options: Any) -> Any:
     """Return the batch of the same seeds from one partition, without processes; ``input_id`` taken over."""
-    if case.links:
+    if case.kind == "links":
         return _links_sampled_alone(dataset, batch, case, **options)
     kind = None if case.graph == "homogeneous" else "user"
     seeds = _of_seeds(batch, kind).batch
-    loader = DistNeighborLoader(
-        dataset,
-        [4, 3, 2],
-        seeds if kind is None else (kind, seeds),
-        batch_size=len(seeds),
-        num_workers=0,
-        **options,
-    )
+    chosen = seeds if kind is None else (kind, seeds)
+    loader = _node_loader(case, dataset, chosen, batch_size=len(seeds), num_workers=0, **options)
     expected = next(loader)
     _of_seeds(expected, kind).input_id = _of_seeds(batch, kind).input_id
     return expected

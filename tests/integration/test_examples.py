@@ -49,6 +49,14 @@ def test_a_training_script_learns(name: str, least: float, tmp_path: Path) -> No
     assert max(accuracies) > least
 
 
+def test_walks_alone_predict_links(tmp_path: Path) -> None:
+    output = run(str(ROOT / "examples" / "node_embeddings.py"), "2", cwd=tmp_path)
+    found, guess = map(
+        float, re.findall(r"AUC of held-out links ([\d.]+) \(by degree ([\d.]+)\)", output)[-1]
+    )
+    assert found > 0.85 > guess
+
+
 MRR = r"MRR ([\d.]+) \(by popularity ([\d.]+)\)"
 RECALL = r"recall@30 ([\d.]+)% \(by popularity ([\d.]+)%\)"
 PREDICTING = [

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["VARIANTS", "Built", "open_variant"]
+__all__ = ["PLACES", "Built", "open_variant"]
 
-VARIANTS = ("1 range", "3 hash", "3 sparse", "2 servers", "2 servers sparse")
+PLACES = ("1 range", "3 hash", "3 sparse", "2 servers", "2 servers sparse")
 """Partitions or servers, and how node ids lie. Servers hold three partitions."""
 
 

@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "channel.frame",
         "channel.slots",
     },
+    "glt": VALUES | {"native", "dataset", "sampling"},
     "pyg": VALUES | {"native", "graph.schema", "loaders", "sampling"},
     "lightning": frozenset({"loaders"}),
     "demo": EVERYTHING,
@@ -79,6 +80,7 @@ MAY_IMPORT = {
 
 MAY_IMPORT_LAZILY = {
     "dataset": frozenset({"hosts", "partition", "rpc"}),
+    "glt": frozenset({"graph.graph"}),
     "queries": frozenset({"pyg", "sampling.labels", "sampling.partitioned", "sampling.store"}),
 }
 """What a part may import on top of that inside functions, where it is needed, and for type checkers."""

@@ -24,12 +24,11 @@ from gigl_loader.loaders.collate import reversed_edge_types
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.pyg import GiglSampler
 from tests.support.clusters import addresses_of, servers_of
-from tests.support.pyg_datasets import VARIANTS, Built, open_variant
+from tests.support.pyg_datasets import Built
 from tests.support.pyg_graphs import heterogeneous, homogeneous, weighted
 from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from gigl_loader.group import RankGroup
@@ -38,24 +37,6 @@ SEED = 11
 FANOUTS = [4, 3]
 BUYS = ("user", "buys", "item")
 EDGE = ("node", "to", "node")
-
-
-@pytest.fixture(scope="module", params=["homogeneous", "heterogeneous"])
-def data(request: pytest.FixtureRequest) -> Any:
-    return homogeneous() if request.param == "homogeneous" else heterogeneous()
-
-
-@pytest.fixture(scope="module", params=["in", "out"])
-def edge_dir(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def built(
-    request: pytest.FixtureRequest, data: Any, edge_dir: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Built]:
-    with open_variant(request.param, data, edge_dir, tmp_path_factory.mktemp("graphs")) as opened:
-        yield opened
 
 
 def node_ids(built: Built, node_type: str) -> torch.Tensor:

@@ -27,31 +27,13 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
 from tests.support.clusters import addresses_of, servers_of
-from tests.support.pyg_datasets import VARIANTS, Built, open_variant
-from tests.support.pyg_graphs import heterogeneous, homogeneous
+from tests.support.pyg_datasets import Built
+from tests.support.pyg_graphs import homogeneous
 from tests.support.sparse_ids import sparse_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.fixture(scope="module", params=["homogeneous", "heterogeneous"])
-def data(request: pytest.FixtureRequest) -> Any:
-    return homogeneous() if request.param == "homogeneous" else heterogeneous()
-
-
-@pytest.fixture(scope="module", params=["in", "out"])
-def edge_dir(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def built(
-    request: pytest.FixtureRequest, data: Any, edge_dir: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Built]:
-    with open_variant(request.param, data, edge_dir, tmp_path_factory.mktemp("graphs")) as opened:
-        yield opened
 
 
 # Features

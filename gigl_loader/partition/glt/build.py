@@ -1,0 +1,226 @@
+"""Builds a graph from a directory that graphlearn-torch (GLT) has partitioned a graph into."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gigl_loader.arrays import Int64Array
+from gigl_loader.errors import FormatError
+from gigl_loader.partition.build import build_graph
+from gigl_loader.partition.combined import chain
+from gigl_loader.partition.glt.checks import EdgeIds, check_book, check_edge_ids, check_node_ids
+from gigl_loader.partition.glt.layout import Layout
+from gigl_loader.partition.glt.tables import JoinedTable, LabelledTable, TensorTable
+from gigl_loader.partition.glt.tensors import Rows, saved_tensor
+from gigl_loader.partition.limits import Budget, available_memory
+from gigl_loader.partition.staging import refuse_existing
+from gigl_loader.partition.table import GraphTables, NodeTable, Table
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
+    from gigl_loader.partition.glt.layout import EdgeFiles, FeatureFiles
+    from gigl_loader.partition.job import Progress
+
+__all__ = ["import_glt"]
+
+_INDEX_BYTES = 24
+"""For each edge whose features lie in another order: its id, the sorted ids and the order."""
+
+
+def import_glt(
+    directory: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    edge_dir: Literal["in", "out"] = "in",
+    labels: Mapping[NodeType, str | os.PathLike[str]] | None = None,
+    splits: Mapping[NodeType, Mapping[str, Sequence[str | os.PathLike[str]]]] | None = None,
+    memory_limit: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> GraphSchema:
+    """Build a graph from a directory that GLT's partitioners wrote, and return its schema.
+
+    Neither GLT nor PyTorch is needed: files are parsed, nothing in them is run. Every node stays in its
+    partition, and node ids and edge ids stay what they are. Features become the columns ``x`` and
+    ``edge_attr``, edge weights the declared column ``weight``. Rows that GLT's ``FrequencyPartitioner``
+    cached in further partitions are copies, and left out.
+
+    GLT keeps labels and splits elsewhere, in files of ``torch.save``. ``labels`` gives, by node type, a file
+    with a row for each node, which becomes ``y``. ``splits`` gives, by node type and name, files of node ids
+    or of a mask. The type of a homogeneous graph is ``"node"``. The other arguments are those of
+    ``build_graph``. Raises ``FormatError`` for a file that breaks a rule, naming it, ``OSError`` for one that
+    is not there, and ``ValueError`` for arguments that make no sense.
+    """
+    root, target = Path(directory), Path(os.path.abspath(out))
+    if target in (root.resolve(), *root.resolve().parents):
+        raise ValueError(f"{target} holds the directory to import: give another name")
+    if not overwrite:
+        refuse_existing(target)
+    source = _Import(
+        Layout(root),
+        labels=labels or {},
+        splits=splits or {},
+        budget=Budget(available_memory() // 2 if memory_limit is None else memory_limit),
+        progress=progress,
+    )
+    tables = source.tables()
+    return build_graph(
+        tables,
+        out,
+        num_partitions=source.layout.num_partitions,
+        edge_dir=edge_dir,
+        assigner=_BookAssigner(source.books),
+        memory_limit=source.budget.total - source.held_bytes,
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+class _BookAssigner:
+    """Assigns nodes as GLT's partition books say."""
+
+    name: str = "glt"
+    ascending: bool = False
+
+    def __init__(self, books: Mapping[NodeType, Rows]) -> None:
+        self._books = books
+
+    def assign(self, node_type: NodeType, ids: Int64Array, num_partitions: int) -> Int64Array:
+        book = self._books[node_type]
+        with book.open() as file:
+            return book.read(file, 0, len(book)).astype(np.int64, copy=False)[ids]
+
+
+class _Import:
+    """Checks a directory, and opens its tables."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        labels: Mapping[NodeType, str | os.PathLike[str]],
+        splits: Mapping[NodeType, Mapping[str, Sequence[str | os.PathLike[str]]]],
+        budget: Budget,
+        progress: Progress | None,
+    ) -> None:
+        for node_type in (*labels, *splits):
+            if node_type not in layout.node_types:
+                known = ", ".join(map(repr, layout.node_types))
+                raise ValueError(f"no node type {node_type!r} in {layout.root}; known: {known}")
+        self.layout = layout
+        self.budget = budget
+        self.books = {node_type: layout.node_book(node_type) for node_type in layout.node_types}
+        self.held_bytes = 0
+        """Of memory that the tables hold while they are read, at most."""
+        self._labels = {node_type: saved_tensor(Path(path)) for node_type, path in labels.items()}
+        self._splits = splits
+        self._progress = progress
+
+    def tables(self) -> GraphTables:
+        edges: dict[EdgeType, Table] = {kind: self._edges(kind) for kind in self.layout.edge_types}
+        return GraphTables(
+            edges=edges,
+            nodes={kind: self._nodes(kind) for kind in self.layout.node_types},
+            weights={kind: ("weight",) for kind, table in edges.items() if "weight" in table.columns},
+        )
+
+    def _nodes(self, node_type: NodeType) -> NodeTable:
+        book = self.books[node_type]
+        features = [each for each in self.layout.features(node_type) if each is not None]
+        rows = sum(len(each.ids) for each in features)
+        if features and rows != len(book):
+            raise FormatError(
+                f"{self.layout.root}: the partitions have features of {rows} nodes of type {node_type!r}, "
+                f"of the {len(book)} in {book.path.name}"
+            )
+        advance = self._track(f"nodes {node_type}: checking", len(book) + rows)
+        check_book(book, self.layout.num_partitions, advance)
+        check_node_ids(features, len(book), advance)
+        splits = {
+            name: chain([TensorTable({"id": saved_tensor(Path(path))}) for path in paths])
+            for name, paths in self._splits.get(node_type, {}).items()
+        }
+        table = self._node_rows(node_type, features)
+        return NodeTable(table, splits=splits) if table else NodeTable(count=len(book), splits=splits)
+
+    def _node_rows(self, node_type: NodeType, features: Sequence[FeatureFiles]) -> Table | None:
+        labels, count = self._labels.get(node_type), len(self.books[node_type])
+        if labels is not None and len(labels) != count:
+            raise FormatError(f"{labels.path}: {len(labels)} rows for {count} nodes of type {node_type!r}")
+        if not features:
+            return None if labels is None else TensorTable({"y": labels})
+        table = chain([TensorTable({"id": each.ids, "x": each.rows}) for each in features])
+        if labels is None:
+            return table
+        self._hold(count * labels.column.row_bytes, f"the labels of the nodes of type {node_type!r}")
+        return LabelledTable(table, labels)
+
+    def _edges(self, edge_type: EdgeType) -> Table:
+        features = list(self.layout.features(edge_type))
+        if self.layout.cached:
+            features = [each for each in features if each is not None]
+        parts = list(self.layout.edges(edge_type, features))
+        count = sum(len(part.src) for part in parts)
+        book = self.layout.edge_book(edge_type)
+        if book is not None and len(book) != count:
+            raise FormatError(f"{book.path}: {len(book)} edges, but the partitions hold {count}")
+        if not any(features):
+            features = [None] * len(parts)
+        advance = self._track(f"edges {','.join(edge_type)}: checking", count)
+        self.budget.require(EdgeIds.nbytes(count), f"checking the {count:,} edge ids of type {edge_type}")
+        seen = EdgeIds(count)
+        return chain(
+            [
+                self._edges_of(part, each, wanted=any(features), seen=seen, advance=advance)
+                for part, each in zip(parts, features, strict=True)
+            ]
+        )
+
+    def _edges_of(
+        self,
+        edges: EdgeFiles,
+        features: FeatureFiles | None,
+        *,
+        wanted: bool,
+        seen: EdgeIds,
+        advance: Callable[[int], None],
+    ) -> Table:
+        table, folder, size = TensorTable(edges.columns), edges.src.path.parent, len(edges.src)
+        if wanted and size and features is None:
+            raise FormatError(f"{folder}: no features of its {size} edges, and other partitions have some")
+        if edges.ids is None:
+            if features is not None:
+                raise FormatError(f"{folder}: no eids.pt, so that features cannot be told to their edges")
+            advance(size)
+            return table
+        if features is not None and len(features.ids) != size:
+            raise FormatError(f"{features.ids.path}: {len(features.ids)} ids for {size} edges")
+        in_order = check_edge_ids(edges, features, seen, advance)
+        if features is None:
+            return table
+        if in_order:
+            return TensorTable({**edges.columns, "edge_attr": features.rows})
+        self._hold(_INDEX_BYTES * size, f"the order of the edges of {features.ids.path}")
+        return JoinedTable(table, features)
+
+    def _hold(self, nbytes: int, what: str) -> None:
+        """Count memory that a table takes while it is read. Only one table is read at a time."""
+        self.budget.require(nbytes, what)
+        self.held_bytes = max(self.held_bytes, nbytes)
+
+    def _track(self, step: str, total: int) -> Callable[[int], None]:
+        done = 0
+
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows
+            if self._progress is not None:
+                self._progress(step, done, total)
+
+        advance(0)
+        return advance

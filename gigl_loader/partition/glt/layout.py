@@ -1,0 +1,199 @@
+"""Files of a directory that GLT has partitioned a graph into."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
+from gigl_loader.partition.glt.pickles import Section, Span, read_pickle
+from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
+
+__all__ = ["EdgeFiles", "FeatureFiles", "Layout"]
+
+_MAX_PARTITIONS = 1 << 16
+_MAX_TYPES = 10_000
+_MAX_NAME = 200
+_MAX_META_STEPS = 20 * _MAX_TYPES
+_INTEGERS = ("I64", "I32", "I16", "I8", "U8")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureFiles:
+    """Features of the nodes or edges of one type in one partition."""
+
+    ids: Rows
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeFiles:
+    """Edges of one type in one partition."""
+
+    src: Rows
+    dst: Rows
+    ids: Rows | None
+    weights: Rows | None
+
+    @property
+    def columns(self) -> dict[str, Rows]:
+        """What is there, by the column that it becomes. All have a row for each edge."""
+        found = {"src": self.src, "dst": self.dst, "id": self.ids, "weight": self.weights}
+        return {name: rows for name, rows in found.items() if rows is not None}
+
+    def part(self, start: int, count: int) -> EdgeFiles:
+        """Return ``count`` of the edges, from ``start`` on."""
+        return EdgeFiles(
+            self.src.part(start, count),
+            self.dst.part(start, count),
+            None if self.ids is None else self.ids.part(start, count),
+            None if self.weights is None else self.weights.part(start, count),
+        )
+
+
+class Layout:
+    """The directory: what its META says, and the files of each type."""
+
+    def __init__(self, root: Path) -> None:
+        """``FormatError`` names the file and the rule where META is damaged."""
+        self.root = root
+        meta = _Meta(root / "META")
+        self.num_partitions = meta.num_partitions()
+        self.homogeneous = meta.is_homogeneous()
+        self.node_types: list[NodeType] = [HOMOGENEOUS_NODE] if self.homogeneous else meta.node_types()
+        self.edge_types: list[EdgeType] = (
+            [HOMOGENEOUS_EDGE] if self.homogeneous else meta.edge_types(self.node_types)
+        )
+        self.cached = (root / "graph").is_dir()
+        """The lists of all partitions are in one place: GLT's ``graph_caching``."""
+
+    def node_book(self, node_type: NodeType) -> Rows:
+        """Return the partition of each node, by node id."""
+        return _integers(saved_tensor(self._book("node_pb", node_type)))
+
+    def edge_book(self, edge_type: EdgeType) -> Rows | None:
+        """Return the partition of each edge, by edge id."""
+        path = self._book("edge_pb", edge_type)
+        return _integers(saved_tensor(path)) if path.exists() else None
+
+    def edges(self, edge_type: EdgeType, features: Sequence[FeatureFiles | None]) -> Iterator[EdgeFiles]:
+        """Yield the edges of each partition, whose ``features`` are given.
+
+        All of them at once where they are cached, and have no features.
+        """
+        if not self.cached:
+            for part in range(self.num_partitions):
+                yield self._edges_in(self._part(part), edge_type)
+            return
+        edges, start = self._edges_in(self.root, edge_type), 0
+        counts = [len(each.ids) for each in features if each is not None] or [len(edges.src)]
+        if sum(counts) != len(edges.src):
+            raise FormatError(
+                f"{edges.src.path}: {len(edges.src)} edges, but the partitions have features of {sum(counts)}"
+            )
+        for count in counts:  # GLT joins the lists in the order of the partitions.
+            yield edges.part(start, count)
+            start += count
+
+    def _edges_in(self, root: Path, edge_type: EdgeType) -> EdgeFiles:
+        folder = self._of_type(root / "graph", edge_type)
+        ids, weights = folder / "eids.pt", folder / "weights.pt"
+        return EdgeFiles(
+            _integers(saved_tensor(folder / "rows.pt")),
+            _integers(saved_tensor(folder / "cols.pt")),
+            _integers(saved_tensor(ids)) if ids.exists() else None,
+            saved_tensor(weights) if weights.exists() else None,
+        )
+
+    def features(self, kind: NodeType | EdgeType) -> Iterator[FeatureFiles | None]:
+        """Yield the features in each partition, ``None`` where there are none."""
+        group = "node_feat" if isinstance(kind, str) else "edge_feat"
+        for part in range(self.num_partitions):
+            folder = self._of_type(self._part(part) / group, kind)
+            if not (folder / "feats.pkl").exists() and not (folder / "ids.pkl").exists():
+                yield None
+                continue
+            ids, rows = _integers(tensor_stream(folder / "ids.pkl")), tensor_stream(folder / "feats.pkl")
+            if len(ids) != len(rows):
+                raise FormatError(f"{ids.path}: {len(ids)} ids of the {len(rows)} rows of {rows.path.name}")
+            yield FeatureFiles(ids, rows)
+
+    def _part(self, part: int) -> Path:
+        return self.root / f"part{part}"
+
+    def _of_type(self, folder: Path, kind: NodeType | EdgeType) -> Path:
+        return folder if self.homogeneous else folder / _name(kind)
+
+    def _book(self, book: str, kind: NodeType | EdgeType) -> Path:
+        return self.root / (f"{book}.pt" if self.homogeneous else f"{book}/{_name(kind)}.pt")
+
+
+class _Meta:
+    """The pickled dict that describes the directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            section = Section(path, file, Span(0, os.fstat(file.fileno()).st_size))
+            found = read_pickle(section, max_steps=_MAX_META_STEPS)
+        if not isinstance(found, dict):
+            raise FormatError(f"{path}: no dict, as GLT writes it")
+        self._found: Mapping[str, Any] = found
+
+    def num_partitions(self) -> int:
+        number = self._found.get("num_parts")
+        if type(number) is not int or not 1 <= number <= _MAX_PARTITIONS:
+            raise FormatError(f"{self._path}: num_parts is no number in 1..{_MAX_PARTITIONS}")
+        return number
+
+    def is_homogeneous(self) -> bool:
+        kind = self._found.get("data_cls")
+        if kind not in ("homo", "hetero"):
+            raise FormatError(f'{self._path}: data_cls is neither "homo" nor "hetero"')
+        return bool(kind == "homo")
+
+    def node_types(self) -> list[NodeType]:
+        types = self._types("node_types")
+        for each in types:
+            self._check_name(each)
+        return types
+
+    def edge_types(self, node_types: list[NodeType]) -> list[EdgeType]:
+        types, known = self._types("edge_types"), set(node_types)
+        for each in types:
+            if type(each) is not tuple or len(each) != 3:
+                raise FormatError(f"{self._path}: an edge type that is not three texts")
+            for name in each:
+                self._check_name(name)
+            for end in (each[0], each[2]):
+                if end not in known:
+                    raise FormatError(f"{self._path}: edge type {each}: no node type {end!r}")
+        return types
+
+    def _types(self, key: str) -> list[Any]:
+        types = self._found.get(key)
+        if not isinstance(types, list) or not 0 < len(types) <= _MAX_TYPES:
+            raise FormatError(f"{self._path}: {key} is no list of 1 to {_MAX_TYPES} types")
+        return types
+
+    def _check_name(self, name: Any) -> None:
+        """Types are parts of paths: one with a slash would lead elsewhere."""
+        named = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
+        if not named or name in (".", "..") or {"/", "\0"} & set(name):
+            raise FormatError(f"{self._path}: a type that is no name of a file")
+
+
+def _name(kind: NodeType | EdgeType) -> str:
+    return kind if isinstance(kind, str) else "__".join(kind)
+
+
+def _integers(rows: Rows) -> Rows:
+    if rows.column.dtype not in _INTEGERS or rows.column.shape:
+        raise FormatError(
+            f"{rows.path}: holds {rows.column.dtype} {list(rows.column.shape)} a row, not integers"
+        )
+    return rows
