@@ -20,8 +20,8 @@ class GltDataset(DistDataset):
 
     Every loader takes it, with ``num_workers=0``. Its batches are no function of the loader's seed: they are
     other ones in every run, and after a resume the batches that are left have the same seeds and other
-    neighbours. See ``GltStore`` for what GLT draws. Kinds of batches that need other draws (by weight, with
-    replacement, LABOR, walks) raise ``ValueError`` or ``SamplingError`` that names them.
+    neighbours. See ``GltStore`` for what GLT draws. Kinds of batches that need other draws (by weight or
+    time, with replacement, LABOR, walks) raise ``ValueError`` or ``SamplingError`` that names them.
     """
 
     def __init__(self, dataset: DistDataset, *, seed: int | None = None) -> None:

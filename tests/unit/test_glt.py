@@ -45,6 +45,7 @@ def test_tests_never_install_it() -> None:
     [
         (DrawRule(fanout=3, replace=True), "not with replace=True;"),
         (DrawRule(fanout=3, weight="w"), "not with weight='w';"),
+        (DrawRule(fanout=3, time="t"), "not with time='t';"),
         (DrawRule(fanout=3, labor=True), "not with labor=True;"),
     ],
 )
