@@ -10,14 +10,17 @@ Arrays::
     edge/E/colptr     I64 [C + 1]    edges of the targets 0 .. C - 1
     edge/E/e_id       I64 [M]        edge ids, if requested
     edge/E/COLUMN     any [M, ...]
+    merged/E          I32 [L]        bidirectional: which edges E has at last, as places in the M sampled
+                                     edges of E, followed by those of its reverse type
 
 T is a node type, E three parts joined by ``+`` (source, relation, destination), all percent-encoded,
 as are column names. In place of ``seeds``, a batch of links has I32 local indices: ``src`` and ``dst`` [B] of
 their ends, ``neg_src`` and ``neg_dst`` [J] of those of negatives.
 
 Metadata, JSON in strings: ``epoch``, ``batch``, ``seed_type`` (T), ``num_sampled_nodes`` and
-``num_sampled_edges`` (numbers per hop, by T and by E), ``counters`` (numbers by name). A batch that failed
-has ``epoch``, ``batch`` and ``failure`` (type, message, traceback, worker), and no arrays.
+``num_sampled_edges`` (numbers per hop, by T and by E; one number for each E where subgraphs are not
+directional), ``counters`` (numbers by name). A batch that failed has ``epoch``, ``batch`` and ``failure``
+(type, message, traceback, worker), and no arrays.
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ the number of batches alive.
 from __future__ import annotations
 
 import mmap
-import os
 import sys
-import weakref
 from typing import Any
 
 import numpy as np
 
 from gigl_loader.arrays import Bytes
+from gigl_loader.native import lease_slot
 from gigl_loader.resources import naming_channel
 
 __all__ = ["SlotPool", "private_slots", "slot_bytes_of", "slot_of"]
@@ -31,7 +30,7 @@ class SlotPool:
     def __init__(self, memory: Bytes, flags: Bytes) -> None:
         self._memory = memory
         self._flags = flags
-        self._lent: set[int] = set()
+        self._lent = np.zeros(len(flags), np.uint8)
         self.slot_bytes = len(memory) // len(flags)
 
     def __len__(self) -> int:
@@ -40,7 +39,7 @@ class SlotPool:
     @property
     def lent(self) -> int:
         """Number of slots that arrays of this process hold."""
-        return len(self._lent)
+        return int(np.count_nonzero(self._lent))
 
     def take(self) -> int | None:
         """Take the lowest free slot. ``None`` when all are taken."""
@@ -57,11 +56,11 @@ class SlotPool:
     def give_all(self, *, but: set[int]) -> None:
         """Free every slot that is neither lent nor in ``but``, after the process that took slots has died."""
         for slot in range(len(self)):
-            if slot not in but and slot not in self._lent:
+            if slot not in but and not self._lent[slot]:
                 self._flags[slot] = 0
 
     def is_lent(self, slot: int) -> bool:
-        return slot in self._lent
+        return bool(self._lent[slot])
 
     def buffer(self, slot: int) -> Bytes:
         """Return the memory of a taken slot, uint8 [``slot_bytes``]. Valid until the slot is freed."""
@@ -71,22 +70,19 @@ class SlotPool:
         """Return the first ``nbytes`` of a taken slot as an array, uint8 [nbytes], that owns the slot.
 
         Views and tensors made from the array own the slot, too. The slot is freed with the last of them,
-        in any thread. The memory outlives the pool.
+        in any thread, without a line of Python: an interrupt cannot lose it. The memory outlives the pool.
         """
-        lease = _Lease(self.buffer(slot), nbytes)
-        self._lent.add(slot)
-        finalizer = weakref.finalize(lease, _take_back, os.getpid(), self._lent, self._flags, slot)
-        finalizer.atexit = False
-        return np.asarray(lease)
+        return np.asarray(_Lease(self.buffer(slot), nbytes, lease_slot(self._lent, self._flags, slot)))
 
 
 class _Lease:
     """Base object of every array in a lent slot. NumPy and torch keep it alive."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "slot")
+    __slots__ = ("__array_interface__", "_lease", "slot")
 
-    def __init__(self, slot: Bytes, nbytes: int) -> None:
+    def __init__(self, slot: Bytes, nbytes: int, lease: object) -> None:
         self.slot = slot
+        self._lease = lease
         self.__array_interface__: dict[str, Any] = slot[:nbytes].__array_interface__
 
 
@@ -115,12 +111,3 @@ def slot_of(array: Bytes) -> Bytes | None:
     Every array lent from the same slot, now or later, has the same memory.
     """
     return array.base.slot if isinstance(array.base, _Lease) else None
-
-
-def _take_back(pid: int, lent: set[int], flags: Bytes, slot: int) -> None:
-    if os.getpid() != pid:
-        return  # A forked child drops its copy of the array. The slot still belongs to the parent.
-    # In this order: once its flag is 0, the worker may fill the slot, and this process lend it again. A
-    # later discard would then remove the new loan.
-    lent.discard(slot)
-    flags[slot] = 0

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "tree.h"
@@ -20,6 +21,7 @@ void BatchEdges::Clear() {
   edge_ids.Clear();
   slots.Clear();
   per_hop.clear();
+  excluded.clear();
 }
 
 void BatchEdges::AddNone(int64_t num_targets) {
@@ -49,8 +51,9 @@ void BatchEdges::Remove(std::span<const int64_t> removed) {
 }
 
 Batch::Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
-             bool disjoint)
-    : collect_(collect), disjoint_(disjoint) {
+             bool disjoint, bool induced)
+    : wanted_(collect), collect_(collect), disjoint_(disjoint), induced_(induced) {
+  if (induced && disjoint) throw std::invalid_argument("an induced batch has no disjoint trees");
   for (const NodeTypePlan& plan : node_types) {
     BatchNodes& nodes = nodes_.emplace_back();
     nodes.plan = plan;
@@ -66,6 +69,8 @@ Batch::Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& 
 
 void Batch::Begin(std::span<const SeedGroup> groups, int64_t max_edges) {
   room_ = BatchRoom(max_edges);
+  inducing_ = false;
+  collect_ = induced_ ? Collect{false, false} : wanted_;
   for (BatchEdges& edges : edges_) edges.Clear();
   for (BatchNodes& nodes : nodes_) {
     std::visit([](auto& table) { table.Clear(); }, nodes.table);
@@ -97,7 +102,7 @@ void Batch::Exclude(int edge_type, std::span<const int64_t> targets, std::span<c
   BatchEdges& edges = edges_.at(edge_type);
   const std::span<const int64_t> target_names = nodes_.at(edges.ends.target_type).names();
   const std::span<const int64_t> neighbor_names = nodes_.at(edges.ends.neighbor_type).names();
-  std::vector<std::pair<int64_t, int64_t>> pairs;  // positions
+  std::vector<NodePair>& pairs = edges.excluded;
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto target = static_cast<size_t>(targets[i]), neighbor = static_cast<size_t>(neighbors[i]);
     if (target >= target_names.size() || neighbor >= neighbor_names.size()) continue;
@@ -107,10 +112,10 @@ void Batch::Exclude(int edge_type, std::span<const int64_t> targets, std::span<c
   std::vector<int64_t> removed;  // ascending
   const auto look = [&](int64_t target) {
     const int64_t position = PositionOf(target_names[target]);
-    const auto group = std::lower_bound(pairs.begin(), pairs.end(), std::pair<int64_t, int64_t>(position, 0));
+    const auto group = std::lower_bound(pairs.begin(), pairs.end(), NodePair(position, 0));
     if (group == pairs.end() || group->first != position) return;
     for (int64_t e = edges.colptr[target]; e < edges.colptr[target + 1]; ++e) {
-      const std::pair<int64_t, int64_t> pair(position, PositionOf(neighbor_names[edges.rows[e]]));
+      const NodePair pair(position, PositionOf(neighbor_names[edges.rows[e]]));
       if (std::binary_search(group, pairs.end(), pair)) removed.push_back(e);
     }
   };
@@ -128,6 +133,65 @@ void Batch::Exclude(int edge_type, std::span<const int64_t> targets, std::span<c
   edges.Remove(removed);
 }
 
+std::span<const int32_t> Batch::BothDirections(int edge_type, int reverse_type) {
+  const BatchEdges& own = edges_.at(edge_type);
+  const BatchEdges& other = edges_.at(reverse_type);
+  if (own.ends.target_type != other.ends.neighbor_type || own.ends.neighbor_type != other.ends.target_type) {
+    throw std::invalid_argument("edge types that do not join the same node types are no reverses of each other");
+  }
+  if (!collect_.with_edge_ids) throw std::invalid_argument("both directions are told apart by edge ids");
+  const size_t num_own = own.rows.size(), num_other = other.rows.size();
+  room_.Take(static_cast<int64_t>(num_other), 0);
+  if (num_own + num_other > INT32_MAX) throw BatchTooLarge("more than 2^31 edges of one type");
+  const std::span<const int64_t> targets = nodes_.at(own.ends.target_type).names();
+  const std::span<const int64_t> neighbors = nodes_.at(own.ends.neighbor_type).names();
+
+  // ends[t] serves as the cursor of group t while edges are placed: it ends where group t + 1 begins.
+  std::vector<size_t> ends(targets.size() + 1);
+  const int64_t num_own_targets = static_cast<int64_t>(own.colptr.size()) - 1;
+  const int64_t num_other_targets = static_cast<int64_t>(other.colptr.size()) - 1;
+  for (int64_t t = 0; t < num_own_targets; ++t) ends[t + 1] += own.colptr[t + 1] - own.colptr[t];
+  for (const int32_t target : other.rows.view()) ++ends[target + 1];
+  for (size_t t = 0; t < targets.size(); ++t) ends[t + 1] += ends[t];
+  directions_.Clear();
+  Direction* const all = directions_.Extend(num_own + num_other);
+  for (int64_t t = 0; t < num_own_targets; ++t) {
+    for (int64_t e = own.colptr[t]; e < own.colptr[t + 1]; ++e) {
+      all[ends[t]++] = {own.edge_ids[e], own.rows[e], static_cast<int32_t>(e)};
+    }
+  }
+  for (int64_t t = 0; t < num_other_targets; ++t) {
+    for (int64_t e = other.colptr[t]; e < other.colptr[t + 1]; ++e) {
+      all[ends[other.rows[e]]++] = {other.edge_ids[e], static_cast<int32_t>(t), static_cast<int32_t>(num_own + e)};
+    }
+  }
+
+  merged_.Clear();
+  size_t begin = 0;
+  for (size_t t = 0; t < targets.size(); begin = ends[t], ++t) {
+    std::sort(all + begin, all + ends[t], [](const Direction& a, const Direction& b) {
+      return std::tie(a.neighbor, a.edge_id, a.place) < std::tie(b.neighbor, b.edge_id, b.place);
+    });
+    for (size_t i = begin; i < ends[t]; ++i) {
+      if (i > begin && all[i].neighbor == all[i - 1].neighbor && all[i].edge_id == all[i - 1].edge_id) continue;
+      if (!own.excluded.empty()) {
+        const NodePair pair(PositionOf(targets[t]), PositionOf(neighbors[all[i].neighbor]));
+        if (std::binary_search(own.excluded.begin(), own.excluded.end(), pair)) continue;
+      }
+      merged_.Push(all[i].place);
+    }
+  }
+  return merged_.view();
+}
+
+void Batch::BeginInduced() {
+  inducing_ = true;
+  collect_ = wanted_;
+  room_ = BatchRoom(room_.max_edges());
+  for (BatchEdges& edges : edges_) edges.Clear();
+  for (BatchNodes& nodes : nodes_) nodes.frontier_begin = 0;
+}
+
 void Batch::EndHop() {
   for (BatchNodes& nodes : nodes_) {
     nodes.frontier_begin = nodes.frontier_end;
@@ -137,7 +201,7 @@ void Batch::EndHop() {
 }
 
 size_t Batch::nbytes() const {
-  size_t total = 0;
+  size_t total = directions_.nbytes() + merged_.nbytes();
   for (const BatchNodes& nodes : nodes_) {
     total += std::visit([](const auto& table) { return table.nbytes(); }, nodes.table);
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -82,6 +83,9 @@ class BatchRoom {
   int64_t targets_ = 0;
 };
 
+// A pair of positions: a target and its neighbour.
+using NodePair = std::pair<int64_t, int64_t>;
+
 // The edges of one type, grouped by target: edge e of target t has colptr[t] <= e < colptr[t + 1],
 // and rows[e] is the local index of its neighbour.
 struct BatchEdges {
@@ -91,6 +95,7 @@ struct BatchEdges {
   Buffer<int64_t> edge_ids;  // empty unless asked for
   Buffer<int64_t> slots;     // empty unless asked for
   std::vector<int64_t> per_hop;
+  std::vector<NodePair> excluded;  // ascending: no edge of the batch joins them
 
   void Clear();
 
@@ -101,12 +106,14 @@ struct BatchEdges {
   void Remove(std::span<const int64_t> edges);
 };
 
-// A batch under way: Begin; then, for every hop, edges of every edge type in order, then EndHop.
+// A batch under way: Begin; then, for every hop, edges of every edge type in order, then EndHop. In an induced
+// batch, drawn edges serve to find its nodes alone: BeginInduced, then all edges of every edge type among the nodes.
 // Its memory is reused from batch to batch. Not thread-safe.
 class Batch {
  public:
+  // Throws std::invalid_argument for an induced batch of disjoint trees.
   Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
-        bool disjoint = false);
+        bool disjoint = false, bool induced = false);
 
   // Starts over with these seeds, one group after the other; those that repeat collapse. Throws
   // std::out_of_range for a seed outside its type, or with a tree where there are none.
@@ -119,15 +126,27 @@ class Batch {
   // in a disjoint batch, in every tree.
   void Exclude(int edge_type, std::span<const int64_t> targets, std::span<const int64_t> neighbors);
 
+  // The edges of a type and those of another, the other way round, as one list: places in the edges of the first,
+  // followed by those of the second; by (target, neighbour, edge id), each once. Pairs that the first excludes
+  // stay out. Edge ids must have been collected. Throws BatchTooLarge where there is no room for the added edges,
+  // std::invalid_argument for types of other ends. Valid until the next call.
+  std::span<const int32_t> BothDirections(int edge_type, int reverse_type);
+
   // What the hop added is the next frontier.
   void EndHop();
+
+  // Forgets the drawn edges. All nodes are the frontier, and no others are added.
+  void BeginInduced();
 
   BatchNodes& nodes(int type) { return nodes_.at(type); }
   BatchEdges& edges(int type) { return edges_.at(type); }
   const BatchNodes& nodes(int type) const { return nodes_.at(type); }
   const BatchEdges& edges(int type) const { return edges_.at(type); }
+  // What is kept of the edges that are now added.
   const Collect& collect() const { return collect_; }
   bool disjoint() const { return disjoint_; }
+  bool induced() const { return induced_; }
+  bool inducing() const { return inducing_; }  // after BeginInduced
   BatchRoom& room() { return room_; }
   const BatchRoom& room() const { return room_; }
 
@@ -137,12 +156,24 @@ class Batch {
   int num_edge_types() const { return static_cast<int>(edges_.size()); }
 
  private:
+  // An edge in one direction.
+  struct Direction {
+    int64_t edge_id;
+    int32_t neighbor;
+    int32_t place;
+  };
+
   std::vector<BatchNodes> nodes_;
   std::vector<BatchEdges> edges_;
   std::vector<int32_t> seed_locals_;
+  const Collect wanted_;  // of the edges that the batch has at last
   Collect collect_;
-  bool disjoint_;
+  const bool disjoint_;
+  const bool induced_;
+  bool inducing_ = false;
   BatchRoom room_;
+  Buffer<Direction> directions_;  // scratch of BothDirections
+  Buffer<int32_t> merged_;
 };
 
 }  // namespace gigl

@@ -7,6 +7,7 @@
 #include "bound_adjacency.h"
 #include "edge_lookup.h"
 #include "hop.h"
+#include "induced.h"
 
 namespace gigl {
 namespace {
@@ -63,6 +64,24 @@ nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64
                         with_slots ? nb::cast(HandOver(std::move(drawn.slots))) : nb::none());
 }
 
+nb::tuple BindInducedEdges(const Adjacency& adjacency, const NodeIds& neighbor_ids, int64_t num_neighbors,
+                           const Array<const int64_t>& targets, const Array<const int64_t>& nodes, bool weighted,
+                           bool with_edge_ids, bool with_slots, int64_t max_edges) {
+  Require(num_neighbors >= 0, "num_neighbors must not be negative");
+  Require(max_edges >= 0, "max_edges must not be negative");
+  Require(!weighted || adjacency.has_weights(), "edges without weight need an adjacency with weights");
+  Require(!neighbor_ids || static_cast<int64_t>(neighbor_ids->shape(0)) >= num_neighbors, "neighbor_ids must have an entry for every neighbour");
+  DrawnHop found;
+  {
+    nb::gil_scoped_release release;
+    found = InducedEdges(adjacency.view(), {num_neighbors, neighbor_ids ? neighbor_ids->data() : nullptr}, Span(targets),
+                         Span(nodes), weighted, {with_edge_ids, with_slots}, max_edges);
+  }
+  return nb::make_tuple(HandOver(std::move(found.counts)), HandOverEither(std::move(found.positions)),
+                        with_edge_ids ? HandOverEither(std::move(found.edge_ids)) : nb::none(),
+                        with_slots ? nb::cast(HandOver(std::move(found.slots))) : nb::none());
+}
+
 void BindFindEdges(const Adjacency& adjacency, const NodeIds& neighbor_ids, int64_t num_neighbors,
                    const Array<const int64_t>& targets, const Array<const int64_t>& neighbors,
                    const Array<uint8_t>& found) {
@@ -110,6 +129,10 @@ void BindAdjacency(nb::module_& m) {
 
   m.def("find_edges", &BindFindEdges, "adjacency"_a, "neighbor_ids"_a.noconvert().none(), "num_neighbors"_a,
         "targets"_a.noconvert(), "neighbors"_a.noconvert(), "found"_a.noconvert());
+
+  m.def("induced_edges", &BindInducedEdges, "adjacency"_a, "neighbor_ids"_a.noconvert().none(), "num_neighbors"_a,
+        "targets"_a.noconvert(), "nodes"_a.noconvert(), nb::kw_only(), "weighted"_a, "with_edge_ids"_a, "with_slots"_a,
+        "max_edges"_a = INT64_MAX);
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
         nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX,

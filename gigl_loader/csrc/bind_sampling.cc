@@ -94,6 +94,21 @@ class BoundBatch {
     mutable_batch().Exclude(edge_type, Span(targets), Span(neighbors));
   }
 
+  NewArray<int32_t> BothDirections(int edge_type, int reverse_type) {
+    Edges(edge_type);  // checks the types
+    Edges(reverse_type);
+    std::unique_ptr<int32_t[]> copy;
+    size_t count = 0;
+    {
+      nb::gil_scoped_release release;
+      const std::span<const int32_t> merged = mutable_batch().BothDirections(edge_type, reverse_type);
+      count = merged.size();
+      copy.reset(new int32_t[count + 1]);
+      std::copy(merged.begin(), merged.end(), copy.get());
+    }
+    return HandOver(std::move(copy), count);
+  }
+
   void WriteEdgeIds(int type, const Array<int64_t>& out) const {
     Require(batch().collect().with_edge_ids, "this sampler does not collect edge ids");
     Write(Edges(type).edge_ids.view(), out);
@@ -150,7 +165,7 @@ class BoundSampler : public BoundBatch {
   BoundSampler(nb::sequence adjacencies, const std::vector<int>& target_types,
                const std::vector<int>& neighbor_types, const std::vector<uint32_t>& addresses,
                const std::vector<std::vector<DrawRule>>& rules, std::vector<NodeIds> node_ids,
-               const std::vector<int64_t>& num_nodes, bool with_edge_ids, bool with_slots, bool disjoint)
+               const std::vector<int64_t>& num_nodes, bool with_edge_ids, bool with_slots, bool disjoint, bool induced)
       : nodes_(std::move(node_ids), num_nodes) {
     const size_t count = target_types.size();
     Require(nb::len(adjacencies) == count && neighbor_types.size() == count && addresses.size() == count && rules.size() == count,
@@ -173,7 +188,7 @@ class BoundSampler : public BoundBatch {
       Require(rules[e].size() == rules[0].size() && rules[e].size() < 255, "all edge types need the same number of hops, below 255");
       edges.push_back({&view, {target_types[e], neighbor_types[e]}, addresses[e], rules[e]});
     }
-    sampler_.emplace(nodes_.plans(), std::move(edges), Collect{with_edge_ids, with_slots}, disjoint);
+    sampler_.emplace(nodes_.plans(), std::move(edges), Collect{with_edge_ids, with_slots}, disjoint, induced);
   }
 
   const Batch& batch() const override { return sampler_->batch(); }
@@ -209,7 +224,7 @@ class BatchBuilder : public BoundBatch {
  public:
   BatchBuilder(const std::vector<int>& target_types, const std::vector<int>& neighbor_types,
                std::vector<NodeIds> node_ids, const std::vector<int64_t>& num_nodes,
-               std::vector<Array<const int64_t>> bounds, bool with_edge_ids, bool with_slots, bool disjoint)
+               std::vector<Array<const int64_t>> bounds, bool with_edge_ids, bool with_slots, bool disjoint, bool induced)
       : nodes_(std::move(node_ids), num_nodes), bounds_(std::move(bounds)), owners_(num_nodes.size()) {
     Require(target_types.size() == neighbor_types.size(), "target_types and neighbor_types differ in length");
     Require(bounds_.size() == num_nodes.size(), "bounds and num_nodes differ in length");
@@ -220,7 +235,7 @@ class BatchBuilder : public BoundBatch {
       RequireType(neighbor_types[e], nodes_.size());
       ends.push_back({target_types[e], neighbor_types[e]});
     }
-    batch_.emplace(nodes_.plans(), ends, Collect{with_edge_ids, with_slots}, disjoint);
+    batch_.emplace(nodes_.plans(), ends, Collect{with_edge_ids, with_slots}, disjoint, induced);
   }
 
   const Batch& batch() const override { return *batch_; }
@@ -239,6 +254,12 @@ class BatchBuilder : public BoundBatch {
   void EndHop() {
     ForgetOwners();
     batch_->EndHop();
+  }
+
+  void BeginInduced() {
+    Require(batch_->induced(), "this batch is not induced");
+    ForgetOwners();
+    batch_->BeginInduced();
   }
 
   void Skip(int edge_type) {
@@ -333,6 +354,7 @@ void BindSampling(nb::module_& m) {
       .def_prop_ro("scratch_bytes", &BoundBatch::ScratchBytes)
       .def("seed_locals", &BoundBatch::SeedLocals)
       .def("exclude", &BoundBatch::Exclude, "edge_type"_a, "targets"_a.noconvert(), "neighbors"_a.noconvert())
+      .def("both_directions", &BoundBatch::BothDirections, "edge_type"_a, "reverse_type"_a)
       .def("nodes_per_hop", &BoundBatch::NodesPerHop, "node_type"_a)
       .def("edges_per_hop", &BoundBatch::EdgesPerHop, "edge_type"_a)
       .def("num_targets", &BoundBatch::NumTargets, "edge_type"_a)
@@ -347,23 +369,24 @@ void BindSampling(nb::module_& m) {
   nb::class_<BoundSampler, BoundBatch>(m, "NeighborSampler")
       .def(nb::init<nb::sequence, const std::vector<int>&, const std::vector<int>&, const std::vector<uint32_t>&,
                     const std::vector<std::vector<DrawRule>>&, std::vector<NodeIds>, const std::vector<int64_t>&, bool,
-                    bool, bool>(),
+                    bool, bool, bool>(),
            nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "rules"_a, "node_ids"_a.noconvert(),
-           "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false)
+           "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false, "induced"_a = false)
       .def("sample", &BoundSampler::Sample, "seeds"_a.noconvert(), "key"_a,
            nb::kw_only(), "max_edges"_a = INT64_MAX, "tree_times"_a.noconvert().none() = nb::none());
 
   nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
       .def(nb::init<const std::vector<int>&, const std::vector<int>&, std::vector<NodeIds>, const std::vector<int64_t>&,
-                    std::vector<Array<const int64_t>>, bool, bool, bool>(),
+                    std::vector<Array<const int64_t>>, bool, bool, bool, bool>(),
            nb::kw_only(), "target_types"_a, "neighbor_types"_a, "node_ids"_a.noconvert(), "num_nodes"_a,
-           "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false)
+           "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false, "induced"_a = false)
       .def("begin", &BatchBuilder::Begin, "seeds"_a.noconvert(), nb::kw_only(), "max_edges"_a = INT64_MAX)
       .def_prop_ro("room", &BatchBuilder::Room)
       .def("split", &BatchBuilder::Split, "node_type"_a)
       .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert())
       .def("skip", &BatchBuilder::Skip, "edge_type"_a)
-      .def("end_hop", &BatchBuilder::EndHop);
+      .def("end_hop", &BatchBuilder::EndHop)
+      .def("begin_induced", &BatchBuilder::BeginInduced);
 }
 
 }  // namespace gigl

@@ -68,6 +68,7 @@ void BindRandom(nb::module_& m);
 void BindRowCache(nb::module_& m);
 void BindRows(nb::module_& m);
 void BindSampling(nb::module_& m);
+void BindSlots(nb::module_& m);
 void BindTextIndex(nb::module_& m);
 
 }  // namespace gigl

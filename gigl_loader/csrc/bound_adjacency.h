@@ -52,6 +52,7 @@ class Adjacency {
   }
 
   const AdjacencyView& view() const { return view_; }
+  bool has_weights() const { return !weight_sums_.empty(); }
 
   // Throws std::invalid_argument for a rule that needs what is not here.
   void RequireFit(const DrawRule& rule) const {
@@ -66,7 +67,6 @@ class Adjacency {
   int64_t num_edges() const { return view_.parts.back().first_slot + view_.parts.back().num_edges; }
 
  private:
-  bool has_weights() const { return !weight_sums_.empty(); }
   bool has_times() const { return !times_.empty(); }
 
   void Add(size_t p, int64_t first, int64_t last) {

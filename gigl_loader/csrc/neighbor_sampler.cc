@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "block_drawer.h"
+#include "induced.h"
 
 namespace gigl {
 namespace {
@@ -91,6 +92,34 @@ class Expansion {
   std::vector<int64_t> found_;
 };
 
+// Adds induced edges to a batch.
+template <typename EdgeId>
+class InducedSink {
+ public:
+  InducedSink(BatchEdges& edges, BatchRoom& room, const Collect& collect)
+      : edges_(edges), room_(room), collect_(collect) {}
+
+  void Take(const AdjacencyPart& part, std::span<const int64_t> slots, std::span<const int32_t> locals) {
+    room_.Take(static_cast<int64_t>(slots.size()), 0);
+    std::copy(locals.begin(), locals.end(), edges_.rows.Extend(locals.size()));
+    if (collect_.with_edge_ids) {
+      std::transform(slots.begin(), slots.end(), edges_.edge_ids.Extend(slots.size()),
+                     [&](int64_t slot) { return static_cast<const EdgeId*>(part.edge_ids)[slot]; });
+    }
+    if (collect_.with_slots) {
+      std::transform(slots.begin(), slots.end(), edges_.slots.Extend(slots.size()),
+                     [&](int64_t slot) { return part.first_slot + slot; });
+    }
+  }
+
+  void EndTarget() { edges_.colptr.Push(static_cast<int64_t>(edges_.rows.size())); }
+
+ private:
+  BatchEdges& edges_;
+  BatchRoom& room_;
+  const Collect& collect_;
+};
+
 std::vector<EdgeEnds> EndsOf(const std::vector<EdgeTypePlan>& plans) {
   std::vector<EdgeEnds> ends;
   for (const EdgeTypePlan& plan : plans) ends.push_back(plan.ends);
@@ -100,8 +129,8 @@ std::vector<EdgeEnds> EndsOf(const std::vector<EdgeTypePlan>& plans) {
 }  // namespace
 
 NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
-                                 Collect collect, bool disjoint)
-    : plans_(std::move(edge_types)), batch_(std::move(node_types), EndsOf(plans_), collect, disjoint) {
+                                 Collect collect, bool disjoint, bool induced)
+    : plans_(std::move(edge_types)), batch_(std::move(node_types), EndsOf(plans_), collect, disjoint, induced) {
   if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().rules.size());
 }
 
@@ -112,6 +141,36 @@ void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int
     for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key, tree_times);
     batch_.EndHop();
   }
+  if (!batch_.induced()) return;
+  batch_.BeginInduced();
+  for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Induce(edge_type);
+}
+
+void NeighborSampler::Induce(int edge_type) {
+  const EdgeTypePlan& plan = plans_[edge_type];
+  BatchEdges& edges = batch_.edges(edge_type);
+  const std::span<const int64_t> targets = batch_.nodes(plan.ends.target_type).names();
+  const BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
+  batch_.room().Take(0, static_cast<int64_t>(targets.size()));
+  if (std::all_of(plan.rules.begin(), plan.rules.end(), [](const DrawRule& rule) { return rule.fanout == 0; })) {
+    return edges.AddNone(static_cast<int64_t>(targets.size()));
+  }
+  const bool weighted = plan.rules.front().weighted;
+  WithWidth(plan.adjacency->wide_indices, [&](auto index) {
+    WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
+      std::visit(
+          [&](const auto& table) {
+            using Table = std::remove_cvref_t<decltype(table)>;
+            using Sink = InducedSink<decltype(edge_id)>;
+            Sink sink(edges, batch_.room(), batch_.collect());
+            InducedScan<decltype(index), Table, Sink>(*plan.adjacency, {neighbors.plan.count, neighbors.plan.ids}, table,
+                                                      weighted, sink)
+                .Run(targets);
+          },
+          neighbors.table);
+    });
+  });
+  edges.per_hop.push_back(static_cast<int64_t>(edges.rows.size()));
 }
 
 void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, std::span<const int64_t> tree_times) {

@@ -25,7 +25,7 @@ struct EdgeTypePlan {
 class NeighborSampler {
  public:
   NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
-                  Collect collect, bool disjoint = false);
+                  Collect collect, bool disjoint = false, bool induced = false);
 
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency
   // lists that point outside theirs (a damaged graph). Throws BatchTooLarge for a batch of more than
@@ -43,6 +43,9 @@ class NeighborSampler {
 
  private:
   void Expand(int edge_type, int hop, uint64_t key, std::span<const int64_t> tree_times);
+
+  // Adds all edges of a type among the nodes of the batch, unless its fanouts are all 0.
+  void Induce(int edge_type);
 
   std::vector<EdgeTypePlan> plans_;
   int num_hops_ = 0;

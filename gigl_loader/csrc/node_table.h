@@ -53,6 +53,14 @@ class NodeTable {
     nodes_.PrefetchEnd(2 * positions.size());
   }
 
+  // The local index of a position, -1 where it has none.
+  int32_t LocalOf(int64_t position) const {
+    const Key key = static_cast<Key>(position);
+    size_t at = Bucket(key);
+    while (entries_[at].local >= 0 && entries_[at].key != key) at = (at + 1) & mask_;
+    return entries_[at].local;
+  }
+
   std::span<const int64_t> nodes() const { return nodes_.view(); }
   size_t nbytes() const { return entries_.capacity() * sizeof(Entry) + nodes_.nbytes(); }
 

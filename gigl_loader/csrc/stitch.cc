@@ -55,10 +55,11 @@ template <typename Table>
 class Stitching {
  public:
   // `frontier`: in a disjoint batch, the targets by name, else empty.
+  // `closed`: neighbours are nodes that the batch has.
   Stitching(Table& table, int64_t num_neighbors, BatchEdges& edges, const Collect& collect,
-            std::span<const HopAnswer> answers, std::span<const int64_t> frontier)
+            std::span<const HopAnswer> answers, std::span<const int64_t> frontier, bool closed)
       : table_(table), num_neighbors_(num_neighbors), edges_(edges), collect_(collect), answers_(answers),
-        frontier_(frontier), cursors_(answers.size()), found_(kBlockEdges), trees_(frontier.empty() ? 0 : kBlockEdges) {}
+        frontier_(frontier), closed_(closed), cursors_(answers.size()), found_(kBlockEdges), trees_(frontier.empty() ? 0 : kBlockEdges) {}
 
   void Run(std::span<const uint16_t> owners) {
     const int64_t before = static_cast<int64_t>(edges_.rows.size());
@@ -109,7 +110,15 @@ class Stitching {
       table_.Prefetch(found_[e]);
     }
     if (!inside) throw std::runtime_error("answer of a partition: a neighbour lies outside its node type");
-    table_.InsertAll(found, edges_.rows.Extend(found.size()));
+    int32_t* const rows = edges_.rows.Extend(found.size());
+    if (closed_) {
+      std::transform(found.begin(), found.end(), rows, [&](int64_t node) { return table_.LocalOf(node); });
+      if (std::find(rows, rows + found.size(), -1) != rows + found.size()) {
+        throw std::runtime_error("answer of a partition: a neighbour that the batch does not have");
+      }
+    } else {
+      table_.InsertAll(found, rows);
+    }
     pending_ = 0;
   }
 
@@ -119,6 +128,7 @@ class Stitching {
   const Collect& collect_;
   std::span<const HopAnswer> answers_;
   std::span<const int64_t> frontier_;
+  const bool closed_;
   std::vector<Cursor> cursors_;
   std::vector<int64_t> found_;
   std::vector<int64_t> trees_;  // of the targets of what was found
@@ -143,7 +153,7 @@ void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::
   }
   std::visit(
       [&](auto& table) {
-        Stitching(table, neighbors.plan.count, edges, batch.collect(), answers, frontier).Run(owners);
+        Stitching(table, neighbors.plan.count, edges, batch.collect(), answers, frontier, batch.inducing()).Run(owners);
       },
       neighbors.table);
 }

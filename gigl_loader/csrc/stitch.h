@@ -24,7 +24,8 @@ struct HopAnswer {
 constexpr int kSlotBits = 40;
 
 // Adds one hop of one edge type: owners[i] names the answer that holds target i of the frontier, and
-// every answer holds its targets in their order. Nodes are numbered as the fused sampler would.
+// every answer holds its targets in their order. Nodes are numbered as the fused sampler would. While edges are
+// induced, the answers name nodes of the batch alone.
 //
 // Answers may come from elsewhere and are checked: throws std::runtime_error where one does not
 // fit the frontier or names a node or slot that cannot be, BatchTooLarge where the batch has no room

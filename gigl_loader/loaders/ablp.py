@@ -35,6 +35,8 @@ from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
+    from torch_geometric.sampler.base import SubgraphType
+
     from gigl_loader.graph.schema import LabelSign
     from gigl_loader.loaders.neighbor import InputNodes
     from gigl_loader.loaders.transfer import FrameTensors
@@ -79,6 +81,7 @@ class DistABLPLoader(BaseDistLoader):
         time_attr: str | None = None,
         input_time: torch.Tensor | None = None,
         temporal_strategy: Literal["uniform", "last"] = "uniform",
+        subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -90,7 +93,7 @@ class DistABLPLoader(BaseDistLoader):
         ``time_attr``, ``input_time``, ``temporal_strategy``
             As for :class:`DistNeighborLoader`: labels share the tree and the time of their anchor. Not with
             random negatives.
-        ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``
+        ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``subgraph_type``
             As for :class:`DistNeighborLoader`.
         ``input_nodes``
             Anchors: node ids, a mask, a split or ``None``, as for :class:`DistNeighborLoader`; all of the
@@ -132,6 +135,7 @@ class DistABLPLoader(BaseDistLoader):
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
             with_times=input_time is not None,
+            subgraph_type=subgraph_type,
         )
         self._input_time = input_time
         self._sampling = khop_arguments(arguments, sampler_options, "labels of anchors")

@@ -12,6 +12,7 @@ import torch
 from typing_extensions import TypedDict, Unpack
 
 from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions
+from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import SamplerArguments
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions, LaborSamplerOptions
 from gigl_loader.sizes import byte_count, whole_number
@@ -152,6 +153,7 @@ def sampler_arguments(
     time_attr: Any = None,
     temporal_strategy: Any = "uniform",
     with_times: bool = False,
+    subgraph_type: Any = "directional",
 ) -> SamplerArguments:
     """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
     if with_times and time_attr is None:
@@ -165,6 +167,7 @@ def sampler_arguments(
         time_attr=time_attr,
         last=_is_last(temporal_strategy, time_attr),
         with_times=with_times,
+        subgraph_type=_subgraph_type(subgraph_type),
     )
 
 
@@ -174,6 +177,14 @@ def _is_last(strategy: Any, time_attr: Any) -> bool:
     if strategy == "last" and time_attr is None:
         raise ValueError("temporal_strategy 'last' needs time_attr, the column that says what is last")
     return bool(strategy == "last")
+
+
+def _subgraph_type(value: Any) -> str:
+    """Return the name of a type of subgraphs, also of a ``SubgraphType`` of PyG."""
+    name = getattr(value, "value", value)
+    if not isinstance(name, str) or name not in SUBGRAPH_TYPES:
+        raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {value!r:.200}")
+    return name
 
 
 def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> SamplerArguments:

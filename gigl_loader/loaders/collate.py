@@ -1,11 +1,13 @@
 """Collation: a PyG batch from the tensors of a frame.
 
-Nothing here touches the data: tensors are put under their names. The names of a run are worked out
-once, so that a batch costs some microseconds per array besides the expansion of ``edge_index``.
+Tensors are put under their names, and not touched but for the edges of bidirectional batches. The names of a
+run are worked out once, so that a batch costs some microseconds per array besides the expansion of
+``edge_index``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 
 __all__ = ["Collator", "reversed_edge_types", "seed_index"]
+
+
+logger = logging.getLogger(__name__)
 
 
 def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:
@@ -69,6 +74,10 @@ class Collator:
         )
         self._nodes = [_NodeArrays.of(each, disjoint=frame.disjoint) for each in frame.nodes]
         self._edges = [_EdgeArrays.of(each, message_types, taken=taken) for each in frame.edges]
+        merged = (each for each in frame.computed if each.edges)
+        self._merged = {each.edges[0]: (each.edges[1], each.name) for each in merged}
+        """Edge types in both directions: the reverse type, and the array that says which edges there are."""
+        self._edges_by_hop = frame.edges_by_hop
 
     @classmethod
     def of(cls, schema: GraphSchema, plan: BatchPlan, asked: SamplerArguments) -> Collator:
@@ -76,7 +85,18 @@ class Collator:
         # The plan of a graph without edges has no hops, while the user may have asked for some.
         fanouts = asked.num_neighbors
         num_hops = None if fanouts is None or isinstance(fanouts, Mapping) else len(fanouts)
-        return cls(schema, plan.frame(schema), num_hops=num_hops)
+        frame = plan.frame(schema)
+        for edges in frame.edges:
+            planned = plan.columns.edges.get(edges.kind, ()) if isinstance(edges.kind, tuple) else ()
+            kept = {each.feature for each in edges.features}
+            lost = [name for name in planned if name not in kept]
+            if lost:
+                logger.warning(
+                    "batches lack the columns %s of %s: its reverse edge type has none such",
+                    ", ".join(lost),
+                    edges.kind,
+                )
+        return cls(schema, frame, num_hops=num_hops)
 
     def __call__(self, tensors: FrameTensors) -> Any:
         """Return the batch of one frame (``Data`` or ``HeteroData``)."""
@@ -87,7 +107,7 @@ class Collator:
         attributes = nodes.attributes(tensors)
         if self._edges:
             (edges,) = self._edges
-            attributes |= edges.attributes(tensors)
+            attributes |= self._edge_attributes(tensors)[edges.name]
             edges_per_hop = tensors.frame.num_sampled_edges[edges.name]
         else:
             attributes["edge_index"] = torch.empty(
@@ -98,7 +118,8 @@ class Collator:
         if self._seed_type is not None:
             attributes |= self._seed_attributes(tensors, self._seed_type, nodes_per_hop[0])
         attributes["num_sampled_nodes"] = _padded(nodes_per_hop, self._num_hops + 1)
-        attributes["num_sampled_edges"] = _padded(edges_per_hop, self._num_hops)
+        if self._edges_by_hop:
+            attributes["num_sampled_edges"] = _padded(edges_per_hop, self._num_hops)
         return Data.from_dict(attributes)
 
     def _hetero_data(self, tensors: FrameTensors) -> HeteroData:
@@ -110,18 +131,29 @@ class Collator:
         for nodes in self._nodes:
             counts = nodes_per_hop[nodes.node_type]
             data.get_node_store(nodes.node_type).update(nodes.attributes(tensors), num_sampled_nodes=counts)
+        attributes = self._edge_attributes(tensors)
         for edges in self._edges:
-            counts = edges_per_hop[edges.message_type]
-            data.get_edge_store(*edges.message_type).update(
-                edges.attributes(tensors), num_sampled_edges=counts
-            )
+            store = data.get_edge_store(*edges.message_type)
+            store.update(attributes[edges.name])
+            if self._edges_by_hop:
+                store.num_sampled_edges = edges_per_hop[edges.message_type]
         if self._seed_type is not None:
             distinct = nodes_per_hop[self._seed_type][0]
             seed_attributes = self._seed_attributes(tensors, self._seed_type, distinct)
             data.get_node_store(self._seed_type).update(seed_attributes)
         data.num_sampled_nodes = nodes_per_hop
-        data.num_sampled_edges = edges_per_hop
+        if self._edges_by_hop:
+            data.num_sampled_edges = edges_per_hop
         return data
+
+    def _edge_attributes(self, tensors: FrameTensors) -> dict[str, dict[str, Any]]:
+        """Return the attributes of each edge type, by its encoded name."""
+        sampled = {each.name: each.attributes(tensors) for each in self._edges}
+        merged = {
+            name: _both_directions(sampled[name], sampled[reverse], tensors.tensor(places))
+            for name, (reverse, places) in self._merged.items()
+        }
+        return sampled | merged
 
     def _seed_attributes(self, tensors: FrameTensors, seed_type: NodeType, distinct: int) -> dict[str, Any]:
         seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(seed_type, "n_id")
@@ -211,6 +243,36 @@ class _EdgeArrays:
         if self.edge_ids is not None:
             attributes["e_id"] = attributes["edge"] = tensors.tensor(self.edge_ids)
         return attributes
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types of the same size, for operations that torch has for signed integers alone."""
+
+
+def _both_directions(own: dict[str, Any], reverse: dict[str, Any], places: Tensor) -> dict[str, Any]:
+    """Return the attributes of some of a type's edges and of its reverse's, which are turned round.
+
+    ``places``: int32 [E], in the edges of the type, followed by those of its reverse. The host knows all
+    sizes, so it does not wait for the device.
+    """
+    merged = {
+        name: _picked(value, reverse[name], places)
+        for name, value in own.items()
+        if name not in ("edge_index", "edge")
+    }
+    turned = reverse["edge_index"].flip(0)
+    merged["edge_index"] = torch.cat((own["edge_index"], turned), dim=1).index_select(1, places)
+    if "e_id" in merged:
+        merged["edge"] = merged["e_id"]
+    return merged
+
+
+def _picked(first: Tensor, second: Tensor, places: Tensor) -> Tensor:
+    """Return the rows at ``places`` of one tensor followed by another."""
+    signed = _SIGNED.get(first.dtype)
+    if signed is not None:
+        return _picked(first.view(signed), second.view(signed), places).view(first.dtype)
+    return torch.cat((first, second)).index_select(0, places)
 
 
 def _message_types(schema: GraphSchema) -> Mapping[EdgeType, EdgeType]:

@@ -23,6 +23,8 @@ from gigl_loader.sampling.plans.link import NOT_STRICT, TOO_LATE, LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 
 if TYPE_CHECKING:
+    from torch_geometric.sampler.base import SubgraphType
+
     from gigl_loader.loaders.transfer import FrameTensors
 
 __all__ = ["DistLinkNeighborLoader"]
@@ -63,6 +65,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         disjoint: bool = False,
         time_attr: str | None = None,
         temporal_strategy: Literal["uniform", "last"] = "uniform",
+        subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -97,7 +100,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             As for :class:`DistNeighborLoader`, by ``edge_label_time``, which is then needed. With times of
             nodes, the ends of negatives are drawn among nodes that are not later than their link; where there
             are none, among all, which ``stats()["negatives_too_late"]`` counts.
-        ``replace``, ``with_edge``, ``weight_attr``
+        ``replace``, ``with_edge``, ``weight_attr``, ``subgraph_type``
             As for :class:`DistNeighborLoader`.
         ``sampler_options``
             ``KHopNeighborSamplerOptions()`` or ``LaborSamplerOptions()``: only neighbourhoods go with links.
@@ -118,6 +121,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             disjoint=disjoint or time_attr is not None,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            subgraph_type=subgraph_type,
         )
         self._sampling = khop_arguments(arguments, sampler_options, "links")
         self._counted = dict.fromkeys((NOT_STRICT, TOO_LATE), 0)

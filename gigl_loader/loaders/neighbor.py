@@ -22,6 +22,8 @@ from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 from gigl_loader.sampling.plans.walks import WalkPlan
 
 if TYPE_CHECKING:
+    from torch_geometric.sampler.base import SubgraphType
+
     from gigl_loader.loaders.transfer import FrameTensors
 
 __all__ = ["DistNeighborLoader"]
@@ -53,6 +55,7 @@ class DistNeighborLoader(BaseDistLoader):
         time_attr: str | None = None,
         input_time: torch.Tensor | None = None,
         temporal_strategy: Literal["uniform", "last"] = "uniform",
+        subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:
@@ -86,6 +89,12 @@ class DistNeighborLoader(BaseDistLoader):
             Time of each seed, integers [N]; needed for times of edges. By default, seeds have their own.
         ``temporal_strategy``
             ``"uniform"`` draws among the neighbours that are early enough, ``"last"`` takes the latest.
+        ``subgraph_type``
+            Which edges a batch has: ``"directional"``, those that were drawn; ``"bidirectional"``, these and
+            their reverses, with edge ids and columns (heterogeneous graphs need the ``rev_`` type of each
+            drawn type); ``"induced"``, all edges of the graph among the nodes, but of types whose fanouts are
+            all 0. The nodes are the same. PyG's ``SubgraphType`` is taken, too. Batches that are not
+            directional have no ``num_sampled_edges``. ``"induced"`` does not go with ``disjoint``.
         ``sampler_options``
             Kind of sampler and its options: k-hop neighbourhoods by default.
         ``options``
@@ -102,6 +111,7 @@ class DistNeighborLoader(BaseDistLoader):
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
             with_times=input_time is not None,
+            subgraph_type=subgraph_type,
         )
         self._input_time = input_time
         super().__init__(dataset, **options)

@@ -16,7 +16,6 @@ _WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_
 
 _DEFAULTS: dict[str, Any] = {
     "directed": True,
-    "subgraph_type": "directional",
 }
 """Defaults that are not ``None``. The default of any other argument of theirs is accepted, too."""
 
@@ -24,7 +23,6 @@ _IN_PLACE = (
     "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
 )
 _BY_ITSELF = "the place of this process among the ranks is found from the process group"
-_NOT_YET = "batches of this kind are not made yet: docs/limits.md says what to use instead"
 _INSTEAD = {
     "batch_sampler": _IN_PLACE,
     "collate_fn": "use transform=, which is called on every batch, or override collate() in a subclass",
@@ -32,7 +30,7 @@ _INSTEAD = {
     "context": _BY_ITSELF,
     "custom_cls": "use transform=",
     "data": "the first argument is dataset, such as DistDataset.from_pyg(data)",
-    "directed": _NOT_YET,
+    "directed": "use subgraph_type='induced', or leave it out",
     "generator": "pass seed=: all draws depend on it",
     "input_id": "batches have input_id, the place of each seed in the input",
     "input_type": "pass (node type, nodes) as input_nodes",
@@ -43,7 +41,6 @@ _INSTEAD = {
     "num_cpu_threads": "use num_workers=",
     "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
     "sampler": _IN_PLACE,
-    "subgraph_type": _NOT_YET,
     "to_device": "use device=",
     "transform_sampler_output": "use transform=, or sampler_options=CustomSamplerOptions(...)",
     "worker_init_fn": "sampling processes run no code of the script, but that of CustomSamplerOptions(...)",

@@ -166,6 +166,25 @@ def find_edges(
     positions outside, ``RuntimeError`` for damaged lists.
     """
 
+def induced_edges(
+    adjacency: Adjacency,
+    neighbor_ids: Int64Array | None,
+    num_neighbors: int,
+    targets: Int64Array,
+    nodes: Int64Array,
+    *,
+    weighted: bool,
+    with_edge_ids: bool,
+    with_slots: bool,
+    max_edges: int = ...,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]:
+    """Return all edges that lead to ``targets`` from ``nodes`` (positions, int64), as ``draw_hop`` does.
+
+    The edges of a target are in the order of its list. ``weighted``: without those of weight 0. A list
+    costs its length, or some searches for each of the nodes where that is less. ``ValueError`` for
+    positions outside, ``RuntimeError`` for damaged lists, ``BatchTooLarge`` for more than ``max_edges``.
+    """
+
 def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Array) -> None:
     """Write compact edges as an ``edge_index``: ``out`` is ``[2, E]``, row 0 = rows, row 1 = targets.
 
@@ -187,6 +206,12 @@ def split_by_cache(
     Returns, in order: of those in the set, the number in the set and the place; of the others, the row
     and the place. ``ranks`` are those of ``count_rows``. ``ValueError`` for a row outside
     ``[0, num_rows)``.
+    """
+
+def lease_slot(lent: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], slot: int) -> object:
+    """Set ``lent[slot]``, and return an object at whose end ``lent[slot]``, then ``flags[slot]``, become 0.
+
+    Both uint8, of one length. No Python code runs when it ends. In a forked child its end does nothing.
     """
 
 class DrawRule:
@@ -259,6 +284,13 @@ class Batch:
         """Return the local index of each seed, int64 [S], group after group, in the order given."""
     def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
         """Remove every sampled edge from local node ``neighbors[i]`` to ``targets[i]``; nodes stay."""
+    def both_directions(self, edge_type: int, reverse_type: int) -> npt.NDArray[np.int32]:
+        """Return the edges of a type, and those of another the other way round, as one list, int32 [L].
+
+        Values are places in the edges of the first type, followed by those of the second, by (target,
+        neighbour, edge id), each once. Excluded pairs of the first type stay out. ``ValueError`` without edge
+        ids or for types of other ends, ``BatchTooLarge`` where the batch has no room for the added edges.
+        """
     def nodes_per_hop(self, node_type: int) -> list[int]:
         """Number of new nodes: seeds first, then each hop."""
     def edges_per_hop(self, edge_type: int) -> list[int]:
@@ -285,6 +317,7 @@ class NeighborSampler(Batch):
     ``target_types[e]``; its draws are addressed by ``addresses[e]`` (24 bits) and follow ``rules[e]``, one
     per hop. ``node_ids[t]`` maps positions of type t to node ids, ``None`` for the identity. Not
     thread-safe: one per thread. With ``disjoint``, seeds are positions with their trees, up to 2**23 of them.
+    With ``induced``, a batch has all edges among its nodes in place of those that were drawn.
     """
 
     def __init__(
@@ -300,6 +333,7 @@ class NeighborSampler(Batch):
         with_edge_ids: bool,
         with_slots: bool,
         disjoint: bool = False,
+        induced: bool = False,
     ) -> None: ...
     def sample(
         self,
@@ -334,6 +368,7 @@ class BatchBuilder(Batch):
         with_edge_ids: bool,
         with_slots: bool,
         disjoint: bool = False,
+        induced: bool = False,
     ) -> None: ...
     def begin(self, seeds: Sequence[tuple[int, Int64Array]], *, max_edges: int = ...) -> None:
         """Start over with these positions as seeds, given by node type (duplicates collapse)."""
@@ -358,6 +393,8 @@ class BatchBuilder(Batch):
         """Add no edge of this type at this hop."""
     def end_hop(self) -> None:
         """Make what the hop added the frontier of the next one."""
+    def begin_induced(self) -> None:
+        """Forget the drawn edges, and make all nodes the frontier of a hop that adds no node."""
 
 class TextIndex:
     """Texts numbered from 0, in the order in which they are first seen. See ``csrc/text_index.h``."""

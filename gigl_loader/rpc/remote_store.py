@@ -11,8 +11,15 @@ from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import TooLarge
 from gigl_loader.rpc.replies import RowScatter, assembled, read_edges, read_flags, read_neighbors, read_split
-from gigl_loader.rpc.requests import MAX_LISTED_EDGES, EdgeListRequest, Envelope, SplitRequest, encode
-from gigl_loader.sampling.store import EdgeList, Neighbors
+from gigl_loader.rpc.requests import (
+    MAX_INDUCED_NODES,
+    MAX_LISTED_EDGES,
+    EdgeListRequest,
+    Envelope,
+    SplitRequest,
+    encode,
+)
+from gigl_loader.sampling.store import EdgeList, InducedRequest, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +33,12 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.requests import PartitionRequest
-    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest, WireCounts
+    from gigl_loader.sampling.store import (
+        EdgeRequest,
+        FeatureRequest,
+        NeighborRequest,
+        WireCounts,
+    )
 
 __all__ = ["RemoteStore", "fetch_edges", "fetch_split", "open_remote_stores"]
 
@@ -67,11 +79,19 @@ class RemoteStore:
 
     def sample(self, request: NeighborRequest) -> Neighbors:
         """Draw neighbours at the service. Draws are addressed, so a local draw gives the same result."""
-        pieces = [request.targets[at : at + _MAX_ROWS] for at in range(0, len(request.targets), _MAX_ROWS)]
-        results: list[Neighbors] = []
-        for piece in pieces or [request.targets]:
-            results += self._sample_in_parts(replace(request, targets=piece))
-        return results[0] if len(results) == 1 else _one_after_the_other(results)
+        return self._sample_in_pieces(request, _MAX_ROWS)
+
+    def induced(self, request: InducedRequest) -> Neighbors:
+        """Return the edges to each target from the nodes of a set, which travels whole with every request.
+
+        ``SamplingError`` for a set of more than ``MAX_INDUCED_NODES``.
+        """
+        if len(request.nodes) > MAX_INDUCED_NODES:
+            raise SamplingError(
+                f"an induced batch of {len(request.nodes):,} nodes of one type; partitions elsewhere take at "
+                f"most {MAX_INDUCED_NODES:,}: ask for fewer seeds a batch or smaller num_neighbors"
+            )
+        return self._sample_in_pieces(request, _MAX_ROWS // 2)
 
     def gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         """Write row ``request.rows[i]`` of column c to ``out[c][places[i]]``, straight from received chunks.
@@ -124,18 +144,27 @@ class RemoteStore:
         """Return all edges of a type that this partition holds, by ascending edge id."""
         return fetch_edges(self._connection, self._envelope, edge_type, self._schema)
 
-    def _sample_in_parts(self, request: NeighborRequest) -> list[Neighbors]:
+    def _sample_in_pieces(self, request: NeighborRequest | InducedRequest, most: int) -> Neighbors:
+        """Send requests for at most so many targets, one after the other."""
+        pieces = [request.targets[at : at + most] for at in range(0, len(request.targets), most)]
+        results: list[Neighbors] = []
+        for piece in pieces or [request.targets]:
+            results += self._sample_in_parts(replace(request, targets=piece))
+        return results[0] if len(results) == 1 else _one_after_the_other(results)
+
+    def _sample_in_parts(self, request: NeighborRequest | InducedRequest) -> list[Neighbors]:
         """Send a request, or its halves where the service, which knows the degrees, refuses its size."""
         try:
             return [self._sample(request)]
         except TooLarge as error:
             if len(request.targets) <= 1:
-                raise SamplingError(f"{error}; no reply holds those of one node: set a fanout") from None
+                remedy = "ask for fewer nodes" if isinstance(request, InducedRequest) else "set a fanout"
+                raise SamplingError(f"{error}; no reply holds those of one node: {remedy}") from None
         half = len(request.targets) // 2
         parts = (request.targets[:half], request.targets[half:])
         return [result for part in parts for result in self._sample_in_parts(replace(request, targets=part))]
 
-    def _sample(self, request: NeighborRequest) -> Neighbors:
+    def _sample(self, request: NeighborRequest | InducedRequest) -> Neighbors:
         layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_neighbors(layout, buffer, request, self._schema)
 

@@ -17,7 +17,14 @@ from gigl_loader.errors import FormatError
 from gigl_loader.rpc.checksums import Unread
 from gigl_loader.rpc.request_reader import MAX_HEADER_BYTES
 from gigl_loader.rpc.texts import TEXT_ARRAYS, texts_of
-from gigl_loader.sampling.store import SLOT_BITS, EdgeList, FeatureRequest, NeighborRequest, Neighbors
+from gigl_loader.sampling.store import (
+    SLOT_BITS,
+    EdgeList,
+    FeatureRequest,
+    InducedRequest,
+    NeighborRequest,
+    Neighbors,
+)
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ MAX_DRAWN_EDGES = 16 << 20
 
 
 def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
-    """Return the reply to a ``NeighborRequest`` as the pieces of a document.
+    """Return the reply to a ``NeighborRequest`` or an ``InducedRequest`` as the pieces of a document.
 
     Slots travel as int32 where they fit.
     """
@@ -148,8 +155,13 @@ def assembled(chunks: ReplyChunks) -> tuple[Layout, Bytes]:
     return whole.finish()
 
 
-def read_neighbors(layout: Layout, buffer: Bytes, request: NeighborRequest, schema: GraphSchema) -> Neighbors:
-    """Return drawn neighbours. ``FormatError`` unless they can be the response to ``request``."""
+def read_neighbors(
+    layout: Layout, buffer: Bytes, request: NeighborRequest | InducedRequest, schema: GraphSchema
+) -> Neighbors:
+    """Return drawn or induced edges. ``FormatError`` unless they can be the response to ``request``.
+
+    Whether induced edges lead from the nodes that were named is checked where they join a batch.
+    """
     expected = {
         "counts": True,
         "positions": True,
@@ -158,10 +170,13 @@ def read_neighbors(layout: Layout, buffer: Bytes, request: NeighborRequest, sche
     }
     _check_names(layout, [name for name, flag in expected.items() if flag])
     counts = _array(layout, buffer, "counts", len(request.targets), ("I32",))
-    _check_range("counts", counts, 0, request.rule.most + 1 if request.rule.most >= 0 else 2**31)
+    most, neighbor_type = -1, schema.neighbor_type(request.edge_type)
+    if isinstance(request, NeighborRequest):
+        most = request.rule.most
+        neighbor_type = request.edge_type[2] if request.outward else neighbor_type
+    _check_range("counts", counts, 0, most + 1 if most >= 0 else 2**31)
     total = int(counts.sum(dtype=np.int64))
     positions = _array(layout, buffer, "positions", total)
-    neighbor_type = request.edge_type[2] if request.outward else schema.neighbor_type(request.edge_type)
     _check_range("positions", positions, 0, schema.nodes[neighbor_type].count)
     edge_ids = _array(layout, buffer, "edge_ids", total) if request.with_edge_ids else None
     if not request.with_slots:

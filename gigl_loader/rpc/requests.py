@@ -33,6 +33,7 @@ from gigl_loader.sampling.store import (
     DrawRule,
     EdgeRequest,
     FeatureRequest,
+    InducedRequest,
     NeighborRequest,
 )
 from gigl_loader.tensors import Layout, spec_of
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
 
 __all__ = [
+    "MAX_INDUCED_NODES",
     "MAX_LISTED_EDGES",
     "MAX_REQUEST_BYTES",
     "WIRE_VERSION",
@@ -61,6 +63,9 @@ MAX_REQUEST_BYTES = 64 << 20
 
 MAX_LISTED_EDGES = 1 << 20
 """Edges of one list: 24 MiB at most. Callers split larger ones."""
+
+MAX_INDUCED_NODES = 4 << 20
+"""Nodes of the set of one request for induced edges: 32 MiB at most. A set cannot be cut."""
 
 _UINT64 = 2**64
 _HOPS = 254  # The address of a draw has 8 bits for the hop, and two values with another meaning.
@@ -88,7 +93,9 @@ class Ping:
     """Request for an empty reply."""
 
 
-PartitionRequest: TypeAlias = NeighborRequest | EdgeRequest | EdgeListRequest | FeatureRequest | SplitRequest
+PartitionRequest: TypeAlias = (
+    NeighborRequest | InducedRequest | EdgeRequest | EdgeListRequest | FeatureRequest | SplitRequest
+)
 """What a store asks of one partition."""
 
 Request: TypeAlias = PartitionRequest | Ping
@@ -130,6 +137,17 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
         first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
         arguments = {"kind": json.dumps(request.kind), "columns": json.dumps(request.columns)}
         return _document(envelope, "rows", arguments, _relative(request.rows, first))
+    if isinstance(request, InducedRequest):
+        known_name(request.edge_type, schema.edges, "edge type")
+        first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
+        wanted = zip(_COLLECTED, (request.with_edge_ids, request.with_slots), strict=True)
+        arguments = {
+            "edge_type": json.dumps(request.edge_type),
+            "flags": json.dumps([name for name, flag in wanted if flag]),
+            **({} if request.weight is None else {"weight": request.weight}),
+        }
+        targets = _relative(request.targets, first)
+        return _document(envelope, "induced", arguments, targets, nodes=_relative(request.nodes, 0))
     if isinstance(request, EdgeRequest):
         known_name(request.edge_type, schema.lists, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
@@ -199,6 +217,7 @@ def parse(
     return read
 
 
+_COLLECTED = ("with_edge_ids", "with_slots")
 _FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint", "labor", "last")
 
 
@@ -261,6 +280,27 @@ def _check_outward(fields: RequestReader, schema: GraphSchema, edge_type: EdgeTy
     plain = fields.names("flags") == ("outward",) and not fields.has("weight") and not fields.has("time")
     if not plain or fields.number("fanout", -1, 2**31) != -1:
         raise ValueError("outward takes all edges: fanout -1, no other flag, no weight, no time")
+
+
+def _induced(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> InducedRequest:
+    edge_type = _edge_type(fields.json("edge_type"), schema)
+    bounds = schema.nodes[schema.target_type(edge_type)].bounds
+    flags = fields.names("flags")
+    if not set(flags) <= set(_COLLECTED):
+        raise FormatError(f"request: flags {list(flags)!r:.200} are not among {list(_COLLECTED)}")
+    nodes = fields.positions("nodes", schema.nodes[schema.neighbor_type(edge_type)].count)
+    if len(nodes) > MAX_INDUCED_NODES:
+        raise ValueError(f"a set of {len(nodes)} nodes; at most {MAX_INDUCED_NODES} are read")
+    if (nodes[1:] <= nodes[:-1]).any():
+        raise FormatError("request: nodes do not ascend")
+    return InducedRequest(
+        edge_type=edge_type,
+        targets=fields.rows(bounds[partition], bounds[partition + 1] - bounds[partition]),
+        nodes=nodes,
+        with_edge_ids="with_edge_ids" in flags,
+        with_slots="with_slots" in flags,
+        weight=_weight(fields, schema, edge_type),
+    )
 
 
 def _contains(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> EdgeRequest:
@@ -352,6 +392,7 @@ def _unknown(fields: RequestReader, schema: GraphSchema, partition: int, _: obje
 
 _READERS: Mapping[str, Callable[..., Request]] = {
     "neighbors": _neighbors,
+    "induced": _induced,
     "contains": _contains,
     "edges": _edges,
     "rows": _rows,

@@ -264,6 +264,9 @@ class DrawnSubgraph:
     def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
         raise NotImplementedError("a custom sampler returns the edges that it wants")
 
+    def both_directions(self, edge_type: int, reverse_type: int) -> npt.NDArray[np.int32]:
+        raise NotImplementedError("a custom sampler returns the edges that it wants")
+
     def nodes_per_hop(self, node_type: int) -> list[int]:
         seeds = self._num_seeds[node_type]
         return [seeds, len(self._nodes[node_type]) - seeds]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gigl_loader.errors import FormatError
 from gigl_loader.native import BatchBuilder
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
@@ -15,11 +17,12 @@ from gigl_loader.sampling.bounds import BatchBounds
 from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.deferred_features import StoredPlaces
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
-from gigl_loader.sampling.partitioned import FrontierRequest
+from gigl_loader.sampling.partitioned import FrontierRequest, InducedFrontier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gigl_loader.arrays import Int64Array
     from gigl_loader.sampling.features import FeatureSource
     from gigl_loader.sampling.khop import KHop
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -50,9 +53,10 @@ class DistributedSampler:
             node_ids=writer.node_ids,
             num_nodes=writer.num_nodes,
             bounds=[store.bounds(node_type) for node_type in writer.node_types],
-            with_edge_ids=hops.with_edge,
+            with_edge_ids=hops.collects_edge_ids,
             with_slots=writer.with_slots,
             disjoint=hops.disjoint,
+            induced=hops.induced,
         )
 
     @property
@@ -73,9 +77,11 @@ class DistributedSampler:
             try:
                 for hop in range(self._hops.num_hops):
                     self._expand(hop, seeds)
+                if self._hops.induced:
+                    self._induce()
+                sampled = self._writer.sampled(self._builder, request, seeds, self._features, self.costs)
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
-            sampled = self._writer.sampled(self._builder, request, seeds, self._features, self.costs)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
@@ -83,6 +89,7 @@ class DistributedSampler:
         """Add one hop. The frontier is fixed, so all edge types are asked about at once."""
         writer, hops = self._writer, self._hops
         rules = [hops.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
+        kept = not hops.induced  # Of its drawn edges, an induced batch keeps the nodes alone.
         wanted = [index for index, rule in enumerate(rules) if rule.fanout != 0]
         shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
         requests = [
@@ -92,8 +99,8 @@ class DistributedSampler:
                 key=seeds.key,
                 hop=hop,
                 rule=rules[index],
-                with_edge_ids=hops.with_edge,
-                with_slots=writer.with_slots,
+                with_edge_ids=kept and hops.collects_edge_ids,
+                with_slots=kept and writer.with_slots,
                 max_edges=self._builder.room,
                 disjoint=hops.disjoint,
                 tree_times=seeds.tree_times if rules[index].time is not None else None,
@@ -104,6 +111,36 @@ class DistributedSampler:
         for index in range(len(rules)):
             self._append(index, found.get(index))
         self._builder.end_hop()
+
+    def _induce(self) -> None:
+        """Replace the drawn edges by all edges among the nodes, of the types of which some are drawn."""
+        writer, hops = self._writer, self._hops
+        self._builder.begin_induced()
+        wanted = [index for index, each in enumerate(writer.edge_types) if hops.draws(each)]
+        shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
+        nodes = {each: self._nodes(each) for each in {writer.neighbor_types[i] for i in wanted}}
+        requests = [
+            InducedFrontier(
+                targets=shares[writer.target_types[index]],
+                edge_type=writer.edge_types[index],
+                nodes=nodes[writer.neighbor_types[index]],
+                with_edge_ids=hops.collects_edge_ids,
+                with_slots=writer.with_slots,
+                weight=hops.weight(self._schema, writer.edge_types[index]),
+                max_edges=self._builder.room,
+            )
+            for index in wanted
+        ]
+        found = dict(zip(wanted, self._store.sample(requests), strict=True))
+        for index in range(len(writer.edge_types)):
+            self._append(index, found.get(index))
+
+    def _nodes(self, node_type: int) -> Int64Array:
+        """Return the positions of the nodes of the batch, ascending."""
+        positions = np.empty(sum(self._builder.nodes_per_hop(node_type)), np.int64)
+        self._builder.write_positions(node_type, positions)
+        positions.sort()
+        return positions
 
     def _append(self, index: int, answers: Sequence[Neighbors] | None) -> None:
         if answers is None:

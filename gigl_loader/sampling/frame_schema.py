@@ -50,6 +50,8 @@ class FrameArray:
     """Encoded node type whose seeds the values are local indices of, if they are."""
     nodes: tuple[str, ...] = ()
     """Encoded node types whose nodes the values are local indices of, or -1: those of the values in a row."""
+    edges: tuple[str, ...] = ()
+    """Encoded edge types whose sampled edges, one type after the other, the values are places in."""
     as_long_as: str = ""
     """Name of an array of the same length."""
     count: int | None = None
@@ -188,6 +190,8 @@ class FrameSchema:
     """Names of numbers that a frame tells."""
     distinct_edges: bool = True
     """No frame holds an edge twice."""
+    edges_by_hop: bool = True
+    """Edges are counted by hop. Else there is one number for each type."""
     disjoint: bool = False
     """Nodes have trees, and may occur in several."""
     extra_trees: int = 0
@@ -207,6 +211,7 @@ class FrameSchema:
         computed: tuple[FrameArray, ...] = (),
         counters: tuple[str, ...] = (),
         distinct_edges: bool = True,
+        edges_by_hop: bool = True,
         disjoint: bool = False,
         timed: bool = False,
         extra_trees: int = 0,
@@ -232,6 +237,7 @@ class FrameSchema:
             computed=computed,
             counters=counters,
             distinct_edges=distinct_edges and not disjoint,
+            edges_by_hop=edges_by_hop,
             disjoint=disjoint,
             extra_trees=extra_trees,
         )
@@ -284,7 +290,8 @@ class FrameSchema:
         if self.seed_type is not None:
             _check_seed_type(layout, self.seed_type)
         nodes = _per_hop(layout.metadata, "num_sampled_nodes", self.nodes, self.num_hops + 1)
-        edges = _per_hop(layout.metadata, "num_sampled_edges", self.edges, self.num_hops)
+        hops = self.num_hops if self.edges_by_hop else 1
+        edges = _per_hop(layout.metadata, "num_sampled_edges", self.edges, hops)
         num_entries = _length(layout, self.inputs[0].name)
         if self.seed_type is not None:
             distinct = nodes[type_name(self.seed_type)][0]
@@ -395,6 +402,11 @@ def _check_indices(buffer: Bytes, layout: Layout, array: FrameArray, counts: Fra
         ends = [sum(counts.num_nodes[name]) for name in array.nodes]
         if len(rows) and not (rows.min() >= -1 and (rows.max(axis=0) < ends).all()):
             raise FormatError(f"frame: {array.name!r} leaves the nodes of the batch")
+    if array.edges:
+        count = sum(sum(counts.num_edges[name]) for name in array.edges)
+        places = layout.view(buffer, array.name)
+        if len(places) and places.view("u4").max() >= count:
+            raise FormatError(f"frame: {array.name!r} leaves the {count} sampled edges")
     if not array.indexes:
         return
     values, seeds = layout.view(buffer, array.name), counts.num_nodes[array.indexes][0]

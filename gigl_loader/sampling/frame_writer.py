@@ -35,6 +35,12 @@ class DrawnBatch(Protocol):
     def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
         """Remove the edges from local node ``neighbors[i]`` to ``targets[i]``, in all trees."""
 
+    def both_directions(self, edge_type: int, reverse_type: int) -> npt.NDArray[np.int32]:
+        """Return which edges of a type, and of its reverse the other way round, are there at last, int32 [L].
+
+        Called where subgraphs are bidirectional, after ``exclude``.
+        """
+
     def nodes_per_hop(self, node_type: int) -> list[int]: ...
     def edges_per_hop(self, edge_type: int) -> list[int]: ...
     def num_targets(self, edge_type: int) -> int:
@@ -97,12 +103,17 @@ class FrameWriter:
             arrays = seeds.frame_arrays(locals_)
             for each in seeds.excluded:
                 batch.exclude(each.edge_type, locals_[each.targets], locals_[each.neighbors])
+        both = [each for each in self._frame.computed if each.edges]
+        if both:
+            number = {each.name: index for index, each in enumerate(edges)}
+            pairs = {each.name: [number[name] for name in each.edges] for each in both}
+            arrays = {**arrays, **{name: batch.both_directions(*pair) for name, pair in pairs.items()}}
         counts = FrameCounts(
             epoch=request.epoch,
             batch=request.batch,
             num_entries=len(request),
             num_nodes={each.name: batch.nodes_per_hop(index) for index, each in enumerate(nodes)},
-            num_edges={each.name: batch.edges_per_hop(index) for index, each in enumerate(edges)},
+            num_edges={each.name: self._edge_counts(batch, index) for index, each in enumerate(edges)},
             num_targets={each.name: batch.num_targets(index) for index, each in enumerate(edges)},
             lengths={each.name: len(arrays[each.name]) for each in self._frame.computed},
             counters=seeds.counters,
@@ -132,6 +143,10 @@ class FrameWriter:
             if edges.with_ids:
                 batch.write_edge_ids(index, layout.view(buffer, f"{edges.prefix}/e_id"))
         sampled.features.gather(list(self._gather_requests(batch, layout, buffer)))
+
+    def _edge_counts(self, batch: DrawnBatch, edge_type: int) -> list[int]:
+        per_hop = batch.edges_per_hop(edge_type)
+        return per_hop if self._frame.edges_by_hop else [sum(per_hop)]
 
     def _gather_requests(self, batch: DrawnBatch, layout: Layout, buffer: Bytes) -> Iterator[GatherRequest]:
         for index, nodes in enumerate(self._frame.nodes):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader.sampling.frame_schema import FrameSchema
+from typing_extensions import Self
+
+from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.store import DrawRule
 from gigl_loader.sizes import whole_number
 
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments
     from gigl_loader.sampling.plan_fields import PlanFields
 
-__all__ = ["KHop", "check_time", "check_weight", "read_num_neighbors"]
+__all__ = ["SUBGRAPH_TYPES", "KHop", "check_time", "check_weight", "read_num_neighbors", "reverse_types"]
+
+SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
+"""Names and meanings are PyG's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +49,18 @@ class KHop:
     """Take the latest neighbours in place of random ones."""
     labor: bool = False
     """LABOR-0 (Balin and Catalyurek 2023): all nodes of a hop have the same chances of their neighbours."""
+    subgraph_type: str = "directional"
+    """``"induced"``: all edges among the nodes in place of the drawn ones. ``"bidirectional"``: the drawn
+    edges and their reverses."""
 
     def __post_init__(self) -> None:
+        if self.subgraph_type not in SUBGRAPH_TYPES:
+            raise ValueError(
+                f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {self.subgraph_type!r:.200}"
+            )
+        for name in ("time_attr", "disjoint"):
+            if self.induced and getattr(self, name):
+                raise ValueError(f"induced subgraphs join nodes of all trees: leave {name} out")
         for name in ("replace", "weight_attr", "time_attr", "disjoint"):
             if self.labor and getattr(self, name):
                 raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
@@ -78,7 +94,8 @@ class KHop:
             time_attr=check_time(schema, arguments.time_attr),
             last=arguments.last,
             labor=arguments.labor,
-        )
+            subgraph_type=arguments.subgraph_type,
+        )._checked(schema)
 
     @classmethod
     def from_json(cls, fields: PlanFields) -> KHop:
@@ -92,7 +109,8 @@ class KHop:
             time_attr=check_time(fields.schema, fields.take("time_attr", None)),
             last=fields.flag("last", False),
             labor=fields.flag("labor", False),
-        )
+            subgraph_type=fields.text("subgraph_type", "directional"),
+        )._checked(fields.schema)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -105,11 +123,25 @@ class KHop:
             **({} if self.time_attr is None else {"time_attr": self.time_attr}),
             **({"last": True} if self.last else {}),
             **({"labor": True} if self.labor else {}),
+            **({} if self.subgraph_type == "directional" else {"subgraph_type": self.subgraph_type}),
         }
 
     @property
     def num_hops(self) -> int:
         return len(next(iter(self.num_neighbors.values()), ()))
+
+    @property
+    def induced(self) -> bool:
+        return self.subgraph_type == "induced"
+
+    @property
+    def collects_edge_ids(self) -> bool:
+        """Whether the sampler needs edge ids: to return them, or to tell edges in both directions apart."""
+        return self.with_edge or self.subgraph_type == "bidirectional"
+
+    def draws(self, edge_type: EdgeType) -> bool:
+        """Return whether any hop follows edges of a type."""
+        return any(self.num_neighbors.get(edge_type, ()))
 
     def weight(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
         """Return the weight column by which edges of a type are drawn."""
@@ -120,19 +152,45 @@ class KHop:
         """Return the time by which edges of a type are bound."""
         return self.time_attr if self.time_attr in schema.list_times(edge_type) else None
 
-    def frame(self, schema: GraphSchema, columns: ColumnPlan, **of_plan: Any) -> FrameSchema:
+    def frame(
+        self,
+        schema: GraphSchema,
+        columns: ColumnPlan,
+        *,
+        computed: tuple[FrameArray, ...] = (),
+        **of_plan: Any,
+    ) -> FrameSchema:
         """Return the frames of a plan that samples so. ``of_plan``: what else ``around_seeds`` is to know."""
+        merged: tuple[FrameArray, ...] = ()
+        if self.subgraph_type == "bidirectional":
+            pairs = [pair for pair in reverse_types(schema).items() if any(map(self.draws, pair))]
+            merged = tuple(_merged_array(*pair) for pair in pairs)
+            columns = replace(columns, edges={**columns.edges, **_shared_columns(schema, columns, pairs)})
         return FrameSchema.around_seeds(
             schema,
             columns,
             num_hops=self.num_hops,
             edge_types=[each for each in schema.edges if each in self.num_neighbors],
             with_edge=self.with_edge,
-            distinct_edges=not self.replace,
+            distinct_edges=self.induced or not self.replace,
             disjoint=self.disjoint,
             timed=self.time_attr is not None,
+            edges_by_hop=self.subgraph_type == "directional",
+            computed=(*computed, *merged),
             **of_plan,
         )
+
+    def _checked(self, schema: GraphSchema) -> Self:
+        """Return this value. ``ValueError`` names the reverse edge type that a graph lacks."""
+        if self.subgraph_type == "bidirectional":
+            reverses = reverse_types(schema)
+            for edge_type in filter(self.draws, self.num_neighbors):
+                if reverses.get(edge_type) not in self.num_neighbors:
+                    raise ValueError(
+                        f"bidirectional subgraphs need the edge type {_reverse_name(edge_type)}, the reverse "
+                        f"of {edge_type}: add it to the graph, or give {edge_type} the fanouts [0, ...]"
+                    )
+        return self
 
     def rule(self, schema: GraphSchema, edge_type: EdgeType, hop: int) -> DrawRule:
         """Return how the neighbours of one hop over one edge type are drawn."""
@@ -144,6 +202,48 @@ class KHop:
             time=(time := self.time(schema, edge_type)),
             last=self.last and time is not None,
         )
+
+
+def reverse_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
+    """Return the reverse of each edge type that has one, by PyG's rule: ``rev_`` before the relation.
+
+    That is the type itself in a homogeneous graph. No two types have the same reverse.
+    """
+    if schema.homogeneous:
+        return {each: each for each in schema.edges}
+    pairs: dict[EdgeType, EdgeType] = {}
+    # Shortest first: a reverse is longer than what it reverses, so each finds its partner still free.
+    for edge_type in sorted(schema.edges, key=lambda kind: (len(kind[1]), kind)):
+        source, relation, destination = edge_type
+        reverse = (destination, f"rev_{relation}", source)
+        if edge_type not in pairs and reverse in schema.edges:
+            pairs[edge_type], pairs[reverse] = reverse, edge_type
+    return {each: pairs[each] for each in schema.edges if each in pairs}
+
+
+def _merged_array(edge_type: EdgeType, reverse: EdgeType) -> FrameArray:
+    """Return the array that says which edges a type has at last, in a bidirectional batch."""
+    names = (type_name(edge_type), type_name(reverse))
+    return FrameArray(f"merged/{names[0]}", Column("I32"), "computed", edges=names)
+
+
+def _shared_columns(
+    schema: GraphSchema, columns: ColumnPlan, pairs: Sequence[tuple[EdgeType, EdgeType]]
+) -> dict[EdgeType, tuple[str, ...]]:
+    """Return the columns of edge types that their reverses have, too. Others cannot be told of all edges."""
+    shared = {}
+    for pair in pairs:
+        own, other = (
+            {name: schema.edges[each].columns[name] for name in columns.edges.get(each, ())} for each in pair
+        )
+        shared[pair[0]] = tuple(name for name, column in own.items() if other.get(name) == column)
+    return shared
+
+
+def _reverse_name(edge_type: EdgeType) -> EdgeType:
+    source, relation, destination = edge_type
+    reverse = relation[4:] if relation.startswith("rev_") else f"rev_{relation}"
+    return (destination, reverse, source)
 
 
 def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:

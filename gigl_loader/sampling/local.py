@@ -61,9 +61,10 @@ class LocalSampler:
             ],
             node_ids=writer.node_ids,
             num_nodes=writer.num_nodes,
-            with_edge_ids=hops.with_edge,
+            with_edge_ids=hops.collects_edge_ids,
             with_slots=writer.with_slots,
             disjoint=hops.disjoint,
+            induced=hops.induced,
         )
 
     @property
@@ -83,10 +84,10 @@ class LocalSampler:
                 self._native.sample(
                     seeds.groups, seeds.key, max_edges=self.bounds.edges, tree_times=seeds.tree_times
                 )
+                sampled = self._writer.sampled(self._native, request, seeds, self._features, self.costs)
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
             except RuntimeError as error:
                 raise FormatError(str(error)) from None
-            sampled = self._writer.sampled(self._native, request, seeds, self._features, self.costs)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled

@@ -10,8 +10,8 @@ import numpy as np
 from gigl_loader.arrays import Array, BoolArray, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import Adjacency, build_adjacency, copy_rows, draw_hop, find_edges
-from gigl_loader.sampling.store import POSITION_MASK, EdgeList, Neighbors
+from gigl_loader.native import Adjacency, build_adjacency, copy_rows, draw_hop, find_edges, induced_edges
+from gigl_loader.sampling.store import POSITION_MASK, EdgeList, NeighborRequest, Neighbors
 from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
+    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest
 
 __all__ = ["LocalStore", "edges_of", "open_adjacency"]
 
@@ -64,6 +64,26 @@ class LocalStore:
         except RuntimeError as error:
             raise FormatError(str(error)) from None
         return Neighbors(*drawn)
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        if ask.edge_type not in self._graph.schema.edges:
+            raise ValueError(f"unknown edge type {ask.edge_type!r}")
+        lists = self._lists_of(ask.edge_type, weight=ask.weight)
+        try:
+            found = induced_edges(
+                lists.adjacency,
+                lists.neighbor_ids,
+                lists.num_neighbors,
+                ask.targets,
+                ask.nodes,
+                weighted=ask.weight is not None,
+                with_edge_ids=ask.with_edge_ids,
+                with_slots=ask.with_slots,
+                max_edges=ask.max_edges,
+            )
+        except RuntimeError as error:
+            raise FormatError(str(error)) from None
+        return Neighbors(*found)
 
     def gather(
         self,
@@ -113,9 +133,9 @@ class LocalStore:
             self._lists[edge_type, weight, time] = lists
         return lists
 
-    def degrees(self, ask: NeighborRequest) -> Int64Array:
+    def degrees(self, ask: NeighborRequest | InducedRequest) -> Int64Array:
         """Return the number of edges in the list of each target, int64 [T]."""
-        if ask.outward:
+        if isinstance(ask, NeighborRequest) and ask.outward:
             indptr, first = self._outward_of(ask).indptr, 0
         else:
             indptr = self._graph.topology(ask.edge_type, self._part)["indptr"]

@@ -18,6 +18,7 @@ from gigl_loader.sampling.store import (
     SLOT_BITS,
     EdgeRequest,
     FeatureRequest,
+    InducedRequest,
     NeighborRequest,
     Neighbors,
     WireCounts,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.features import GatherRequest
     from gigl_loader.sampling.store import DrawRule, NeighborStore
 
-__all__ = ["FrontierRequest", "PartitionedStore"]
+__all__ = ["FrontierRequest", "InducedFrontier", "PartitionedStore"]
 
 
 _MAX_THREADS = 64
@@ -72,6 +73,33 @@ class FrontierRequest:
             disjoint=self.disjoint,
             tree_times=self.tree_times,
             outward=self.outward,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InducedFrontier:
+    """All edges of one type that lead to targets of all partitions from the nodes of a set."""
+
+    targets: Sequence[Int64Array]
+    """Positions by partition."""
+    edge_type: EdgeType
+    nodes: Int64Array
+    """Positions, ascending, each once [N]."""
+    with_edge_ids: bool
+    with_slots: bool
+    weight: str | None
+    max_edges: int
+
+    def share(self, part: int) -> InducedRequest:
+        """Return what one partition is asked."""
+        return InducedRequest(
+            edge_type=self.edge_type,
+            targets=self.targets[part],
+            nodes=self.nodes,
+            with_edge_ids=self.with_edge_ids,
+            with_slots=self.with_slots,
+            weight=self.weight,
+            max_edges=self.max_edges,
         )
 
 
@@ -126,7 +154,7 @@ class PartitionedStore:
         """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
         return self._bounds[node_type]
 
-    def sample(self, asks: Sequence[FrontierRequest]) -> list[list[Neighbors]]:
+    def sample(self, asks: Sequence[FrontierRequest | InducedFrontier]) -> list[list[Neighbors]]:
         """Return, for every ask, the answers by partition. Errors are those of the stores."""
         answers: list[list[Neighbors]] = []
         with _Round(self._pool) as work:
@@ -226,8 +254,10 @@ class _Round:
                 future.result()
 
 
-def _sample(store: NeighborStore, ask: NeighborRequest, answers: list[Neighbors], part: int) -> None:
-    answers[part] = store.sample(ask)
+def _sample(
+    store: NeighborStore, ask: NeighborRequest | InducedRequest, answers: list[Neighbors], part: int
+) -> None:
+    answers[part] = store.induced(ask) if isinstance(ask, InducedRequest) else store.sample(ask)
 
 
 def _contains(store: NeighborStore, request: EdgeRequest, places: Int64Array, found: BoolArray) -> None:

@@ -96,6 +96,7 @@ class SamplerArguments:
     """The input has a time for each entry."""
     labor: bool = False
     """The sampler options ask for LABOR."""
+    subgraph_type: str = "directional"
 
     def returns_edge_ids(self, schema: GraphSchema) -> bool:
         """Return whether batches have the ids of edges."""

@@ -23,6 +23,7 @@ from gigl_loader.sampling.hot_nodes import hot_nodes
 from gigl_loader.sampling.store import (
     EdgeRequest,
     FeatureRequest,
+    InducedRequest,
     NeighborRequest,
     Neighbors,
     NeighborStore,
@@ -145,6 +146,9 @@ class CachingStore:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         return self._inner.sample(ask)
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        return self._inner.induced(ask)
 
     def contains(self, ask: EdgeRequest) -> BoolArray:
         return self._inner.contains(ask)

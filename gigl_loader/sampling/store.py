@@ -29,6 +29,7 @@ __all__ = [
     "EdgeList",
     "EdgeRequest",
     "FeatureRequest",
+    "InducedRequest",
     "NeighborRequest",
     "NeighborStore",
     "Neighbors",
@@ -112,6 +113,24 @@ class NeighborRequest:
     outward: bool = False
     """In a graph whose lists hold in-edges, ask for the out-edges of the targets that lie in this partition.
     Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InducedRequest:
+    """All edges of one type that lead to targets of one partition from the nodes of a set."""
+
+    edge_type: EdgeType
+    """One of the graph's: not a label set."""
+    targets: Int64Array
+    """Positions [T]."""
+    nodes: Int64Array
+    """Positions of nodes of the neighbours' type, ascending, each once [N]."""
+    with_edge_ids: bool
+    with_slots: bool
+    weight: str | None = None
+    """Declared weight column: edges of weight 0 are left out."""
+    max_edges: int = NO_BOUND
+    """More are not returned. Not told to a partition elsewhere, which has a bound of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,6 +224,12 @@ class NeighborStore(Protocol):
 
         ``ValueError`` for a type or target that the partition does not have, ``FormatError`` for a
         damaged graph or answer, ``StorageUnavailable`` where the partition's holder does not answer.
+        """
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        """Return the edges to each target from the nodes, in the order of its list.
+
+        Errors are those of ``sample``.
         """
 
     def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:

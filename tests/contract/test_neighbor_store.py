@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_loader.tensors import as_rows
 from tests.support import oracle
 from tests.support.plans import rule
@@ -177,6 +177,58 @@ def test_edges_of_nodes_that_the_partition_lacks_are_refused(
         stores[0].contains(EdgeRequest(edge_type=("no", "such", "type"), targets=own, neighbors=zero))
     empty = EdgeRequest(edge_type=edge_type, targets=zero[:0], neighbors=zero[:0])
     assert stores[0].contains(empty).tolist() == []
+
+
+def _induced(edge_type: EdgeType, targets: Any, nodes: Any, **changes: Any) -> InducedRequest:
+    given: dict[str, Any] = {"with_edge_ids": True, "with_slots": True, **changes}
+    return InducedRequest(
+        edge_type=edge_type, targets=targets.astype(np.int64), nodes=nodes.astype(np.int64), **given
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+def test_induced_edges_are_all_that_lead_from_the_nodes(
+    stores: list[NeighborStore], graph: StoreGraph, share: float
+) -> None:
+    random = np.random.default_rng(5)
+    for edge_type in graph.graph.schema.edges:
+        neighbor_type, target_type = graph.neighbor_type(edge_type), graph.target_type(edge_type)
+        count = graph.graph.schema.nodes[neighbor_type].count
+        nodes = np.sort(random.permutation(count)[: int(np.ceil(count * share))])
+        known = set(graph.node_ids(neighbor_type, nodes).tolist())
+        lists = graph.adjacency(edge_type)
+        for part, store in enumerate(stores):
+            targets = _own(graph, target_type, part)[::-1]
+            found = store.induced(_induced(edge_type, targets, nodes))
+            ids = graph.node_ids(target_type, targets).tolist()
+            expected = [[pair for pair in lists.get(node, []) if pair[0] in known] for node in ids]
+            assert found.edge_ids is not None
+            assert found.slots is not None
+            assert found.counts.tolist() == [len(each) for each in expected]
+            neighbors = graph.node_ids(neighbor_type, found.positions).tolist()
+            pairs = list(zip(neighbors, found.edge_ids.tolist(), strict=True))
+            assert pairs == [pair for each in expected for pair in each]
+            topology = graph.graph.topology(edge_type, part)
+            assert np.array_equal(topology["edge_ids"][found.slots], found.edge_ids)
+            bare = store.induced(_induced(edge_type, targets, nodes, with_edge_ids=False, with_slots=False))
+            assert (bare.edge_ids, bare.slots) == (None, None)
+            assert np.array_equal(bare.positions, found.positions)
+            assert len(store.induced(_induced(edge_type, targets[:0], nodes)).counts) == 0
+
+
+def test_induced_edges_of_what_the_partition_lacks_are_refused(
+    stores: list[NeighborStore], graph: StoreGraph
+) -> None:
+    edge_type = next(iter(graph.graph.schema.edges))
+    own = _own(graph, graph.target_type(edge_type), 0)[:1]
+    foreign = graph.graph.bounds(graph.target_type(edge_type))[1:2]
+    count = graph.graph.schema.nodes[graph.neighbor_type(edge_type)].count
+    zero = np.zeros(1, np.int64)
+    for targets, nodes in ((foreign, zero), (own - 1 - own, zero), (own, zero - 1), (own, zero + count)):
+        with pytest.raises(ValueError, match=r"outside|position"):
+            stores[0].induced(_induced(edge_type, targets, nodes))
+    with pytest.raises(ValueError, match="edge type"):
+        stores[0].induced(_induced(("no", "such", "type"), own, zero))
 
 
 def test_threads_may_ask_at_once(stores: list[NeighborStore], graph: StoreGraph) -> None:

@@ -122,6 +122,14 @@ def _timed_links(dataset: Any, num_neighbors: Any, links: Any, **options: Any) -
     )
 
 
+def _both(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistNeighborLoader:
+    """Make a loader of batches in both directions, over the types that have a reverse."""
+    if nodes is not None:
+        none = [0] * len(num_neighbors)
+        num_neighbors = {each: num_neighbors if "buys" in each[1] else none for each in dataset.edge_types}
+    return DistNeighborLoader(dataset, num_neighbors, nodes, **options)
+
+
 def _walks(dataset: Any, num_neighbors: Any, nodes: Any, *, walks: Any, **options: Any) -> DistNeighborLoader:
     metapath = None
     if nodes is not None:
@@ -164,6 +172,16 @@ KINDS = {
         times=torch.arange(120) % 60,
     ),
     "labor": Kind([4, 3], {"sampler_options": LaborSamplerOptions()}, {}, "labor is"),
+    "induced": Kind(
+        [4, 3], {"subgraph_type": "induced", "weight_attr": "w"}, {"weight_attr": "w"}, "subgraph_type is"
+    ),
+    "bidirectional": Kind(
+        [4, 3],
+        {"subgraph_type": "bidirectional", "disjoint": True},
+        {"disjoint": True},
+        "subgraph_type is",
+        _both,
+    ),
     "walks": Kind(
         None,
         {"walks": {"walk_length": 5, "walks_per_seed": 3, "p": 0.5, "q": 2.0}},

@@ -274,6 +274,39 @@ def without_pairs(
         lists[edge_type] = [lists[edge_type][e] for e in kept]
 
 
+def induce(
+    batch: OracleBatch,
+    edges: Mapping[EdgeType, Sequence[Edge]],
+    *,
+    fanouts: Mapping[EdgeType, Sequence[int]],
+    edge_dir: str = "in",
+    weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
+) -> None:
+    """Replace the sampled edges by all edges among the nodes, of the types of which some are drawn."""
+    for edge_type, listed in edges.items():
+        source, _, destination = edge_type
+        target_type, neighbor_type = (destination, source) if edge_dir == "in" else (source, destination)
+        local = {node: number for number, node in enumerate(batch.nodes[neighbor_type])}
+        lists = _adjacency(listed, edge_dir) if any(fanouts[edge_type]) else {}
+        found = [
+            (local[neighbor], target, edge_id)
+            for target, node in enumerate(batch.nodes[target_type])
+            for neighbor, edge_id in lists.get(node, [])
+            if neighbor in local and ((weights or {}).get(edge_type, {}).get(edge_id, 1.0) > 0)
+        ]
+        batch.rows[edge_type] = [row for row, _, _ in found]
+        batch.targets[edge_type] = [target for _, target, _ in found]
+        batch.edge_ids[edge_type] = [edge_id for _, _, edge_id in found]
+        batch.edges_per_hop[edge_type] = [len(found)]
+
+
+def both_directions(batch: OracleBatch, edge_type: EdgeType, reverse: EdgeType) -> list[tuple[int, int, int]]:
+    """Edges of a type, and of its reverse the other way round, each once: (target, neighbour, edge id)."""
+    own = zip(batch.targets[edge_type], batch.rows[edge_type], batch.edge_ids[edge_type], strict=True)
+    turned = zip(batch.rows[reverse], batch.targets[reverse], batch.edge_ids[reverse], strict=True)
+    return sorted({*own, *turned})
+
+
 @dataclass
 class OracleBatch:
     """Nodes by type in first-seen order; edges by type as (neighbour, target) local pairs with ids."""

@@ -22,7 +22,7 @@ from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.workers.source import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, GraphWithFaults
-from tests.support.plans import neighbor_plan
+from tests.support.plans import neighbor_plan, with_sampler
 
 if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
@@ -54,6 +54,7 @@ PLANS: dict[str, BatchPlan] = {
             excluded=(_EDGE,),
         ),
     ),
+    "induced": with_sampler(PLAN, subgraph_type="induced"),
     "anchors": replace(
         PLAN,
         sampler=ABLPPlan(supervision=(_EDGE,), hops=_HOPS, max_labels=4, random_negatives=9, exclude=True),

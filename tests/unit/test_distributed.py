@@ -32,7 +32,13 @@ from tests.support.stores import random_tables
 if TYPE_CHECKING:
     from gigl_loader.arrays import BoolArray
     from gigl_loader.sampling.source import BatchSampler
-    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest, Neighbors
+    from gigl_loader.sampling.store import (
+        EdgeRequest,
+        FeatureRequest,
+        InducedRequest,
+        NeighborRequest,
+        Neighbors,
+    )
 
 
 class Lopsided:
@@ -73,6 +79,9 @@ class Elsewhere:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         return self.store.sample(ask)
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        return self.store.induced(ask)
 
     def contains(self, ask: EdgeRequest) -> BoolArray:
         raise AssertionError("nobody asks for edges here")
@@ -116,9 +125,11 @@ def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -
 
 
 _VARIANTS = [
-    {"replace": replace, "disjoint": disjoint, "labor": labor}
+    {"replace": replace, "disjoint": disjoint, "labor": labor, "subgraph_type": subgraph_type}
     for replace, disjoint, labor in product([False, True], repeat=3)
+    for subgraph_type in ("directional", "induced")
     if not labor or not (replace or disjoint)
+    if not disjoint or subgraph_type == "directional"
 ]
 
 
@@ -156,6 +167,7 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
         replace=case["replace"],
         disjoint=case["disjoint"],
         labor=case["labor"],
+        subgraph_type=case["subgraph_type"],
         with_edge=case["with_edge"],
         **columns,
     )
@@ -184,6 +196,9 @@ def _check_oracle(
         labor=case["labor"],
         trees=[range(len(seeds))] if case["disjoint"] else None,
     )
+    if case["subgraph_type"] == "induced":
+        edges = random_tables(sparse=case["sparse"])[1]
+        oracle.induce(expected, edges, fanouts=case["fanouts"], edge_dir=case["edge_dir"])
     for node_type, nodes in expected.nodes.items():
         if case["disjoint"]:
             assert layout.view(buffer, f"node/{node_type}/tree").tolist() == expected.trees[node_type]
@@ -263,6 +278,9 @@ class Liar(Elsewhere):
     def sample(self, ask: NeighborRequest) -> Neighbors:
         return self.change(super().sample(ask))  # type: ignore[no-any-return]
 
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        return self.change(super().induced(ask))  # type: ignore[no-any-return]
+
 
 def _minus_one(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.full_like(array, -1)
@@ -281,10 +299,23 @@ def _minus_one(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     ],
 )
 def test_an_answer_that_cannot_be_is_refused_and_the_next_batch_is_right(change: Any, rule: str) -> None:
+    _check_liar(_plan("item", dict.fromkeys(EDGE_TYPES, (5, 5))), change, rule)
+
+
+def test_induced_edges_of_nodes_that_the_batch_lacks_are_refused() -> None:
+    plan = _plan("item", dict.fromkeys(EDGE_TYPES, (2,)), subgraph_type="induced")
+    _check_liar(plan, lambda found: replace(found, positions=found.positions * 0 + 69), "does not have")
+
+
+def _check_liar(plan: BatchPlan, change: Any, rule: str) -> None:
     graph = _graph(2, "range", "in", sparse=False)
-    plan = _plan("item", dict.fromkeys(EDGE_TYPES, (5, 5)))
     truth = {"active": True}
-    liar = Liar(LocalStore(graph, 1), [], lambda found: change(found) if truth["active"] else found)
+
+    def answer(found: Neighbors) -> Neighbors:
+        drawn = found.slots is None  # Of hops whose edges are not kept.
+        return change(found) if truth["active"] and not drawn else found
+
+    liar = Liar(LocalStore(graph, 1), [], answer)
     request = _request(graph, "item", list(range(50)))
     with closing(PartitionedStore(graph.schema, local={0: LocalStore(graph, 0)}, remote={1: liar})) as store:
         sampler = plan.open(graph, store)

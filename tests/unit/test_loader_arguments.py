@@ -333,6 +333,7 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "time_attr": None,
         "input_time": None,
         "temporal_strategy": "uniform",
+        "subgraph_type": "directional",
         "sampler_options": KHopNeighborSamplerOptions(),
         "transform": None,
         "in_order": True,

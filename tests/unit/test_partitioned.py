@@ -20,6 +20,7 @@ from gigl_loader.sampling.store import (
     DrawRule,
     EdgeRequest,
     FeatureRequest,
+    InducedRequest,
     NeighborRequest,
     Neighbors,
     WireCounts,
@@ -63,6 +64,9 @@ class Told:
         self.first()
         self.finished.append(threading.current_thread().name)
         return self.store.sample(ask)
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        raise AssertionError("nobody asks for induced edges here")
 
     def contains(self, ask: EdgeRequest) -> BoolArray:
         raise AssertionError("nobody asks for edges here")

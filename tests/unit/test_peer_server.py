@@ -28,7 +28,7 @@ from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.remote_store import fetch_split
 from gigl_loader.rpc.requests import Envelope, encode, encode_ping
-from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import DrawRule, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import flight as data_port
 from gigl_server.ports.queries import Queries
@@ -294,6 +294,38 @@ def test_an_ask_that_is_too_large_is_answered_in_parts(
     monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 2)
     with pytest.raises(SamplingError, match=r"\d+ edges of 1 nodes; .* of one node: set a fanout$"):
         store.sample(given)
+    store.close()
+
+
+def test_induced_edges_come_in_parts_where_a_reply_cannot_hold_them_and_rows_once(
+    graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = remote_store(graph, endpoint)
+    drawn = ask()
+    nodes = np.arange(graph.schema.nodes[graph.schema.neighbor_type(drawn.edge_type)].count)
+    given = InducedRequest(
+        edge_type=drawn.edge_type,
+        targets=np.unique(drawn.targets),
+        nodes=nodes,
+        with_edge_ids=True,
+        with_slots=True,
+    )
+    whole = store.induced(given)
+    assert store.wire().calls == 1
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 40)
+    cut = store.induced(given)
+    assert store.wire().calls > 6
+    for name in ("counts", "positions", "edge_ids", "slots"):
+        assert np.array_equal(getattr(cut, name), getattr(whole, name))
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 2)
+    with pytest.raises(SamplingError, match=r"of one node: ask for fewer nodes$"):
+        store.induced(given)
+    repeated = replace(given, targets=np.resize(given.targets, 100 * len(given.targets)))
+    with pytest.raises(ValueError, match="comes twice"):
+        store.induced(repeated)
+    monkeypatch.setattr("gigl_loader.rpc.remote_store.MAX_INDUCED_NODES", 3)
+    with pytest.raises(SamplingError, match="partitions elsewhere take at most 3"):
+        store.induced(given)
     store.close()
 
 

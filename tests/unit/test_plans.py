@@ -140,6 +140,22 @@ def test_differences_name_the_fields_with_both_values() -> None:
     assert differences(PLAN.to_json(), other.to_json()) == text
 
 
+def test_types_of_subgraphs_are_written_unless_they_are_the_default() -> None:
+    assert "subgraph_type" not in PLAN.to_json()
+    assert "subgraph_type" not in LINKS.to_json()
+    induced = with_sampler(PLAN, subgraph_type="induced")
+    assert read_plan(induced.to_json(), SCHEMA) == induced
+    for value, message in (
+        ("both", "must be one of directional, bidirectional, induced, got 'both'"),
+        (1, "subgraph_type is a text, got 1"),
+        ("bidirectional", "need the edge type .*rev_likes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_plan(json.dumps({**document(), "subgraph_type": value}), SCHEMA)
+    with pytest.raises(ValueError, match="leave disjoint out"):
+        read_plan(json.dumps({**json.loads(induced.to_json()), "disjoint": True}), SCHEMA)
+
+
 def test_a_plan_of_links_is_read_as_it_was_written() -> None:
     assert read_plan(LINKS.to_json(), SCHEMA) == LINKS
     bare = with_sampler(LINKS, negatives=None, excluded=(), excluded_reverse=())

@@ -18,7 +18,7 @@ from tests.support.stores import store_graphs
 if TYPE_CHECKING:
     from gigl_loader.arrays import BoolArray
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.sampling.store import EdgeRequest, NeighborRequest, Neighbors
+    from gigl_loader.sampling.store import EdgeRequest, InducedRequest, NeighborRequest, Neighbors
 
 ITEM_BYTES = 16 * 4 + 8 + 1  # x, y and flag
 
@@ -33,6 +33,9 @@ class CountingStore:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         return self._inner.sample(ask)
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        raise AssertionError("nobody asks for induced edges here")
 
     def contains(self, ask: EdgeRequest) -> BoolArray:
         raise AssertionError("nobody asks for edges here")

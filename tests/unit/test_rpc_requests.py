@@ -21,7 +21,13 @@ from gigl_loader.rpc.requests import (
     encode_ping,
     parse,
 )
-from gigl_loader.sampling.store import DrawRule, EdgeRequest, FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import (
+    DrawRule,
+    EdgeRequest,
+    FeatureRequest,
+    InducedRequest,
+    NeighborRequest,
+)
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -70,6 +76,13 @@ LABOR = replace(ASK, rule=DrawRule(fanout=3, labor=True))
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
 EDGES = EdgeRequest(edge_type=LIKES, targets=np.array([6, 9]), neighbors=np.array([8, 0]))
+INDUCED = InducedRequest(
+    edge_type=LIKES,
+    targets=np.array([9, 6]),
+    nodes=np.array([0, 3, 8]),
+    with_edge_ids=False,
+    with_slots=True,
+)
 LIST = EdgeListRequest(edge_type=LIKES, first=3, count=20)
 
 
@@ -95,6 +108,14 @@ def pairs(targets: list[int], neighbors: list[int]) -> bytes:
     return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
 
 
+def among(nodes: list[int], rows: tuple[int, ...] = (0, 1), **changes: str) -> bytes:
+    """Return a request for induced edges with these arrays."""
+    metadata = Layout.parse(np.frombuffer(encode(ENVELOPE, INDUCED, SCHEMA), np.uint8)).metadata
+    arrays = {"rows": np.array(rows, I32), "nodes": np.array(nodes, I32)}
+    layout = Layout.plan({name: spec_of(array) for name, array in arrays.items()}, {**metadata, **changes})
+    return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
+
+
 def in_trees(rows: list[int], trees: list[int], tree_times: list[int] | None = None) -> bytes:
     """Return a request for neighbours in a disjoint batch with these arrays."""
     asked = DISJOINT if tree_times is None else TIMED
@@ -116,14 +137,7 @@ def same(left: object, right: object) -> bool:
 @pytest.mark.parametrize(
     "request_",
     [
-        ASK,
-        DISJOINT,
-        TIMED,
-        LABOR,
-        ROWS,
-        EDGE_ROWS,
-        EDGES,
-        LIST,
+        *(ASK, DISJOINT, TIMED, LABOR, INDUCED, ROWS, EDGE_ROWS, EDGES, LIST),
         SplitRequest(node_type="item", split="train"),
     ],
     ids=[
@@ -131,6 +145,7 @@ def same(left: object, right: object) -> bool:
         "neighbors in trees",
         "neighbors in time",
         "labor",
+        "induced",
         "rows of nodes",
         "rows of edges",
         "contains",
@@ -275,6 +290,15 @@ I32, I64 = np.int32, np.int64
         (pairs([0, 1], [0, 9]), RefusalKind.INVALID, "neighbors 0 to 9 lie outside of 9 nodes"),
         (pairs([0, 1], [-1, 0]), RefusalKind.INVALID, "neighbors -1 to 0 lie outside of 9 nodes"),
         (pairs([0, 1], [0]), RefusalKind.MALFORMED, "1 neighbors of 2 targets"),
+        (among([0, 3, 3]), RefusalKind.MALFORMED, "nodes do not ascend"),
+        (among([3, 0]), RefusalKind.MALFORMED, "nodes do not ascend"),
+        (among([-1, 0]), RefusalKind.INVALID, "nodes -1 to 0 lie outside of 9 nodes"),
+        (among([0, 9]), RefusalKind.INVALID, "nodes 0 to 9 lie outside of 9 nodes"),
+        (among([0], (4,)), RefusalKind.INVALID, "rows 4 to 4 lie outside a partition of 4"),
+        (among([0], flags='["replace"]'), RefusalKind.MALFORMED, "flags .* are not among"),
+        (among([0], edge_type='["a", "b", "c"]'), RefusalKind.INVALID, "no edge type"),
+        (among([0], weight="w"), RefusalKind.INVALID, "no weight column 'w'"),
+        (among([0], fanout="3"), RefusalKind.MALFORMED, "unknown entry 'fanout'"),
         (edited(L, {"first": "31"}), RefusalKind.MALFORMED, r"first 31 does not lie in \[0, 31\)"),
         (edited(L, {"count": "-1"}), RefusalKind.MALFORMED, "count -1 does not lie in"),
         (edited(L, {"count": str(2**40)}), RefusalKind.TOO_LARGE, "at most 1048576 are listed"),
@@ -287,6 +311,12 @@ def test_every_broken_rule_is_refused(request_: bytes, kind: RefusalKind, messag
     with pytest.raises(Refusal, match=message) as raised:
         read(request_)
     assert raised.value.kind is kind
+
+
+def test_sets_of_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_INDUCED_NODES", 2)
+    with pytest.raises(Refusal, match="a set of 3 nodes; at most 2 are read"):
+        read(among([0, 1, 2]))
 
 
 def test_large_requests_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:

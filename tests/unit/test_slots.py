@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 
 import numpy as np
@@ -106,3 +107,35 @@ def test_what_a_dead_process_took_is_returned() -> None:
     assert pool.is_lent(1)
     del array
     assert not pool.is_lent(1)
+
+
+def test_interrupts_lose_no_slot() -> None:
+    """Ctrl-C at any moment, some hundred times: each slot that was lent comes back."""
+    pool = pool_of(1)
+    armed = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if armed.is_set():
+            armed.clear()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)
+    try:
+        for _ in range(100):
+            array = None
+            try:
+                armed.set()
+                while armed.is_set():
+                    if pool.take() is not None:
+                        array = pool.lend(0, 8)
+                    del array
+                    array = None
+            except KeyboardInterrupt:
+                pass
+            del array
+            assert pool.lent == 0
+            pool.give_all(but=set())  # It was taken and not yet lent.
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

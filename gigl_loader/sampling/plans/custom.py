@@ -47,6 +47,8 @@ class CustomSamplerOptions:
             raise ValueError(
                 "time_attr has no meaning for a sampler of one's own: pass what it needs as its arguments"
             )
+        if arguments.subgraph_type != "directional":
+            raise ValueError("subgraph_type has no meaning for a custom sampler: its class returns the edges")
         if arguments.disjoint:
             raise ValueError("disjoint trees have no meaning for a custom sampler")
         if arguments.num_neighbors is not None or arguments.weight_attr is not None:

@@ -43,6 +43,7 @@ class NeighborPlan:
     with_times: bool = False
     """Each seed comes with a time, that of its tree. Without, trees have the times of their seeds."""
     labor: bool = False
+    subgraph_type: str = "directional"
 
     def __post_init__(self) -> None:
         _ = self.hops  # checks the fields
@@ -59,6 +60,7 @@ class NeighborPlan:
             time_attr=self.time_attr,
             last=self.last,
             labor=self.labor,
+            subgraph_type=self.subgraph_type,
         )
 
     @property
@@ -101,6 +103,7 @@ class NeighborPlan:
             last=hops.last,
             with_times=with_times,
             labor=hops.labor,
+            subgraph_type=hops.subgraph_type,
         )
 
 

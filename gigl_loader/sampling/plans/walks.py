@@ -191,6 +191,8 @@ class RandomWalkSamplerOptions:
                 raise ValueError(
                     f"{name} has no meaning for random walks: leave it out (num_neighbors: None)"
                 )
+        if arguments.subgraph_type != "directional":
+            raise ValueError("subgraph_type has no meaning for random walks: leave it out")
         length = whole_number("walk_length", self.walk_length, minimum=1)
         metapath = _metapath(schema, self.metapath)
         path = tuple(metapath[step % len(metapath)] for step in range(min(length, MAX_STEPS + 1)))

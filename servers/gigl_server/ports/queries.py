@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gigl_loader.native import BatchTooLarge
 from gigl_loader.rpc.graph_requests import (
     FindTextsRequest,
     IdsRequest,
@@ -31,7 +32,7 @@ from gigl_loader.rpc.replies import (
 from gigl_loader.rpc.requests import EdgeListRequest, SplitRequest, parse
 from gigl_loader.rpc.texts import text_arrays
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
+from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.ports.byte_semaphore import ByteSemaphore
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
+    from gigl_loader.sampling.store import Neighbors
     from gigl_server.counters import Counters
     from gigl_server.identity import Identity
     from gigl_server.ports.byte_semaphore import Loan
@@ -62,6 +64,7 @@ _TICKET_COPIES = 2  # Of a request while its reply is sent.
 _LISTED_BYTES = 16 << 20  # Of a reply about a node type, with intermediate arrays.
 _TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the reply.
 _EDGE_BYTES = 24  # Position, edge id and slot.
+_NODE_BYTES = 64  # Of a set of nodes: its table, at most 3/4 empty, and its order by node id.
 _EDGE_COPIES = 2  # Of listed edges: as int64, and in the reply.
 
 
@@ -168,9 +171,9 @@ class Queries:
     def _pieces(self, partition: int | None, request: Any) -> list[Bytes]:
         if partition is None:
             return about_graph(self._graph, request)
-        if isinstance(request, NeighborRequest):
+        if isinstance(request, (NeighborRequest, InducedRequest)):
             with self._counters.timed("sampling_s"):
-                return neighbors_document(self._stores[partition].sample(request))
+                return neighbors_document(self._neighbors(partition, request))
         if isinstance(request, EdgeRequest):
             found = self._stores[partition].contains(request)
             return document({"found": found.view(np.uint8)})
@@ -182,6 +185,18 @@ class Queries:
             positions = self._graph.split_part(request.node_type, request.split, partition)
             return split_document(positions)
         return split_document(np.empty(0, np.int64))
+
+    def _neighbors(self, partition: int, request: NeighborRequest | InducedRequest) -> Neighbors:
+        """Return drawn or induced edges. ``Refusal`` where a reply cannot hold them."""
+        if isinstance(request, NeighborRequest):
+            return self._stores[partition].sample(request)
+        try:
+            return self._stores[partition].induced(replace(request, max_edges=MAX_DRAWN_EDGES))
+        except BatchTooLarge:
+            raise Refusal(
+                RefusalKind.TOO_LARGE,
+                f"more than {MAX_DRAWN_EDGES} edges among nodes of a batch; at most so many are sent at once",
+            ) from None
 
     def _most_bytes(self, partition: int | None, request: Request | Inquiry) -> int:
         """Return the maximum size of a reply, including edges of neighbours."""
@@ -196,12 +211,18 @@ class Queries:
             return len(request.targets)
         if isinstance(request, EdgeListRequest):
             return _EDGE_COPIES * _EDGE_BYTES * request.count
-        if isinstance(request, NeighborRequest):
-            return _EDGE_BYTES * self._most_edges(partition, request)
+        if isinstance(request, (NeighborRequest, InducedRequest)):
+            nodes = len(request.nodes) if isinstance(request, InducedRequest) else 0
+            return _EDGE_BYTES * self._most_edges(partition, request) + _NODE_BYTES * nodes
         return 0
 
-    def _most_edges(self, partition: int, request: NeighborRequest) -> int:
-        """Return the maximum number of drawn edges. ``Refusal`` where a reply cannot hold them."""
+    def _most_edges(self, partition: int, request: NeighborRequest | InducedRequest) -> int:
+        """Return the maximum number of edges of a reply. ``Refusal`` where a reply cannot hold them."""
+        if isinstance(request, InducedRequest):
+            edges = int(self._stores[partition].degrees(request).sum())
+            if edges > self._edges[partition](request.edge_type):
+                raise Refusal(RefusalKind.INVALID, "a row of a request for induced edges comes twice")
+            return min(edges, MAX_DRAWN_EDGES)
         rule = request.rule
         if 0 <= rule.most * len(request.targets) <= MAX_DRAWN_EDGES:
             return rule.most * len(request.targets)
