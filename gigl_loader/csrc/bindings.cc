@@ -9,5 +9,6 @@ NB_MODULE(_core, m) {
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);
+  gigl::BindPpr(m);
   gigl::BindTextIndex(m);
 }
