@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         KHopNeighborSamplerOptions as KHopNeighborSamplerOptions,
     )
     from gigl_loader.sampling.plans.neighbor import LaborSamplerOptions as LaborSamplerOptions
+    from gigl_loader.sampling.plans.ppr import PPRSamplerOptions as PPRSamplerOptions
     from gigl_loader.sampling.plans.walks import RandomWalkSamplerOptions as RandomWalkSamplerOptions
     from gigl_loader.shared import SharedTensors as SharedTensors
 
@@ -42,6 +43,7 @@ _HOMES = {
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "LaborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "NegativeSampling": "gigl_loader.loaders.negative_sampling",
+    "PPRSamplerOptions": "gigl_loader.sampling.plans.ppr",
     "RandomWalkSamplerOptions": "gigl_loader.sampling.plans.walks",
     "SamplingError": "gigl_loader.errors",
     "SharedTensors": "gigl_loader.shared",
@@ -65,6 +67,7 @@ __all__ = [
     "KHopNeighborSamplerOptions",
     "LaborSamplerOptions",
     "NegativeSampling",
+    "PPRSamplerOptions",
     "RandomWalkSamplerOptions",
     "SamplingError",
     "SharedTensors",

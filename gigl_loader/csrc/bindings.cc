@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);
+  gigl::BindPpr(m);
   gigl::BindSlots(m);
   gigl::BindTextIndex(m);
 }

@@ -13,12 +13,14 @@ from typing_extensions import Unpack
 from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, sampler_arguments
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
+from gigl_loader.loaders.ppr import attach_ppr
 from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.times import timed_seeds
 from gigl_loader.loaders.walks import attach_walks
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.plans.walks import WalkPlan
 
 if TYPE_CHECKING:
@@ -129,9 +131,11 @@ class DistNeighborLoader(BaseDistLoader):
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         batch = self._collator(tensors)
         plan = self.plan.sampler
-        return (
-            attach_walks(batch, tensors, plan, self.dataset.schema) if isinstance(plan, WalkPlan) else batch
-        )
+        if isinstance(plan, WalkPlan):
+            return attach_walks(batch, tensors, plan, self.dataset.schema)
+        if isinstance(plan, PPRPlan):
+            return attach_ppr(batch, tensors, plan, self.dataset.schema)
+        return batch
 
     @cached_property
     def _collator(self) -> Collator:

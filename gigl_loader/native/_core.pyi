@@ -396,6 +396,95 @@ class BatchBuilder(Batch):
     def begin_induced(self) -> None:
         """Forget the drawn edges, and make all nodes the frontier of a hop that adds no node."""
 
+class PPRRule:
+    """How far personalised PageRank is pushed, and what is kept of it: see ``csrc/ppr.h``."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        eps: float,
+        max_nodes: int,
+        top_up: bool,
+        max_neighbors: int,
+        max_rounds: int,
+    ) -> None: ...
+
+class PPRBatch(Batch):
+    """The distinct seeds of a batch, then the nodes that they keep. It has no edge types."""
+
+    def neighbors(
+        self, node_type: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """Return the neighbours of a type, by seed and descending score: local seeds, local nodes, scores and
+        hops [N]."""
+
+class PPRSampler(PPRBatch):
+    """Pushes over all edge types of a graph. Arguments are those of ``NeighborSampler``.
+
+    Edge types are in ascending order. Not thread-safe: one per thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        adjacencies: Sequence[Adjacency],
+        target_types: Sequence[int],
+        neighbor_types: Sequence[int],
+        addresses: Sequence[int],
+        node_ids: Sequence[Int64Array | None],
+        num_nodes: Sequence[int],
+        seed_type: int,
+        rule: PPRRule,
+    ) -> None: ...
+    def sample(self, seeds: Int64Array, *, max_edges: int = ...) -> None:
+        """Push from these positions of the seed type (duplicates collapse). Results stay until the next call.
+
+        ``BatchTooLarge`` where all pushes together pass more than ``max_edges`` edges, ``RuntimeError`` for
+        damaged lists.
+        """
+
+class PPRBuilder(PPRBatch):
+    """Pushes over lists that lie elsewhere: ``begin``, then ``advance`` until it returns nothing.
+
+    Every entry that ``advance`` returns is to be answered by ``append``, in one or several parts. Batches are
+    those of ``PPRSampler``. Not thread-safe: one per thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_types: Sequence[int],
+        neighbor_types: Sequence[int],
+        node_ids: Sequence[Int64Array | None],
+        num_nodes: Sequence[int],
+        seed_type: int,
+        rule: PPRRule,
+    ) -> None: ...
+    def begin(self, seeds: Int64Array, *, max_edges: int = ...) -> None:
+        """Start over from these positions of the seed type (duplicates collapse)."""
+    @property
+    def room(self) -> int:
+        """Edges that the batch may still take."""
+    def advance(self) -> list[tuple[int, int, Int64Array]]:
+        """Push as far as known lists lead, and return whose lists are needed then.
+
+        Each entry is a node type, a fanout and positions: up to so many neighbours of each, over every edge
+        type whose targets are of the type, drawn without replacement.
+        """
+    def append(
+        self,
+        node_type: int,
+        fanout: int,
+        positions: Int64Array,
+        answers: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]],
+    ) -> None:
+        """Add the answer for these positions: counts and neighbours of every edge type, in ascending order.
+
+        ``RuntimeError`` for an answer that cannot be one, ``ValueError`` for what was not asked,
+        ``BatchTooLarge`` beyond ``max_edges``; the batch must then be begun again.
+        """
+
 class TextIndex:
     """Texts numbered from 0, in the order in which they are first seen. See ``csrc/text_index.h``."""
 

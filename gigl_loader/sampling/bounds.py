@@ -53,12 +53,14 @@ class BatchBounds:
             reason=" (half of the memory here)",
         )
 
-    def too_many_edges(self, num_seeds: int) -> TooManyEdges:
-        """Return the error for a batch of more edges."""
+    def too_many_edges(
+        self, num_seeds: int, *, advice: str = "fewer seeds a batch or smaller num_neighbors"
+    ) -> TooManyEdges:
+        """Return the error for a batch of more edges. ``advice``: what to ask for instead."""
         return TooManyEdges(
             f"a batch of {num_seeds:,} seeds has more than {self.edges:,} edges, which would take "
             f"more than {_size(self.edges * SCRATCH_BYTES_PER_EDGE)}{self.reason}: "
-            "ask for fewer seeds a batch or smaller num_neighbors"
+            f"ask for {advice}"
         )
 
     def check_frame(self, nbytes: int, num_seeds: int) -> None:

@@ -30,7 +30,7 @@ from tests.support.sources import (
 
 WORKER_KINDS = [
     *(SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(2, "fork")),
-    *(SourceKind(workers, plan=plan) for plan in ("links", "anchors") for workers in (0, 2)),
+    *(SourceKind(workers, plan=plan) for plan in ("links", "anchors", "ppr") for workers in (0, 2)),
     SourceKind(2, plan="induced"),
 ]
 Kind: TypeAlias = SourceKind | RemoteKind

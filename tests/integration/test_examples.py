@@ -41,7 +41,7 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("name", "least"), [("homogeneous", 70.0), ("heterogeneous", 70.0)])
+@pytest.mark.parametrize(("name", "least"), [("homogeneous", 70.0), ("heterogeneous", 70.0), ("ppr", 75.0)])
 def test_a_training_script_learns(name: str, least: float, tmp_path: Path) -> None:
     output = run(str(ROOT / "examples" / f"{name}.py"), "4", cwd=tmp_path)
     accuracies = [float(found) for found in re.findall(r"test accuracy ([\d.]+)%", output)]

@@ -19,6 +19,7 @@ from gigl_loader import (
     DistNeighborLoader,
     LaborSamplerOptions,
     NegativeSampling,
+    PPRSamplerOptions,
     RandomWalkSamplerOptions,
 )
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeSplits
@@ -195,6 +196,12 @@ KINDS = {
         {"walks": {"walk_length": 4, "walks_per_seed": 6, "top_k": 2}},
         "top_k is 2 here, 3 in the state",
         _walks,
+    ),
+    "ppr": Kind(
+        None,
+        {"sampler_options": PPRSamplerOptions(num_neighbors_per_hop=5)},
+        {"sampler_options": PPRSamplerOptions(eps=1e-3, num_neighbors_per_hop=5)},
+        "eps is 0.001 here, 0.0001 in the state",
     ),
     "custom": Kind(
         None,

@@ -17,6 +17,7 @@ from gigl_loader.sampling.negatives import Negatives
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan
+from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
@@ -58,6 +59,18 @@ PLANS: dict[str, BatchPlan] = {
     "anchors": replace(
         PLAN,
         sampler=ABLPPlan(supervision=(_EDGE,), hops=_HOPS, max_labels=4, random_negatives=9, exclude=True),
+    ),
+    "ppr": replace(
+        PLAN,
+        sampler=PPRPlan(
+            seed_type="node",
+            alpha=0.25,
+            eps=1e-3,
+            max_ppr_nodes=20,
+            enable_residual_topup=True,
+            num_neighbors_per_hop=8,
+            max_fetch_iterations=None,
+        ),
     ),
 }
 """By kind of input. Batches have their numbers, whatever the kind."""

@@ -16,6 +16,7 @@ from gigl_loader.sampling.plan_fields import differences
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan
+from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.plans.walks import WalkPlan
 from tests.support.plans import neighbor_plan, with_sampler
 from tests.support.stores import store_graphs
@@ -63,6 +64,19 @@ ANCHORS = BatchPlan(
 WALKS = BatchPlan(
     sampler=WalkPlan(
         seed_type="user", path=(("user", "trusts", "user"),) * 3, walks_per_seed=2, p=0.5, q=2.0
+    ),
+    run_seed=3,
+)
+
+PPR = BatchPlan(
+    sampler=PPRPlan(
+        seed_type="user",
+        alpha=0.5,
+        eps=1e-4,
+        max_ppr_nodes=50,
+        enable_residual_topup=True,
+        num_neighbors_per_hop=1000,
+        max_fetch_iterations=None,
     ),
     run_seed=3,
 )
@@ -243,3 +257,35 @@ def test_a_plan_of_walks_is_read_as_it_was_written() -> None:
 def test_each_rule_of_walks_is_named(field: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_plan(json.dumps({**json.loads(WALKS.to_json()), field: value}), SCHEMA)
+
+
+def test_a_plan_of_pagerank_is_read_as_it_was_written() -> None:
+    assert read_plan(PPR.to_json(), SCHEMA) == PPR
+    short = with_sampler(PPR, max_fetch_iterations=2, enable_residual_topup=False)
+    assert read_plan(short.to_json(), SCHEMA) == short
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("seed_type", "tag", "no node type 'tag'"),
+        ("alpha", 1.0, "alpha must lie in"),
+        ("alpha", 0.0, "alpha must lie in"),
+        ("alpha", float("nan"), "alpha must lie in"),
+        ("alpha", "0.5", "alpha and eps are numbers"),
+        ("alpha", 10**400, "alpha and eps are numbers"),
+        ("eps", 1e-10, "eps must lie in"),
+        ("eps", float("inf"), "eps must lie in"),
+        ("eps", True, "alpha and eps are numbers"),
+        ("max_ppr_nodes", 0, "max_ppr_nodes must lie in"),
+        ("max_ppr_nodes", 2**31, "max_ppr_nodes must lie in"),
+        ("enable_residual_topup", 1, "enable_residual_topup is true or false, got 1"),
+        ("num_neighbors_per_hop", -1, "num_neighbors_per_hop must lie in"),
+        ("num_neighbors_per_hop", 2**31, "num_neighbors_per_hop must lie in"),
+        ("max_fetch_iterations", 0, "max_fetch_iterations must lie in"),
+        ("max_fetch_iterations", 1.0, "max_fetch_iterations is a whole number or null"),
+    ],
+)
+def test_each_rule_of_pagerank_is_named(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_plan(json.dumps({**json.loads(PPR.to_json()), field: value}), SCHEMA)

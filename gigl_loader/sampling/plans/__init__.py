@@ -10,6 +10,7 @@ from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.custom import CustomPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
+from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.plans.walks import WalkPlan
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "read_plan"]
 
 KINDS: Mapping[str, type[SamplerPlan]] = {
-    each.kind: each for each in (NeighborPlan, LinkPlan, ABLPPlan, WalkPlan, CustomPlan)
+    each.kind: each for each in (NeighborPlan, LinkPlan, ABLPPlan, WalkPlan, PPRPlan, CustomPlan)
 }
 
 

@@ -1,0 +1,325 @@
+"""Personalised PageRank: against the oracle, against exact scores, and what batches have of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from sklearn.neighbors import NearestNeighbors
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader import (
+    DistABLPLoader,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    PPRSamplerOptions,
+)
+from gigl_loader.graph.folder import MemoryFolder
+from gigl_loader.graph.graph import Graph
+from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.sampling.bounds import BatchBounds, TooManyEdges
+from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerArguments
+from tests.support.plans import seed_request
+from tests.support.ppr_oracle import exact_pagerank, lists_of_edges, push
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, weighted
+
+if TYPE_CHECKING:
+    from tests.support.oracle import EdgeType
+
+OPTIONS: dict[str, Any] = {"num_workers": 0, "device": "cpu", "seed": 5}
+EDGE = ("node", "to", "node")
+TYPES = (("a", "x", "a"), ("a", "y", "b"), ("b", "x", "a"), ("b", "z", "c"))
+COUNTS = {"a": 9, "b": 7, "c": 4}
+
+
+def first(dataset: DistDataset, nodes: Any, options: PPRSamplerOptions, **more: Any) -> Any:
+    given_options = {**OPTIONS, "batch_size": 1000, **more}
+    with DistNeighborLoader(dataset, None, nodes, sampler_options=options, **given_options) as loader:
+        return next(iter(loader))
+
+
+def neighbors_of(
+    batch: Any, seed_type: str = "node"
+) -> dict[int, list[tuple[tuple[str, int], float, float]]]:
+    """Return the neighbours of each seed id, in one order over all types: node, score, closeness."""
+    found = defaultdict(list)
+    stores = (
+        [(seed_type, batch)]
+        if isinstance(batch, Data)
+        else [(kind[2], batch[kind]) for kind in batch.edge_types]
+    )
+    for node_type, store in stores:
+        seeds, nodes = (batch, batch) if isinstance(batch, Data) else (batch[seed_type], batch[node_type])
+        listed = zip(*store.edge_index.tolist(), *store.edge_attr.T.tolist(), strict=True)
+        for seed, node, score, closeness in listed:
+            found[int(seeds.n_id[seed])].append(((node_type, int(nodes.n_id[node])), score, closeness))
+    return found
+
+
+def graph_with(edges: dict[EdgeType, list[tuple[int, int]]]) -> HeteroData:
+    data = HeteroData()
+    for node_type, count in COUNTS.items():
+        data[node_type].num_nodes = count
+    for edge_type, pairs in edges.items():
+        data[edge_type].edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    return data
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    edges = {
+        each: draw(
+            st.lists(
+                st.tuples(st.integers(0, COUNTS[each[0]] - 1), st.integers(0, COUNTS[each[2]] - 1)),
+                max_size=40,
+            )
+        )
+        for each in TYPES
+    }
+    seed_type = draw(st.sampled_from(sorted(COUNTS)))
+    return {
+        "edges": edges,
+        "edge_dir": draw(st.sampled_from(["in", "out"])),
+        "partitions": draw(st.integers(1, 3)),
+        "assigner": draw(st.sampled_from(["range", "hash"])),
+        "seed_type": seed_type,
+        "seeds": draw(st.lists(st.integers(0, COUNTS[seed_type] - 1), min_size=1, max_size=5)),
+        "options": PPRSamplerOptions(
+            alpha=draw(st.sampled_from([0.05, 0.25, 0.5, 0.9])),
+            eps=draw(st.sampled_from([1e-4, 1e-3, 1e-2, 0.1])),
+            max_ppr_nodes=draw(st.sampled_from([1, 3, 8, 50])),
+            enable_residual_topup=draw(st.booleans()),
+            num_neighbors_per_hop=draw(st.sampled_from([1, 3, 7, 1000])),
+            max_fetch_iterations=draw(st.sampled_from([None, None, 1, 2, 3])),
+        ),
+    }
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_neighbours_are_those_of_the_oracle(case: dict[str, Any]) -> None:
+    """In one native pass, and round by round over partitions: frames are equal byte for byte."""
+    options, seed_type, seeds = case["options"], case["seed_type"], case["seeds"]
+    folder = MemoryFolder()
+    build_graph(
+        tables_from_pyg(graph_with(case["edges"])),
+        folder,
+        num_partitions=case["partitions"],
+        assigner=case["assigner"],
+        edge_dir=case["edge_dir"],
+    )
+    graph = Graph.open(folder)
+    plan = BatchPlan(sampler=options.plan(graph.schema, seed_type, SamplerArguments()), run_seed=5)
+    frames = []
+    with closing(PartitionedStore.whole(graph)) as store:
+        for sampler in (plan.open(graph), plan.open(graph, store)):
+            for _ in range(2):  # In the same memory.
+                sampled = sampler.sample(seed_request(0, 0, graph.positions(seed_type, np.array(seeds))))
+                buffer = np.zeros(sampled.layout.nbytes, np.uint8)
+                sampled.write(buffer)
+                frames.append(buffer.tobytes())
+    assert len(set(frames)) == 1
+
+    batch = first(DistDataset(graph), (seed_type, torch.tensor(seeds)), options)
+    found = neighbors_of(batch, seed_type)
+    lists = lists_of_edges(case["edges"], case["edge_dir"])
+    for seed in seeds:
+        pushed = push(
+            lists,
+            (seed_type, seed),
+            alpha=options.alpha,
+            eps=options.eps,
+            max_neighbors=options.num_neighbors_per_hop,
+            max_rounds=options.max_fetch_iterations,
+        )
+        assert pushed.passed <= 1 / (options.alpha * options.eps) + 160
+        kept = pushed.kept(options.max_ppr_nodes, top_up=options.enable_residual_topup)
+        by_type = sorted(kept, key=lambda each: each[0][0])  # Stable: scores stay in order.
+        assert found[seed] == [
+            (node, float(score), float(np.float32(1) / np.float32(1 + hop))) for node, score, hop in by_type
+        ]
+    assert batch[seed_type].n_id[: len(set(seeds))].tolist() == list(dict.fromkeys(seeds))
+
+
+def preferential() -> Data:
+    """A graph with hubs: each node joins three that are there, in proportion to their degrees."""
+    random, ends, pairs = np.random.default_rng(2), [0, 1, 1, 2, 2, 0], {(0, 1), (1, 2), (0, 2)}
+    for node in range(3, 150):
+        for other in set(random.choice(ends, 3).tolist()):
+            pairs.add((other, node))
+            ends += [other, node]
+    edges = torch.tensor(sorted(pairs)).t()
+    return Data(edge_index=torch.cat([edges, edges.flip(0)], dim=1), num_nodes=150)
+
+
+def digits() -> Data:
+    """The digits of scikit-learn, joined with their nearest neighbours in both directions."""
+    pixels, _ = load_digits(return_X_y=True)
+    pixels = pixels[:400]
+    _, near = NearestNeighbors(n_neighbors=6).fit(pixels).kneighbors(pixels)
+    pairs = {(node, int(each)) for node, row in enumerate(near) for each in row[1:]}
+    pairs |= {(there, here) for here, there in pairs}
+    return Data(edge_index=torch.tensor(sorted(pairs)).t(), num_nodes=len(pixels))
+
+
+@pytest.mark.parametrize("make", [preferential, digits])
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+@pytest.mark.parametrize(("alpha", "eps"), [(0.5, 1e-4), (0.15, 1e-3), (0.85, 1e-2)])
+def test_scores_are_below_exact_ones_by_less_than_eps_times_the_degree(
+    make: Any, edge_dir: Literal["in", "out"], alpha: float, eps: float
+) -> None:
+    data = make()
+    dense = np.zeros((data.num_nodes, data.num_nodes))
+    np.add.at(dense, tuple(data.edge_index.numpy()), 1.0)
+    degrees = dense.sum(axis=1)
+    seeds = [0, 5, 33, 5]
+    options = PPRSamplerOptions(alpha, eps, max_ppr_nodes=1000, enable_residual_topup=False)
+    batch = first(
+        DistDataset.from_pyg(data, num_partitions=2, edge_dir=edge_dir), torch.tensor(seeds), options
+    )
+    topped = neighbors_of(
+        first(DistDataset.from_pyg(data), torch.tensor(seeds), PPRSamplerOptions(alpha, eps))
+    )
+    for seed, listed in neighbors_of(batch).items():
+        exact = exact_pagerank(dense / degrees[:, None], seed, alpha)
+        scores = np.zeros(len(exact))
+        for (_, node), score, _ in listed:
+            scores[node] = score
+        assert (scores <= exact + 1e-15).all()
+        assert (exact - scores <= eps * degrees + 1e-7).all()
+        assert listed[0][0][1] == seed or alpha < 0.5
+        for (_, node), score, _ in topped[seed]:
+            assert scores[node] <= score <= exact[node] + 1e-15
+
+
+def test_examples_of_types_are_taken_together_and_returned_apart() -> None:
+    dataset = DistDataset.from_pyg(heterogeneous(), num_partitions=3, assigner="hash")
+    batch = first(dataset, ("item", torch.arange(20)), PPRSamplerOptions(max_ppr_nodes=12))
+    assert batch.edge_types == [("item", "ppr", each) for each in ("item", "tag", "user")]
+    counts = torch.zeros(20, dtype=torch.int64)
+    for edge_type in batch.edge_types:
+        store = batch[edge_type]
+        assert store.edge_index.dtype == torch.int64
+        assert store.edge_attr.dtype == torch.float32
+        assert store.edge_attr.shape == (store.edge_index.shape[1], 2)
+        seeds = store.edge_index[0]
+        assert (seeds.diff() >= 0).all()
+        same = seeds.diff() == 0
+        assert (store.edge_attr[:, 0].diff()[same] <= 0).all()
+        counts += torch.bincount(seeds, minlength=20)
+    assert counts.max() == 12
+    assert batch["item"].batch_size == 20
+    assert batch["user"].x.shape == (batch["user"].num_nodes, 4)
+    assert "num_sampled_edges" not in batch
+
+
+def test_ties_are_in_ascending_order_of_node_id() -> None:
+    """Also where nodes with equal scores are too many for the places that are left."""
+    ids = torch.tensor([[0, 7], [0, 3], [0, 9], [0, 1]]).t()
+    data = Data(edge_index=torch.cat([ids, ids.flip(0)], dim=1), num_nodes=10)
+    cuts: list[tuple[int, Literal["range", "hash"]]] = [(1, "range"), (3, "hash")]
+    for partitions, assigner in cuts:
+        dataset = DistDataset.from_pyg(data, num_partitions=partitions, assigner=assigner)
+        for top_up in (True, False):
+            options = PPRSamplerOptions(max_ppr_nodes=4, enable_residual_topup=top_up)
+            [listed] = neighbors_of(first(dataset, torch.tensor([0]), options)).values()
+            assert [node for (_, node), _, _ in listed] == [0, 1, 3, 7]
+
+
+def test_a_node_without_neighbours_has_itself_alone() -> None:
+    data = HeteroData()
+    data["a"].num_nodes = 3
+    data["a", "to", "a"].edge_index = torch.empty((2, 0), dtype=torch.int64)
+    batch = first(DistDataset.from_pyg(data), ("a", None), PPRSamplerOptions(alpha=0.25))
+    store = batch["a", "ppr", "a"]
+    assert store.edge_index.tolist() == [[0, 1, 2]] * 2
+    assert store.edge_attr.tolist() == [[0.25, 1.0]] * 3
+    nothing = Data(x=torch.zeros(2, 1), edge_index=torch.empty((2, 0), dtype=torch.int64))
+    assert first(DistDataset.from_pyg(nothing), None, PPRSamplerOptions()).edge_index.tolist() == [[0, 1]] * 2
+
+
+def test_the_epoch_and_the_other_seeds_change_nothing() -> None:
+    """Also where lists are cut."""
+    dataset = DistDataset.from_pyg(homogeneous(), num_partitions=3, assigner="hash")
+    options = PPRSamplerOptions(num_neighbors_per_hop=2)
+    alone = neighbors_of(first(dataset, torch.tensor([7]), options, seed=1))
+    given_options = {**OPTIONS, "batch_size": 300, "shuffle": True}
+    with DistNeighborLoader(dataset, None, sampler_options=options, **given_options) as loader:
+        epochs = [neighbors_of(batch) for _ in range(2) for batch in loader]
+    assert [each[7] for each in epochs] == [alone[7]] * 2
+    assert epochs[0] == epochs[1]
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_batch_beyond_its_bounds_is_refused_by_name(stepped: bool) -> None:
+    graph = graph_of(homogeneous())
+    options = PPRSamplerOptions(alpha=0.01, eps=1e-7)
+    plan = BatchPlan(
+        sampler=options.plan(graph.schema, "node", SamplerArguments()), run_seed=5, columns=ColumnPlan()
+    )
+    request = seed_request(0, 0, np.arange(100))
+    with closing(PartitionedStore.whole(graph)) as store:
+        bounds = BatchBounds(edges=100_000, nbytes=1 << 30)
+        sampler = plan.open(graph, store if stepped else None, bounds=bounds)
+        with pytest.raises(TooManyEdges, match="fewer seeds a batch or a larger eps"):
+            sampler.sample(request)
+        assert sampler.scratch_bytes < 20 << 20
+        few = plan.open(graph, store if stepped else None, bounds=BatchBounds(edges=1599, nbytes=1 << 30))
+        with pytest.raises(TooManyEdges, match="more than 1,599 edges"):
+            few.sample(request)
+        few.sample(seed_request(0, 0, np.arange(270, 300)))  # Nodes without edges; the sampler goes on.
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"alpha": 0.0}, ValueError, r"alpha must lie in \(0, 1\), got 0.0"),
+        ({"alpha": 1}, ValueError, r"alpha must lie in \(0, 1\), got 1"),
+        ({"alpha": float("nan")}, ValueError, "alpha must lie in"),
+        ({"alpha": "0.5"}, TypeError, "alpha must be a number, got '0.5'"),
+        ({"eps": 0.0}, ValueError, r"eps must lie in \[1e-09, 1\), got 0.0"),
+        ({"eps": 1e-10}, ValueError, "eps must lie in"),
+        ({"eps": 1.0}, ValueError, "eps must lie in"),
+        ({"eps": None}, TypeError, "eps must be a number"),
+        ({"max_ppr_nodes": 0}, ValueError, "max_ppr_nodes must be at least 1, got 0"),
+        ({"max_ppr_nodes": 2**31}, ValueError, "max_ppr_nodes must lie in"),
+        ({"max_ppr_nodes": 1.5}, TypeError, "max_ppr_nodes must be a whole number"),
+        ({"num_neighbors_per_hop": 0}, ValueError, "num_neighbors_per_hop must be at least 1"),
+        ({"num_neighbors_per_hop": None}, TypeError, "num_neighbors_per_hop must be a whole number"),
+        ({"max_fetch_iterations": 0}, ValueError, "max_fetch_iterations must be at least 1"),
+        ({"enable_residual_topup": 1}, TypeError, "enable_residual_topup must be True or False, got 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        PPRSamplerOptions(**options)
+
+
+@pytest.mark.parametrize(
+    "more", [{"disjoint": True}, {"weight_attr": "w"}, {"replace": True}, {"time_attr": "t"}]
+)
+def test_what_has_no_meaning_for_pagerank_is_refused_by_name(more: Any) -> None:
+    dataset = DistDataset.from_pyg(weighted(hetero=False), weight_attr="w")
+    with pytest.raises(ValueError, match=f"{next(iter(more))} has no meaning for personalised PageRank"):
+        first(dataset, None, PPRSamplerOptions(), **more)
+    with pytest.raises(ValueError, match="num_neighbors has no meaning for personalised PageRank"):
+        DistNeighborLoader(dataset, [2], sampler_options=PPRSamplerOptions(), **OPTIONS)
+
+
+def test_links_and_anchors_have_no_pagerank() -> None:
+    dataset = DistDataset.from_pyg(homogeneous())
+    with pytest.raises(ValueError, match="links need KHop"):
+        DistLinkNeighborLoader(dataset, [2], sampler_options=PPRSamplerOptions(), **OPTIONS)
+    with pytest.raises(ValueError, match="labels of anchors need KHop"):
+        DistABLPLoader(
+            dataset, [2], supervision_edge_type=EDGE, sampler_options=PPRSamplerOptions(), **OPTIONS
+        )
