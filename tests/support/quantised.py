@@ -37,5 +37,5 @@ def allowed_error(values: Array, how: Quantization) -> Array:
     """Return by how much each value, float64 [N, E], may be off: half a step, and the rounding to float32."""
     axis = 0 if how.per == "column" else 1
     low, high = values.min(axis=axis, keepdims=True), values.max(axis=axis, keepdims=True)
-    largest = np.maximum(np.abs(low), np.abs(high)).astype(np.float32)
-    return np.broadcast_to((high - low) / how.levels / 2 + np.spacing(largest), values.shape)
+    last_place = np.maximum(np.abs(low), np.abs(high)) * 2.0**-23 + 2.0**-149
+    return np.broadcast_to((high - low) / how.levels / 2 + last_place, values.shape)

@@ -269,6 +269,13 @@ def test_weights_stay_exact() -> None:
         DistDataset.from_pyg(weighted(hetero=False), weight_attr="w", quantize={"w": "int8"})
 
 
+def test_times_stay_exact() -> None:
+    data = homogeneous()
+    data.t = torch.arange(300)
+    with pytest.raises(ValueError, match="column 't' is declared as times, which must be exact"):
+        DistDataset.from_pyg(data, time_attr="t", quantize={"t": "int8"})
+
+
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
