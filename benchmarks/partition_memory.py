@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dim", type=int, default=64, help="float32 features per node")
     parser.add_argument("--edge-dim", type=int, default=0, help="float32 features per edge")
     parser.add_argument("--weight", action="store_true", help="one float32 weight per edge, indexed")
+    parser.add_argument("--quantize", help="how features of nodes are quantised, e.g. uint1:per-row")
     parser.add_argument("--skew", type=float, default=2.0, help="node ids are uniform numbers to this power")
     parser.add_argument("--memory-limit", default="2GB")
     parser.add_argument("--num-partitions", type=int, default=1)
@@ -130,6 +131,7 @@ def _build(inputs: Path, graph: Path, options: argparse.Namespace, bars: Progres
         *("--nodes", str(inputs / "x.npy")),
         *("--num-partitions", str(options.num_partitions), "--assigner", options.assigner),
         *(("--weight", "w") if options.weight else ()),
+        *(("--quantize", f"x={options.quantize}") if options.quantize else ()),
     ]
     limit = parse_bytes(options.memory_limit)
     task = bars.add_task("building", total=None)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "BoolArray", "Bytes", "Float64Array", "Int64Array"]
+__all__ = ["Array", "BoolArray", "Bytes", "Float32Array", "Float64Array", "Int64Array"]
 
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 """Also what memory is cut in: an array of bytes, not ``bytes``."""
+Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]

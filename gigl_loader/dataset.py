@@ -153,6 +153,7 @@ class DistDataset(GraphQueries):
         weight_attr: str | Mapping[EdgeType, str] | None = None,
         time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
         labels: Mapping[EdgeType, Any] | None = None,
+        quantize: Mapping[Any, Any] | None = None,
         shared: bool = True,
         timeout: float = 300.0,
     ) -> DistDataset:
@@ -175,6 +176,12 @@ class DistDataset(GraphQueries):
         ``labels``
             Label sets of ``DistABLPLoader`` by supervision type: node ids [2, P], row 0 the anchors, or a
             pair of positive and negative ones. The type need not be one of the edges.
+        ``quantize``
+            Columns of floats to store, gather and send as codes of a few bits: ``{"x": "int8"}`` for every
+            node and edge type that has ``x``, ``{"paper": {"x": "uint4:per-row"}}`` by type. Kinds are
+            ``int8``, ``uint4``, ``uint2`` and ``uint1``. Codes divide the range of each element of a row over
+            the graph, or of each row with ``:per-row``, in equal steps. Batches have values, off by at most
+            half a step (``dequantize_to`` of loaders).
         ``shared``
             ``False`` builds a graph for this rank alone, whatever other ranks do.
         ``timeout``
@@ -187,7 +194,9 @@ class DistDataset(GraphQueries):
         from gigl_loader.partition import build_graph, tables_from_pyg
 
         def tables() -> GraphTables:
-            return tables_from_pyg(data, weight_attr=weight_attr, time_attr=time_attr, labels=labels)
+            return tables_from_pyg(
+                data, weight_attr=weight_attr, time_attr=time_attr, labels=labels, quantize=quantize
+            )
 
         def build(folder: MemoryFolder) -> None:
             build_graph(tables(), folder, num_partitions=num_partitions, edge_dir=edge_dir, assigner=assigner)

@@ -6,8 +6,9 @@ import json as json_module
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gigl_loader.graph import Column, Graph
+    from gigl_loader.graph.quantization import Quantization
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import EdgeType, NodeType
 
 __all__ = ["inspect"]
 
@@ -49,8 +52,42 @@ def _document(path: Path, graph: Graph, *, verified: bool) -> dict[str, Any]:
         "files": len(graph.manifest.files),
         "build": dict(graph.manifest.build),
         "verified": verified,
+        "quantized": [
+            {
+                "type": each.kind if isinstance(each.kind, str) else list(each.kind),
+                "column": each.name,
+                "as": str(each.how),
+                "bytes": each.nbytes,
+                "saved_bytes": each.saved_bytes,
+            }
+            for each in _quantized(graph.schema)
+        ],
         "schema": graph.schema.to_json(),
     }
+
+
+class _Quantized(NamedTuple):
+    """A quantised column: its bytes over all rows, and those that it takes less than its values would."""
+
+    kind: NodeType | EdgeType
+    name: str
+    how: Quantization
+    source: str
+    nbytes: int
+    saved_bytes: int
+
+
+def _quantized(schema: GraphSchema) -> list[_Quantized]:
+    found = []
+    for kind, columns in schema.columns.items():
+        rows = schema.nodes[kind].count if isinstance(kind, str) else schema.edges[kind].count
+        for name, column in columns.items():
+            if column.quantized is not None:
+                how, source = column.quantized.how, column.quantized.source
+                values = replace(column, dtype=source, quantized=None)
+                nbytes, before = rows * column.row_bytes, rows * values.row_bytes
+                found.append(_Quantized(kind, name, how, source, nbytes, before - nbytes))
+    return found
 
 
 def _show(path: Path, graph: Graph, *, verified: bool) -> None:
@@ -71,6 +108,8 @@ def _show(path: Path, graph: Graph, *, verified: bool) -> None:
     console.print(_node_table(graph))
     if schema.edges:
         console.print(_edge_table(graph))
+    if schema.has_quantized_columns:
+        console.print(_quantized_table(schema))
     if any(edges.splits for edges in schema.edges.values()):
         console.print(_split_table(schema))
     if any(not name[1].endswith("#held") for name in schema.labels):
@@ -119,6 +158,19 @@ def _edge_table(graph: Graph) -> Table:
             f"{edges.count / max(targets, 1):.2f}",
             ", ".join(filter(None, columns)),
         )
+    return table
+
+
+def _quantized_table(schema: GraphSchema) -> Table:
+    from rich.table import Table
+
+    columns = _quantized(schema)
+    names = [each.kind if isinstance(each.kind, str) else ",".join(each.kind) for each in columns]
+    table = Table(_typed("quantised", names), "column", "as", "bytes", "bytes saved")
+    for name, each in zip(names, columns, strict=True):
+        before = each.nbytes + each.saved_bytes
+        share = f" of {before:,} as {each.source} ({each.saved_bytes / max(before, 1):.0%})"
+        table.add_row(name, each.name, str(each.how), f"{each.nbytes:,}", f"{each.saved_bytes:,}{share}")
     return table
 
 
@@ -176,7 +228,8 @@ def _columns(columns: Any) -> str:
     def said(name: str, column: Column) -> str:
         shape = "x".join(map(str, column.shape))
         unit = " (ns since 1970 UTC)" if column.unit == "ns" else ""
-        return f"{name} {column.dtype}" + (f"[{shape}]" if shape else "") + unit
+        kind = column.dtype if column.quantized is None else column.quantized.how.kind
+        return f"{name} {kind}" + (f"[{shape}]" if shape else "") + unit
 
     return ", ".join(said(name, column) for name, column in columns.items())
 

@@ -74,6 +74,12 @@ def partition(
     time: Annotated[
         _Many, typer.Option(help="[TYPE:]COLUMN, of nodes or edges: batches can be drawn in time by it.")
     ] = [],  # noqa: B006
+    quantize: Annotated[
+        _Many,
+        typer.Option(
+            help="[TYPE:]COLUMN=int8|uint4|uint2|uint1[:per-row|:per-column]: store floats in fewer bits."
+        ),
+    ] = [],  # noqa: B006
     labels: Annotated[
         _Many,
         typer.Option(
@@ -118,6 +124,7 @@ def partition(
             ),
             weights=weight,
             times=time,
+            quantize=quantize,
             labels=labels,
             split_nodes=split_nodes,
             split_edges=split_edges,

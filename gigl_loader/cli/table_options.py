@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
+from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
@@ -16,9 +18,17 @@ from gigl_loader.graph.schema import (
 )
 from gigl_loader.partition.csv_format import CsvFormat
 from gigl_loader.partition.labels import label_set
+from gigl_loader.partition.quantize import read_quantize
 from gigl_loader.partition.reverse import reverse_of, with_reverse_edges
 from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files
-from gigl_loader.partition.table import GraphTables, NodeTable, Table, declared, declared_times
+from gigl_loader.partition.table import (
+    GraphTables,
+    NodeTable,
+    Table,
+    declared,
+    declared_times,
+    known_columns,
+)
 from gigl_loader.splits import named_fractions
 
 __all__ = ["TableOptions", "open_tables", "time_columns", "weight_columns"]
@@ -40,6 +50,7 @@ class TableOptions:
     fill: Sequence[str] = ()
     weights: Sequence[str] = ()
     times: Sequence[str] = ()
+    quantize: Sequence[str] = ()
     labels: Sequence[str] = ()
     split_nodes: Sequence[str] = ()
     split_edges: Sequence[str] = ()
@@ -152,14 +163,37 @@ def open_tables(options: TableOptions) -> GraphTables:
     times = time_columns(node_columns, columns, options.times)
     reversed_ = set(added.edges) - set(tables.edges)
     times_first = {kind: names for kind, names in times.items() if kind not in reversed_}
-    tables = replace(tables, weights=declared_first, times=times_first)
+    quantize = _quantize(options.quantize, known_columns(added.nodes, added.edges))
+    quantize_first = {kind: named for kind, named in quantize.items() if kind not in reversed_}
+    tables = replace(tables, weights=declared_first, times=times_first, quantize=quantize_first)
     tables = with_reverse_edges(tables, reverses, undirected=options.undirected)
     return replace(
         tables,
         weights={**weights, **tables.weights},
         times={**times, **tables.times},
+        quantize={
+            kind: {**tables.quantize.get(kind, {}), **quantize.get(kind, {})}
+            for kind in (*tables.quantize, *quantize)
+        },
         message_edges=_message_edges(options.message_edges),
     )
+
+
+def _quantize(
+    options: Sequence[str], known: Mapping[_Key, Mapping[str, object]]
+) -> dict[_Key, dict[str, Quantization]]:
+    """Return how columns are quantised for all ``--quantize [TYPE:]COLUMN=KIND[:per-row|:per-column]``."""
+    wanted: dict[Any, Any] = {}
+    for option in options:
+        left, equals, kind = option.partition("=")
+        scope, colon, name = left.rpartition(":")
+        if not name or not equals:
+            raise ValueError(f"--quantize {option}: write --quantize [TYPE:]COLUMN=KIND, such as x=int8")
+        named = wanted.setdefault(_key(scope), {}) if colon else wanted
+        if name in named:
+            raise ValueError(f"--quantize {option}: column {name!r} is quantised twice")
+        named[name] = kind
+    return read_quantize(wanted, known, "--quantize")
 
 
 def _fractions(options: Sequence[str]) -> dict[NodeType, dict[str, float]]:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "binding.h"
+#include "dequantize.h"
 #include "gather.h"
 #include "routing.h"
 
@@ -115,6 +116,31 @@ void BindExpandEdges(const Array<const int32_t>& rows, const Array<const int64_t
   ExpandEdges(Span(rows), ends, out.data(), out.data() + num_edges);
 }
 
+using Floats = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Scales = std::optional<Array<const double>>;
+
+void BindDequantize(const Rows& packed, int bits, const Scales& scales, const Scales& zero_points, const Floats& out) {
+  Require(bits == 8 || bits == 4 || bits == 2 || bits == 1, "codes have 8, 4, 2 or 1 bits");
+  Require(packed.shape(0) == out.shape(0), "packed and out differ in length");
+  Require(scales.has_value() == zero_points.has_value(), "scales and zero points come together");
+  const int64_t elements = static_cast<int64_t>(out.shape(1));
+  Require(elements <= INT64_MAX / 8 - 8, "rows have too many values");
+  const int64_t code_bytes = (elements * bits + 7) / 8;
+  const int64_t row_bytes = code_bytes + (scales ? 0 : static_cast<int64_t>(2 * sizeof(float)));
+  Require(static_cast<int64_t>(packed.shape(1)) == row_bytes, "packed rows have another size than their values need");
+  for (const Scales* each : {&scales, &zero_points}) {
+    Require(!*each || (*each)->shape(0) == out.shape(1), "a scale and a zero point are needed for each value of a row");
+  }
+  const CodeRows rows{reinterpret_cast<const std::byte*>(packed.data()), static_cast<int64_t>(packed.shape(0)), row_bytes,
+                      elements, bits};
+  nb::gil_scoped_release release;
+  if (scales) {
+    DequantizeByColumn(rows, Span(*scales), Span(*zero_points), out.data());
+  } else {
+    DequantizeByRow(rows, out.data());
+  }
+}
+
 }  // namespace
 
 void BindRows(nb::module_& m) {
@@ -125,6 +151,8 @@ void BindRows(nb::module_& m) {
   m.def("copy_rows_crc", &BindCopyRowsCrc, "source"_a.noconvert(), "rows"_a.noconvert().none(),
         "places"_a.noconvert().none(), "out"_a.noconvert(), "crc"_a, nb::kw_only(), "first"_a = 0);
   m.def("split_by_owner", &BindSplitByOwner, "values"_a.noconvert(), "bounds"_a.noconvert());
+  m.def("dequantize", &BindDequantize, "packed"_a.noconvert(), "bits"_a, "scales"_a.noconvert().none(),
+        "zero_points"_a.noconvert().none(), "out"_a.noconvert());
   m.def("expand_edges", &BindExpandEdges, "rows"_a.noconvert(), "colptr"_a.noconvert(), "out"_a.noconvert());
 }
 

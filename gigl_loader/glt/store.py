@@ -30,7 +30,8 @@ class GltStore:
     with replacement; edges that come twice are left out, so that such a target may get fewer neighbours.
     Lists that are no longer than the fanout, and those asked for with -1, come whole.
 
-    Features, edge tests, induced edges, label sets and out-edges of a graph of in-edges are read where the graph lies.
+    Features, edge tests, induced edges, label sets and out-edges of a graph of in-edges are read where the
+    graph lies.
     """
 
     def __init__(self, graph: Graph, part: int) -> None:

@@ -19,13 +19,18 @@ from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.strict_json import read_json
 
-__all__ = ["FORMAT_VERSION", "MANIFEST_NAME", "Manifest"]
+__all__ = ["FORMAT_VERSION", "MANIFEST_NAME", "Manifest", "version_for"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _OLDEST_VERSION = 1
 MANIFEST_NAME = "graph.json"
 _FORMAT = "gigl-graph"
 _MAX_BYTES = 64 << 20  # Enough for some 300,000 files.
+
+
+def version_for(schema: GraphSchema) -> int:
+    """Return the oldest format version that has what is in a schema, for readers that know no later one."""
+    return 3 if schema.has_quantized_columns else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class Manifest:
     """How the graph was built, for information. No code reads it."""
     files: Mapping[str, FileRecord]
 
-    version: int = FORMAT_VERSION
+    version: int
     """Format version. In version 1, files have the CRC-32 of each array instead of each block."""
 
     @property
@@ -92,6 +97,8 @@ class Manifest:
         if missing := {"schema", "build", "files"} - set(document):
             raise FormatError(f"{MANIFEST_NAME}: no entry {min(missing)!r}")
         schema, build = GraphSchema.from_json(document["schema"]), document["build"]
+        if schema.has_quantized_columns and version < 3:
+            raise FormatError(f"{MANIFEST_NAME}: quantised columns in format version {version}")
         return cls(schema, build, _files(document["files"], version), version)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.quantization import Quantized
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
@@ -79,11 +80,13 @@ class Column:
     """One named array with a row per node or edge: its dtype and the shape of a row."""
 
     dtype: str
-    """A safetensors dtype name, for example ``F32``."""
+    """A safetensors dtype name, for example ``F32``, which a quantised column has in batches, too."""
     shape: tuple[int, ...] = ()
     """Shape of one row: ``()`` for a number, ``(128,)`` for a vector."""
     unit: str | None = None
     """``"ns"`` for points in time: nanoseconds since 1970-01-01 UTC, int64. ``None`` for plain numbers."""
+    quantized: Quantized | None = None
+    """Stored form of the values, where they are quantised: rows are bytes in files and frames."""
 
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE_DTYPES:
@@ -92,13 +95,23 @@ class Column:
             raise ValueError(f"negative size in row shape {self.shape}")
         if self.unit is not None and (self.unit, self.dtype) != ("ns", "I64"):
             raise ValueError(f"a unit must be 'ns' of I64, got {self.unit!r} of {self.dtype}")
+        if self.quantized is not None:
+            if self.dtype != "F32":
+                raise ValueError(f"quantised values are read as F32, not as {self.dtype}")
+            self.quantized.check(math.prod(self.shape))
 
     @property
     def row_bytes(self) -> int:
-        return math.prod(self.shape) * STORAGE_DTYPES[self.dtype].itemsize
+        """Bytes of a row in files and frames."""
+        elements = math.prod(self.shape)
+        if self.quantized is not None:
+            return self.quantized.how.row_bytes(elements)
+        return elements * STORAGE_DTYPES[self.dtype].itemsize
 
     def spec(self, rows: int) -> ArraySpec:
-        """Return the spec of this column with ``rows`` rows."""
+        """Return the spec of ``rows`` rows of this column in files and frames."""
+        if self.quantized is not None:
+            return ArraySpec("U8", (rows, self.row_bytes))
         return ArraySpec(self.dtype, (rows, *self.shape))
 
 
@@ -245,6 +258,21 @@ class GraphSchema:
         return {**self.edges, **self.labels}
 
     @property
+    def columns(self) -> dict[NodeType | EdgeType, Mapping[str, Column]]:
+        """Columns of every node and edge type."""
+        found: dict[NodeType | EdgeType, Mapping[str, Column]] = {
+            node_type: nodes.columns for node_type, nodes in self.nodes.items()
+        }
+        return {**found, **{edge_type: edges.columns for edge_type, edges in self.edges.items()}}
+
+    @property
+    def has_quantized_columns(self) -> bool:
+        """Whether a column of any type is stored quantised."""
+        return any(
+            column.quantized is not None for columns in self.columns.values() for column in columns.values()
+        )
+
+    @property
     def label_types(self) -> list[EdgeType]:
         """Supervision types that have a label set."""
         return [
@@ -347,6 +375,7 @@ def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
             "dtype": column.dtype,
             "shape": list(column.shape),
             **({} if column.unit is None else {"unit": column.unit}),
+            **({} if column.quantized is None else {"quantized": column.quantized.to_json()}),
         }
         for name, column in columns.items()
     }
@@ -354,7 +383,12 @@ def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
 
 def _columns_from_json(document: Mapping[str, Any]) -> dict[str, Column]:
     return {
-        name: Column(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), entry.get("unit"))
+        name: Column(
+            str(entry["dtype"]),
+            tuple(int(size) for size in entry["shape"]),
+            entry.get("unit"),
+            Quantized.from_json(entry["quantized"]) if "quantized" in entry else None,
+        )
         for name, entry in document.items()
     }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import TypedDict, Unpack
 
+from gigl_loader.loaders.dequantize import value_dtype
 from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import SamplerArguments
@@ -67,6 +68,7 @@ class LoaderOptions(TypedDict, total=False):
     device: torch.device | str | int | None
     pin_memory_device: torch.device | str | int | None
     non_blocking_transfers: bool
+    dequantize_to: torch.dtype
     process_start_gap_seconds: float | None
     multiprocessing_context: str
     timeout: float
@@ -91,6 +93,7 @@ class CheckedOptions:
     device: Any
     pin_memory_device: Any
     non_blocking_transfers: bool
+    dequantize_to: torch.dtype
     start_gap_s: float | None
     transform: Callable[[Any], Any] | None
 
@@ -122,6 +125,7 @@ class CheckedOptions:
             device=options["device"],
             pin_memory_device=options["pin_memory_device"],
             non_blocking_transfers=flag("non_blocking_transfers", options["non_blocking_transfers"]),
+            dequantize_to=value_dtype(options["dequantize_to"]),
             transform=optional_callable("transform", options["transform"]),
             seed=run_seed(options["seed"]),
         )

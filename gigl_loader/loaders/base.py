@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+import torch
 from typing_extensions import Self
 
 from gigl_loader.group import RankGroup
@@ -26,6 +27,7 @@ from gigl_loader.loaders.arguments import (
 from gigl_loader.loaders.batch_pipeline import BatchPipeline
 from gigl_loader.loaders.columns import read_columns
 from gigl_loader.loaders.dataset import Dataset, check_dataset
+from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.other_arguments import check_other_arguments
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
@@ -40,8 +42,6 @@ from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
-    import torch
-
     from gigl_loader.loaders.columns import EdgeColumns, NodeColumns
     from gigl_loader.loaders.seeds import LoaderInput
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
@@ -132,6 +132,7 @@ class BaseDistLoader:
         device: torch.device | str | int | None = None,
         pin_memory_device: torch.device | str | int | None = None,
         non_blocking_transfers: bool = True,
+        dequantize_to: torch.dtype = torch.float32,
         process_start_gap_seconds: float | None = None,
         multiprocessing_context: str = "spawn",
         timeout: float = 300.0,
@@ -185,6 +186,9 @@ class BaseDistLoader:
             Where batches go: this rank's CUDA device if there is one, else the CPU.
         ``non_blocking_transfers``
             Copy to CUDA on a side stream while the trainer computes.
+        ``dequantize_to``
+            Dtype of quantised columns in batches: float32, float16, bfloat16 or float64. Values are computed
+            on the device, as float32, and converted.
         ``process_start_gap_seconds``
             Seconds between the starts of local ranks. ``None``: each starts its sampling processes when
             those of another are up. No effect with one rank on a host. Graph store: seconds between the
@@ -235,6 +239,7 @@ class BaseDistLoader:
                 device=device,
                 pin_memory_device=pin_memory_device,
                 non_blocking_transfers=non_blocking_transfers,
+                dequantize_to=dequantize_to,
                 process_start_gap_seconds=process_start_gap_seconds,
                 multiprocessing_context=multiprocessing_context,
                 transform=transform,
@@ -510,7 +515,8 @@ class BaseDistLoader:
         device, alias = self._options.device, self._options.pin_memory_device
         chosen = arguments.target_device(device, alias, local_rank=self.topology.local_rank)
         vars(self).update(device=chosen)
-        return transfer_to(chosen, non_blocking=self._options.non_blocking_transfers)
+        transfer = transfer_to(chosen, non_blocking=self._options.non_blocking_transfers)
+        return dequantizing(transfer, self.dataset.schema, self._options.dequantize_to)
 
     def _agreed(self, run_seed: int) -> int:
         """Return ``run_seed``, or that of the first rank to come where each has drawn its own."""

@@ -147,6 +147,9 @@ class _Options:
         if are_texts and format == "npy":
             raise ValueError("original_ids are texts here, which .npy does not take: use format='parquet'")
         batches_per_shard = max(rows // loader.batch_size, 1)
+        values = (
+            loader._options.dequantize_to if loader.dataset.schema.has_quantized_columns else torch.float32
+        )
         return cls(
             format=format,
             dtype=dtype,
@@ -160,6 +163,7 @@ class _Options:
                 "original_ids": original_ids,
                 "batches per shard": batches_per_shard,
                 "digest of the model": _digest(_module_of(model)),
+                **({} if values == torch.float32 else {"dequantize_to": str(values)}),
             },
         )
 

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["FrameTensors", "HostTensors", "PackedTensors", "SynchronousTransfer", "Transfer", "transfer_to"]
+__all__ = [
+    "SMALL_BYTES",
+    "FrameTensors",
+    "HostTensors",
+    "PackedTensors",
+    "SynchronousTransfer",
+    "Transfer",
+    "transfer_to",
+]
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -47,7 +55,7 @@ _DTYPES = {
 }
 
 _MAX_COPIES = 2
-_SMALL_BYTES = 1 << 18
+SMALL_BYTES = 1 << 18
 """Smaller arrays come warm out of the heap; larger ones are often mapped afresh."""
 
 
@@ -88,7 +96,7 @@ class HostTensors(FrameTensors):
         rows, colptr = (self.frame.array(name) for name in _edge_arrays(edge_type))
         # Small ones are not worth a slot of their own; a graph may have many types.
         nbytes = 2 * len(rows) * np.dtype(np.int64).itemsize
-        memory = np.empty(nbytes, np.uint8) if nbytes < _SMALL_BYTES else self._memory.lend(nbytes)
+        memory = np.empty(nbytes, np.uint8) if nbytes < SMALL_BYTES else self._memory.lend(nbytes)
         out = memory.view(np.int64).reshape(2, len(rows))
         native.expand_edges(rows, colptr, out)
         return torch.from_numpy(out)

@@ -185,6 +185,20 @@ def induced_edges(
     positions outside, ``RuntimeError`` for damaged lists, ``BatchTooLarge`` for more than ``max_edges``.
     """
 
+def dequantize(
+    packed: npt.NDArray[np.uint8],
+    bits: int,
+    scales: npt.NDArray[np.float64] | None,
+    zero_points: npt.NDArray[np.float64] | None,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Write ``zero_point + code * scale`` for each code of ``packed`` rows to ``out`` [N, E].
+
+    Codes have 8, 4, 2 or 1 bits, the first in the lowest bits of a byte; rows fill whole bytes. Scales and
+    zero points are [E], float32 converted to float64, or ``None`` where each row begins with its own: 8
+    bytes, two float32. Values are computed in float64 and rounded, so that they are equal everywhere.
+    """
+
 def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Array) -> None:
     """Write compact edges as an ``edge_index``: ``out`` is ``[2, E]``, row 0 = rows, row 1 = targets.
 

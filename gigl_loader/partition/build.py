@@ -10,7 +10,7 @@ from typing import Literal
 
 from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.folder import DiskFolder, Folder
-from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
 from gigl_loader.partition.assigners import Assigner, assigner_named
@@ -20,6 +20,7 @@ from gigl_loader.partition.job import Job, Progress
 from gigl_loader.partition.limits import Budget, available_memory
 from gigl_loader.partition.missing import MissingValues, missing_anywhere
 from gigl_loader.partition.nodes import build_nodes
+from gigl_loader.partition.quantized_table import quantize_columns
 from gigl_loader.partition.staging import staged_directory
 from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, Table, data_columns
 from gigl_loader.partition.text_ids import number_text_ids
@@ -99,7 +100,7 @@ def _all_tables(tables: GraphTables) -> Iterator[Table]:
 
 def _build(job: Job, given: GraphTables) -> GraphSchema:
     numbered, text_types = number_text_ids(job, given)
-    tables = hold_out_edges(job, numbered)
+    tables = quantize_columns(job, hold_out_edges(job, numbered))
     nodes: dict[NodeType, NodeSchema] = {}
     directories: dict[NodeType, Directory] = {}
     for node_type in tables.node_types:
@@ -137,7 +138,7 @@ def _build(job: Job, given: GraphTables) -> GraphSchema:
             index_times(job, schema, edge_type, time)
             for weight in schema.edges[edge_type].weights:
                 index_timed_weights(job, schema, edge_type, time, weight)
-    manifest = Manifest(schema, {"assigner": job.assigner.name}, job.files)
+    manifest = Manifest(schema, {"assigner": job.assigner.name}, job.files, version_for(schema))
     data = manifest.to_bytes()
     sink = job.folder.create(MANIFEST_NAME, len(data))
     sink.write(0, data)

@@ -23,7 +23,7 @@ from gigl_loader.partition.edge_sort import EdgeSorter, Leaf
 from gigl_loader.partition.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.job import Job, PartFiles
 from gigl_loader.partition.nodes import bucket_cuts
-from gigl_loader.partition.spill import Kind, Kinds, Spill, row_bytes, scatter
+from gigl_loader.partition.spill import Kind, Kinds, Spill, kind_of, row_bytes, scatter
 from gigl_loader.partition.table import EDGE_ROLES, Table, data_columns
 from gigl_loader.partition.weights import check_weights, index_weights
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
@@ -145,7 +145,7 @@ class _EdgeBuild:
             require_integers(self._table, "id")
             kinds["edge_id"] = (np.dtype(np.int64), ())
         for name, column in self._columns.items():
-            kinds[_COLUMN + name] = (STORAGE_DTYPES[column.dtype], column.shape)
+            kinds[_COLUMN + name] = kind_of(column)
         return kinds
 
     def _bucket_width(self) -> int:

@@ -15,7 +15,7 @@ from gigl_loader.graph.checksums import BlockRecord, BlockSums
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.graph import Graph
-from gigl_loader.graph.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest
+from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
 from gigl_loader.graph.paths import edges_path, nodes_path, topology_path
 from gigl_loader.native import crc32c
 from gigl_loader.partition.assigners import RangeAssigner
@@ -65,7 +65,7 @@ def add_indexes(
         _remove_leftovers(folder)
         try:
             files = _indexed(folder, graph, changed, memory_limit=memory_limit, progress=progress)
-            write_manifest(Manifest(changed, graph.manifest.build, files, FORMAT_VERSION).to_bytes())
+            write_manifest(Manifest(changed, graph.manifest.build, files, version_for(changed)).to_bytes())
         finally:
             _remove_leftovers(folder)
     return changed

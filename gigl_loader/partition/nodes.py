@@ -13,10 +13,10 @@ from gigl_loader.graph.paths import ids_path, nodes_path, splits_path
 from gigl_loader.graph.schema import Column, NodeSchema, NodeType
 from gigl_loader.partition.ids import assign, find_all, node_ids_of
 from gigl_loader.partition.job import Job, PartFiles
-from gigl_loader.partition.spill import Spill, scatter
+from gigl_loader.partition.spill import Spill, kind_of, scatter
 from gigl_loader.partition.splits import SplitMarks, mark_splits
 from gigl_loader.partition.table import NODE_ROLES, GraphTables, NodeTable, Table, data_columns
-from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, spec_of
+from gigl_loader.tensors import ArraySpec, spec_of
 
 __all__ = ["bucket_cuts", "build_nodes"]
 
@@ -130,10 +130,7 @@ class _ColumnBuild:
             advance(len(order))
 
     def _spread(self, cuts: Int64Array) -> Spill:
-        kinds = {
-            _COLUMN + name: (STORAGE_DTYPES[column.dtype], column.shape)
-            for name, column in self.columns.items()
-        }
+        kinds = {_COLUMN + name: kind_of(column) for name, column in self.columns.items()}
         spill = self._job.spill({"position": (np.dtype(np.int64), ()), **kinds}, self._table.num_rows)
         advance = self._job.track(f"nodes {self._node_type}: reading columns", self._table.num_rows)
         for positions, chunk in self._placed():

@@ -13,6 +13,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
 from gigl_loader.partition.labels import label_tables
+from gigl_loader.partition.quantize import read_quantize
 from gigl_loader.partition.table import (
     EDGE_ROLES,
     NODE_ROLES,
@@ -23,6 +24,7 @@ from gigl_loader.partition.table import (
     Table,
     declared,
     declared_times,
+    known_columns,
 )
 from gigl_loader.tensors import spec_of
 
@@ -39,6 +41,7 @@ def tables_from_pyg(
     weight_attr: str | Mapping[EdgeType, str] | None = None,
     time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
     labels: Mapping[EdgeType, Any] | None = None,
+    quantize: Mapping[Any, Any] | None = None,
 ) -> GraphTables:
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
 
@@ -55,6 +58,9 @@ def tables_from_pyg(
 
     ``labels`` are label sets by supervision type: node ids [2, P], row 0 the anchors, or a pair of positive
     and negative ones. The type need not be one of the edges.
+
+    ``quantize`` names columns of floats to store as codes of a few bits: ``{"x": "int8"}`` for every type
+    that has ``x``, ``{"paper": {"x": "uint4:per-row"}}`` by type. See ``DistDataset.from_pyg``.
     """
     if not hasattr(data, "stores"):
         hint = ": pass its graph, dataset[0]" if hasattr(data, "num_classes") else ""
@@ -82,6 +88,7 @@ def tables_from_pyg(
         weights=declared(columns, weight_attr, "weight_attr"),
         times=declared_times(node_columns, columns, time_attr, "time_attr"),
         labels=label_tables(labels, nodes),
+        quantize=read_quantize(quantize, known_columns(nodes, edges), "quantize"),
     )
 
 

@@ -27,8 +27,8 @@ def with_reverse_edges(
     holds edges of both directions. ``undirected`` does so for every type whose ends are of one type, and adds
     a type ``rev_...`` for every other, as PyG's ``ToUndirected`` does. A reversed edge has the columns and
     the ``id`` of its edge; without ``id``, those of another type have its row number, those of the same type
-    follow it. It is in the split of its edge. An edge that the table has in both directions comes twice, a
-    self loop too.
+    follow it. It is in the split of its edge, and quantised as its edge is. An edge that the table has in
+    both directions comes twice, a self loop too.
 
     ``ValueError`` for an unknown type, for ends that do not fit, and for a type that has a table already.
     """
@@ -38,6 +38,7 @@ def with_reverse_edges(
             wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
     edges = dict(tables.edges)
     weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
+    quantize = dict(tables.quantize)
     for kind, reverse in wanted.items():
         if kind not in tables.edges:
             known = ", ".join(map(str, tables.edges)) or "none"
@@ -53,9 +54,11 @@ def with_reverse_edges(
             weights[reverse] = weights[kind]
         if kind in times:
             times[reverse] = times[kind]
+        if kind in quantize:
+            quantize[reverse] = quantize[kind]
         if kind in splits:
             splits[reverse] = replace(splits[kind], hashed="both" if reverse == kind else "dst,src")
-    return replace(tables, edges=edges, weights=weights, times=times, splits=splits)
+    return replace(tables, edges=edges, weights=weights, times=times, splits=splits, quantize=quantize)
 
 
 def _reversed(table: Table) -> Table:

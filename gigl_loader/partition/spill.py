@@ -12,13 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.arrays import Array
+from gigl_loader.graph.schema import Column
+from gigl_loader.tensors import STORAGE_DTYPES
 
-__all__ = ["DiskSpill", "Kind", "Kinds", "MemorySpill", "Spill", "row_bytes", "scatter"]
+__all__ = ["DiskSpill", "Kind", "Kinds", "MemorySpill", "Spill", "kind_of", "row_bytes", "scatter"]
 
 Rows = Mapping[str, Array]
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
 Kinds = Mapping[str, Kind]
 """Dtype and row shape of each array."""
+
+
+def kind_of(column: Column) -> Kind:
+    """Return dtype and row shape of a column as it is stored."""
+    spec = column.spec(0)
+    return STORAGE_DTYPES[spec.dtype], spec.shape[1:]
 
 
 def row_bytes(kind: Kind) -> int:

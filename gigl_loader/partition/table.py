@@ -11,6 +11,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Bytes
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
@@ -21,6 +22,7 @@ from gigl_loader.graph.schema import (
     type_name,
 )
 from gigl_loader.native import crc32c
+from gigl_loader.partition.quantize import Quantizations, check_quantized_column
 from gigl_loader.partition.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
@@ -40,6 +42,7 @@ __all__ = [
     "declared",
     "declared_times",
     "is_mask",
+    "known_columns",
 ]
 
 Kind = Column | str
@@ -149,6 +152,8 @@ class GraphTables:
     message_edges: tuple[str, ...] | None = None
     """Splits whose edges batches may have, with the edges of no split; those of other splits are held out.
     ``None``: all."""
+    quantize: Quantizations = field(default_factory=dict)
+    """Columns of nodes and edges that are stored quantised: see ``read_quantize``."""
 
     def __post_init__(self) -> None:
         if not self.edges and not self.nodes:
@@ -173,6 +178,31 @@ class GraphTables:
             for name in names:
                 column = None if table is None else table.columns.get(name)
                 check_time_column(column, name, of if table is None else table.name)
+        for each, columns in self.quantize.items():
+            self._check_quantized(each, columns)
+
+    def _check_quantized(self, kind: NodeType | EdgeType, columns: Mapping[str, Quantization]) -> None:
+        """Raise ``ValueError`` for a column that cannot be quantised."""
+        table = self.nodes.get(kind, NodeTable()).rows if isinstance(kind, str) else self.edges.get(kind)
+        if table is None:
+            raise ValueError(f"no table of type {kind} has columns to quantise")
+        roles = NODE_ROLES if isinstance(kind, str) else EDGE_ROLES
+        exact = {
+            "weights": () if isinstance(kind, str) else self.weights.get(kind, ()),
+            "times": self.times.get(kind, ()),
+        }
+        for name, how in columns.items():
+            what = f"{table.name}, column {name!r}"
+            if name not in table.columns:
+                raise ValueError(f"{table.name} has no column {name!r} to quantise")
+            if name in roles or (isinstance(kind, str) and name in SPLIT_MASKS and is_mask(table, name)):
+                raise ValueError(f"{what} names ids or splits, which cannot be quantised")
+            for role, names in exact.items():
+                if name in names:
+                    raise ValueError(
+                        f"{what} is declared as {role}, which must be exact: it cannot be quantised"
+                    )
+            check_quantized_column(table.columns[name], how, what)
 
     @property
     def lists(self) -> dict[EdgeType, Table]:
@@ -195,9 +225,11 @@ class GraphTables:
             for chunk in table.read(list(table.columns), max(table.num_rows, 1))
             for name, array in sorted(chunk.items())
         ]
-        return hashlib.sha256(
-            repr((counts, found, sorted(self.weights.items()), _sorted(self.times))).encode()
-        ).hexdigest()
+        quantized = sorted(
+            (str(kind), name, str(how)) for kind, each in self.quantize.items() for name, how in each.items()
+        )
+        declared_columns = (sorted(self.weights.items()), _sorted(self.times), quantized)
+        return hashlib.sha256(repr((counts, found, declared_columns)).encode()).hexdigest()
 
     @property
     def homogeneous(self) -> bool:
@@ -272,6 +304,16 @@ def declared(
         if name not in edges[kind]:
             raise ValueError(f"{what}: edges of type {kind} have no column {name!r}")
     return {kind: (name,) for kind, name in wanted.items()}
+
+
+def known_columns(
+    nodes: Mapping[NodeType, NodeTable], edges: Mapping[EdgeType, Table]
+) -> dict[NodeType | EdgeType, Mapping[str, Kind]]:
+    """Return the columns of every type. A type without a table has none."""
+    found: dict[NodeType | EdgeType, Mapping[str, Kind]] = {
+        kind: {} if entry.rows is None else entry.rows.columns for kind, entry in nodes.items()
+    }
+    return {**found, **{kind: table.columns for kind, table in edges.items()}}
 
 
 def as_texts(array: Array) -> Array:

@@ -43,6 +43,8 @@ _BYTES_PER_EDGE = 100
 
 def check_weight_column(column: Column, what: str) -> None:
     """Raise ``ValueError`` unless a column can hold weights: one number for each edge."""
+    if column.quantized is not None:
+        raise ValueError(f"{what} is quantised: a weight must be exact")
     if column.shape or column.dtype == "BOOL" or column.unit is not None:
         raise ValueError(f"{what} holds {column.dtype} {list(column.shape)}: a weight is one number an edge")
 

@@ -37,7 +37,8 @@ _NODE_ID_COLUMN = Column("I64")
 class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
     """Columns of nodes and edges by index, wherever their partitions lie. Read-only.
 
-    Made by ``dataset.as_pyg()``. Values, dtypes and shapes are those of the graph.
+    Made by ``dataset.as_pyg()``. Values, dtypes and shapes are those of the graph;
+    quantised columns are float32.
 
     **Groups.** A node type or an edge type; ``None`` for the nodes of a homogeneous graph, whose edges are
     ``("node", "to", "node")``. PyG takes every listed attribute of a homogeneous graph for one of its nodes:

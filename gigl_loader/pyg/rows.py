@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gigl_loader.loaders.dequantize import Dequantizer
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
@@ -73,7 +74,13 @@ class RowSelection:
 
 
 def as_tensor(rows: Bytes, column: Column, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return uint8 [N, row bytes] as a tensor of a column's dtype, without a copy. bfloat16 as such."""
+    """Return uint8 [N, row bytes] as a tensor of a column's dtype, without a copy. bfloat16 as such.
+
+    The values of a quantised column are float32, in memory of their own.
+    """
+    if column.quantized is not None:
+        values = Dequantizer(column).on_host(rows, lambda nbytes: np.empty(nbytes, np.uint8))
+        return values.reshape(shape)
     array = rows.reshape(-1).view(STORAGE_DTYPES[column.dtype]).reshape(shape)
     if column.dtype == "BF16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

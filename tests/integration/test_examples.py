@@ -124,6 +124,21 @@ def test_the_same_script_trains_with_and_without_servers(tmp_path: Path) -> None
     assert served == alone
 
 
+def test_quantised_features_train_as_well(tmp_path: Path) -> None:
+    output = run(str(ROOT / "examples" / "quantised.py"), "4", cwd=tmp_path)
+    found = re.findall(r"(\w+) +(\d+) bytes a row, test accuracy ([\d.]+)%", output)
+    assert [(kind, int(row_bytes)) for kind, row_bytes, _ in found] == [
+        ("float32", 256),
+        ("int8", 64),
+        ("uint4", 32),
+        ("uint2", 16),
+    ]
+    exact, int8, uint4, uint2 = (float(accuracy) for _, _, accuracy in found)
+    assert exact > 90
+    assert abs(int8 - exact) < 1.5
+    assert min(uint4, uint2) > exact - 4
+
+
 def test_resuming_shows_the_batches_still_to_come(tmp_path: Path) -> None:
     assert "6 after it: none lost, none twice" in run(str(ROOT / "examples" / "resume.py"), cwd=tmp_path)
 

@@ -89,10 +89,13 @@ def label_sets(*, hetero: bool) -> dict[Any, Any]:
 
 
 def tables_of(data: Any, *, hetero: bool) -> GraphTables:
-    """Return the tables of a graph with weights, times, label sets, and some edges held out."""
+    """Return the tables of a graph with weights, times, label sets, quantised columns, and edges held out."""
     times: dict[Any, str] = dict.fromkeys(["item", "user"] if hetero else ["node"], "born")
     times[BUYS if hetero else HOMOGENEOUS_EDGE] = "t"
-    tables = tables_from_pyg(data, weight_attr="w", time_attr=times, labels=label_sets(hetero=hetero))
+    some = {"user": {"x": "uint4:per-row"}, BUYS: {"edge_attr": "int8"}}
+    quantize = some if hetero else {"x": "int8", "edge_attr": "uint2:per-row"}
+    labels = label_sets(hetero=hetero)
+    tables = tables_from_pyg(data, weight_attr="w", time_attr=times, labels=labels, quantize=quantize)
     splits = EdgeSplits(fractions={"train": 0.9, "val": 0.1})
     return replace(tables, splits={BUYS if hetero else HOMOGENEOUS_EDGE: splits}, message_edges=("train",))
 

@@ -110,6 +110,77 @@ def test_inspect_shows_and_verifies(files: Path) -> None:
     assert "do not match their checksum" in _run("inspect", graph_path, "--verify", code=2)
 
 
+def test_columns_are_quantised_and_inspect_tells_bytes_saved(files: Path) -> None:
+    nodes = ("--nodes", f"{files / 'feat.npy'},{files / 'label.npy'}")
+    command = ("partition", files / "graph", "--edges", files / "edge_index.npy", *nodes)
+    _run(*command, "--quantize", "x=uint4:per-row")
+    column = Graph.open(files / "graph").schema.nodes["node"].columns["x"]
+    assert column.quantized is not None
+    assert (str(column.quantized.how), column.row_bytes) == ("uint4:per-row", 10)
+    [entry] = json.loads(_run("inspect", files / "graph", "--json"))["quantized"]
+    assert entry == {"type": "node", "column": "x", "as": "uint4:per-row", "bytes": 30, "saved_bytes": 6}
+    shown = " ".join(_run("inspect", files / "graph", "--verify").split())
+    for text in ("x uint4[3]", "uint4:per-row", "6 of 36 as F32 (17%)"):
+        assert text in shown
+    assert json.loads(_run(*command, "--overwrite", "--json"))["schema"]["nodes"][0]["columns"]["x"] == {
+        "dtype": "F32",
+        "shape": [3],
+    }
+
+
+def test_reversed_edges_are_quantised_as_their_edges_and_types_have_their_own(files: Path) -> None:
+    written = "author,writes,paper"
+    edges = (
+        "--edges",
+        f"{written}={files / 'writes.parquet'}",
+        "--rename",
+        "author_id=src",
+        "--drop",
+        "time",
+    )
+    nodes = ("--nodes", f"paper={files / 'papers.csv'}", "--stack", "paper:x=f_*", "--drop", "paper:title")
+    reverse = ("--reverse", written, "--quantize", f"{written}:w=int8", "--quantize", "paper:x=uint1")
+    _run("partition", files / "graph", *edges, *nodes, *reverse)
+    forms = {
+        (kind, name): str(column.quantized.how)
+        for kind, columns in Graph.open(files / "graph").schema.columns.items()
+        for name, column in columns.items()
+        if column.quantized is not None
+    }
+    assert forms == {
+        ("paper", "x"): "uint1:per-column",
+        (("author", "writes", "paper"), "w"): "int8:per-column",
+        (("paper", "rev_writes", "author"), "w"): "int8:per-column",
+    }
+    own = (*reverse, "--quantize", "paper,rev_writes,author:w=uint2:per-row")
+    _run("partition", files / "graph", *edges, *nodes, *own, "--overwrite")
+    kind = Graph.open(files / "graph").schema.columns["paper", "rev_writes", "author"]["w"].quantized
+    assert kind is not None
+    assert str(kind.how) == "uint2:per-row"
+    said = _run("index", files / "graph", "--weight", f"{written}:w", code=2)
+    assert "is quantised: a weight must be exact" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["x"], "--quantize x: write --quantize [TYPE:]COLUMN=KIND, such as x=int8"),
+        (["x=int4"], "--quantize: a column is quantised as one of int8, uint4, uint2, uint1, not 'int4'"),
+        (["x=int8:row"], "--quantize: 'int8:row': write int8:per-row or int8:per-column"),
+        (["z=int8"], "--quantize: no type has a column 'z'; known: dst, src, x, y"),
+        (["y=int8"], "column 'y' holds I64: only F16, BF16, F32, F64 can be quantised"),
+        (["paper:x=int8"], "--quantize: unknown type 'paper'; known: node, ('node', 'to', 'node')"),
+        (["x=int8", "x=uint4"], "--quantize x=uint4: column 'x' is quantised twice"),
+        (["src=int8"], "column 'src' names ids or splits, which cannot be quantised"),
+    ],
+)
+def test_a_quantisation_that_cannot_be_is_named(files: Path, options: list[str], said: str) -> None:
+    nodes = ("--nodes", f"{files / 'feat.npy'},{files / 'label.npy'}")
+    given = [argument for option in options for argument in ("--quantize", option)]
+    line = _run("partition", files / "g", "--edges", files / "edge_index.npy", *nodes, *given, code=2)
+    assert said in line
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_tables_of_inspect_are_never_cut_off(
     files: Path, monkeypatch: pytest.MonkeyPatch, *, terminal: bool

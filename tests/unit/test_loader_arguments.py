@@ -323,6 +323,7 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "device": None,
         "pin_memory_device": None,
         "non_blocking_transfers": True,
+        "dequantize_to": torch.float32,
         "process_start_gap_seconds": None,
         "multiprocessing_context": "spawn",
         "timeout": 300.0,

@@ -24,10 +24,12 @@ CPU = torch.device("cpu")
 
 
 def _loader(kind: str, **options: Any) -> DistNeighborLoader:
-    data = homogeneous() if kind == "homogeneous" else heterogeneous()
-    nodes = "train" if kind == "homogeneous" else ("item", None)
+    data = heterogeneous() if kind == "heterogeneous" else homogeneous()
+    nodes = ("item", None) if kind == "heterogeneous" else "train"
+    quantize = {"x": "int8", "edge_attr": "uint2:per-row"} if kind == "quantised" else None
     defaults: dict[str, Any] = {"batch_size": 16, "seed": 2, "num_workers": 0, "with_edge": True}
-    return DistNeighborLoader(DistDataset.from_pyg(data), [4, 3], nodes, **{**defaults, **options})
+    dataset = DistDataset.from_pyg(data, quantize=quantize)
+    return DistNeighborLoader(dataset, [4, 3], nodes, **{**defaults, **options})
 
 
 def _loading_by(transfer: Transfer, kind: str, **options: Any) -> DistNeighborLoader:
@@ -42,7 +44,7 @@ def test_each_device_has_its_way() -> None:
     assert isinstance(transfer_to(torch.device("cuda:0"), non_blocking=False), SynchronousTransfer)
 
 
-@pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous"])
+@pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous", "quantised"])
 def test_a_packed_copy_gives_the_same_batches(kind: str) -> None:
     expected = list(_loader(kind))
     batches = list(_loading_by(SynchronousTransfer(CPU), kind))
@@ -247,7 +249,7 @@ def test_a_frame_outside_the_ring_is_copied_through_pinned_memory(device: _Devic
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous"])
+@pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous", "quantised"])
 @pytest.mark.parametrize("non_blocking", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_on_cuda_equal_those_on_the_cpu(kind: str, non_blocking: bool, num_workers: int) -> None:

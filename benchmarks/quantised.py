@@ -1,0 +1,94 @@
+"""What quantised features cost beside float32, from a graph store of two servers over Flight.
+
+    python benchmarks/quantised.py --data FOLDER [--rounds 3] [--json FILE]
+
+The common workload (1 M nodes, 30 M edges, 128 features, fanout 15, 10, 5) in two partitions, edge ids. Two
+servers are processes of this machine, and so is the trainer, which discards the batches. Every kind delivers
+the same batches in turns; figures are medians over rounds. Batches have float32 values in each case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from gigl_loader.bench.rounds import Case, run_rounds
+from gigl_loader.bench.store import Setup, store_case
+from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
+from gigl_loader.graph.quantization import Quantization
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
+from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+
+KINDS = ("float32", "int8", "int8:per-row", "uint4")
+SETUP = Setup(servers=2, workers=1, transport="flight")
+RATIOS = ("seeds_per_s", "received_mb", "cpu_s_per_kseed")
+
+
+def graph_of(workload: Workload, folder: Path, kind: str) -> Path:
+    """Return the graph of the workload whose features are stored so. It is built where it is missing."""
+    whole = prepare(workload, folder, partitions=2)
+    path = folder / f"graph-2-{kind.replace(':', '-')}"
+    if kind == "float32":
+        return whole
+    if not path.exists():
+        src, dst, features, labels = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst", "feat", "label")
+        )
+        tables = GraphTables(
+            edges={HOMOGENEOUS_EDGE: ArrayTable("edges", {"src": src, "dst": dst})},
+            nodes={HOMOGENEOUS_NODE: NodeTable(ArrayTable("nodes", {"x": features, "y": labels}))},
+            quantize={HOMOGENEOUS_NODE: {"x": Quantization.parse(kind)}},
+        )
+        build_graph(tables, path, num_partitions=2, assigner="hash")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the workload, made where missing")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), help="float32 comes first")
+    parser.add_argument("--quick", action="store_true", help="a small graph")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    arguments = parser.parse_args()
+    workload = QUICK if arguments.quick else FULL
+    graphs = {kind: graph_of(workload, arguments.data, kind) for kind in arguments.kinds}
+    seeds = np.load(arguments.data / "train.npy")[: workload.num_seeds]
+
+    def case(kind: str, path: Path) -> Case:
+        measure = store_case(path, seeds, workload, SETUP, epochs=1)
+        return lambda: {kind: measure()[str(SETUP)]}
+
+    measured = run_rounds({kind: case(kind, path) for kind, path in graphs.items()}, rounds=arguments.rounds)
+    samples = {kind: measured.subjects[kind].samples for kind in graphs}
+    found = {
+        kind: {
+            **{name: statistics.median(values) for name, values in figures.items()},
+            **{
+                f"{name}_over_float32": statistics.median(
+                    value / whole
+                    for value, whole in zip(figures[name], samples["float32"][name], strict=True)
+                )
+                for name in RATIOS
+            },
+        }
+        for kind, figures in samples.items()
+    }
+    busy = measured.others_busy()
+    print(f"a graph store of 2 servers, over float32 features (other processes: {busy:.2f} cores)")
+    for kind, of in found.items():
+        print(
+            f"  {kind:14} seeds/s {of['seeds_per_s_over_float32']:5.2f}  ({of['seeds_per_s']:,.0f});  "
+            f"bytes {of['received_mb_over_float32']:.3f}  ({of['received_mb']:.1f} MB a batch);  "
+            f"CPU {of['cpu_s_per_kseed_over_float32']:.2f}"
+        )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"others_busy": busy, "figures": found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Quantisation of columns: values as codes of a few bits, with a scale and a zero point.
+
+The value of a code is ``zero_point + code * scale``, computed in float64 and rounded to float32. The product
+is exact in float64, so that every machine and device gives the same bits.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gigl_loader.arrays import Float32Array
+
+__all__ = ["FLOATS", "HEADER_BYTES", "MAX_ELEMENTS", "Quantization", "Quantized"]
+
+FLOATS = ("F16", "BF16", "F32", "F64")
+"""Dtypes of columns that can be quantised."""
+
+HEADER_BYTES = 8
+"""Before the codes of a row that has a scale and a zero point of its own: both, F32, little-endian."""
+
+_BITS: Mapping[str, int] = {"int8": 8, "uint4": 4, "uint2": 2, "uint1": 1}
+MAX_ELEMENTS = 1 << 16
+"""Elements of a row, each with a scale and a zero point in the schema: 512 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Bits of a code, and which values share a scale."""
+
+    kind: str
+    """``"int8"``, ``"uint4"``, ``"uint2"`` or ``"uint1"``. Codes are unsigned: 0 is the smallest value."""
+    per: Literal["column", "row"] = "column"
+    """``"column"``: a scale for each element of a row, over all rows. ``"row"``: one for each row, stored in
+    it, for columns whose rows differ by orders of magnitude."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in tuple(_BITS):
+            raise ValueError(f"a column is quantised as one of {', '.join(_BITS)}, not {self.kind!r:.100}")
+        if self.per not in ("column", "row"):
+            raise ValueError(f"a column is quantised per 'column' or 'row', not {self.per!r:.100}")
+
+    @classmethod
+    def parse(cls, text: str) -> Quantization:
+        """Return what ``"int8"``, ``"int8:per-row"`` or ``"int8:per-column"`` says, else ``ValueError``."""
+        kind, colon, per = text.partition(":")
+        if colon and per not in ("per-row", "per-column"):
+            raise ValueError(f"{text!r:.100}: write {kind:.20}:per-row or {kind:.20}:per-column")
+        return cls(kind, "row" if per == "per-row" else "column")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:per-{self.per}"
+
+    @property
+    def bits(self) -> int:
+        return _BITS[self.kind]
+
+    @property
+    def levels(self) -> int:
+        """The largest code, and the number of steps from the smallest value to the largest."""
+        return (1 << self.bits) - 1
+
+    def row_bytes(self, elements: int) -> int:
+        """Return the bytes of a row of so many values. Codes fill whole bytes."""
+        header = HEADER_BYTES if self.per == "row" else 0
+        return header + -(-elements * self.bits // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """Stored form of a column that is quantised."""
+
+    how: Quantization
+    source: str
+    """Dtype of the values that were quantised, for information."""
+    scale: bytes = b""
+    """Of each element of a row, F32 little-endian, where they are per column."""
+    zero_point: bytes = b""
+    """Value of code 0 for each element of a row, as ``scale``."""
+
+    @property
+    def scales(self) -> Float32Array:
+        """Scales, float32 [elements of a row], or [0] where they are per row."""
+        return np.frombuffer(self.scale, "<f4").astype(np.float32, copy=False)
+
+    @property
+    def zero_points(self) -> Float32Array:
+        """Zero points, as ``scales``."""
+        return np.frombuffer(self.zero_point, "<f4").astype(np.float32, copy=False)
+
+    def check(self, elements: int) -> None:
+        """Raise ``ValueError`` unless this can be the form of rows of so many values."""
+        if self.source not in FLOATS:
+            raise ValueError(f"quantised values were one of {', '.join(FLOATS)}, not {self.source!r:.100}")
+        if elements < 1:
+            raise ValueError("rows without values cannot be quantised")
+        if self.how.per == "column" and elements > MAX_ELEMENTS:
+            raise ValueError(
+                f"rows of {elements} values are quantised per row; at most {MAX_ELEMENTS} can be per column"
+            )
+        expected = 4 * elements if self.how.per == "column" else 0
+        for name, data in (("scale", self.scale), ("zero_point", self.zero_point)):
+            if len(data) != expected:
+                raise ValueError(
+                    f"{name} has {len(data)} bytes for rows of {elements} values, not {expected}"
+                )
+        largest = self.zero_points.astype(np.float64) + self.scales.astype(np.float64) * self.how.levels
+        with np.errstate(over="ignore"):
+            ends_finite = np.isfinite(self.zero_points) & np.isfinite(largest.astype(np.float32))
+        if not (ends_finite & (self.scales >= 0)).all():
+            raise ValueError("scales must not be negative, and all values finite")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        scales = {"scale": self.scale, "zero_point": self.zero_point} if self.how.per == "column" else {}
+        return {
+            "kind": self.how.kind,
+            "per": self.how.per,
+            "source": self.source,
+            **{name: base64.b64encode(data).decode() for name, data in scales.items()},
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Quantized:
+        """Return what ``to_json`` wrote. ``ValueError``, ``KeyError`` or ``TypeError`` for other values."""
+        return cls(
+            Quantization(entry["kind"], entry["per"]),
+            entry["source"],
+            *(_decoded(entry, name) for name in ("scale", "zero_point")),
+        )
+
+
+def _decoded(entry: Mapping[str, Any], name: str) -> bytes:
+    text = entry[name] if entry["per"] == "column" else ""
+    if len(text) > 6 * MAX_ELEMENTS:
+        raise ValueError(f"{name} has {len(text)} characters; at most {6 * MAX_ELEMENTS} are read")
+    return base64.b64decode(text, validate=True)

@@ -1,0 +1,159 @@
+"""Tables whose columns read as codes: the build stores them as any other column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.quantization import Quantization, Quantized
+from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.partition.codes import as_floats, encode, scales_of
+
+if TYPE_CHECKING:
+    from gigl_loader.arrays import Array, Bytes, Float32Array
+    from gigl_loader.partition.job import Job
+    from gigl_loader.partition.table import GraphTables, Kind, Table
+
+__all__ = ["QuantizedTable", "quantize_columns"]
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def quantize_columns(job: Job, given: GraphTables) -> GraphTables:
+    """Return the tables with columns quantised as the tables say.
+
+    A table with columns that are quantised per column is read once, for the smallest and the largest value of
+    each element of a row. ``FormatError`` names the place of a value that is not finite.
+    """
+    edges, nodes = dict(given.edges), dict(given.nodes)
+    for kind, columns in given.quantize.items():
+        if isinstance(kind, str):
+            rows = nodes[kind].rows
+            assert rows is not None
+            nodes[kind] = replace(nodes[kind], rows=_quantized(job, kind, rows, columns))
+        else:
+            edges[kind] = _quantized(job, kind, edges[kind], columns)
+    return replace(given, edges=edges, nodes=nodes, quantize={})
+
+
+def _quantized(
+    job: Job, kind: NodeType | EdgeType, table: Table, columns: Mapping[str, Quantization]
+) -> QuantizedTable:
+    by_column = [name for name, how in columns.items() if how.per == "column"]
+    ranges = _ranges(job, kind, table, by_column) if by_column else {}
+    forms: dict[str, Column] = {}
+    for name, how in columns.items():
+        column = table.columns[name]
+        assert isinstance(column, Column)
+        scale = zero_point = b""
+        if how.per == "column":
+            try:
+                scales, zero_points = scales_of(*ranges[name], how)
+            except OverflowError:
+                raise FormatError(
+                    f"{table.name}, column {name!r}: a step of {how} is larger than float32 can hold"
+                ) from None
+            scale, zero_point = (each.astype("<f4").tobytes() for each in (scales, zero_points))
+        try:
+            forms[name] = Column("F32", column.shape, None, Quantized(how, column.dtype, scale, zero_point))
+        except ValueError as error:
+            raise FormatError(f"{table.name}, column {name!r}: {error}") from None
+    return QuantizedTable(table, forms)
+
+
+def _ranges(
+    job: Job, kind: NodeType | EdgeType, table: Table, names: Sequence[str]
+) -> dict[str, tuple[Array, Array]]:
+    """Return the smallest and largest values of each column, [elements of a row] each; 0 without rows."""
+    what = f"nodes {kind}" if isinstance(kind, str) else f"edges {','.join(kind)}"
+    advance = job.track(f"{what}: range of {', '.join(names)}", table.num_rows)
+    columns = {name: column for name in names if isinstance(column := table.columns[name], Column)}
+    found: dict[str, tuple[Array, Array]] = {}
+    row = 0
+    for chunk in table.read(names, job.budget.copy_rows(sum(each.row_bytes for each in columns.values()))):
+        size = len(next(iter(chunk.values())))
+        for name, column in columns.items() if size else ():
+            values = as_floats(chunk[name], column)
+            low, high = _extremes(table, name, values, axis=0, first_row=row)
+            before = found.get(name, (low, high))
+            found[name] = (np.minimum(before[0], low), np.maximum(before[1], high))
+        row += size
+        advance(size)
+    zeros = {name: np.zeros(int(np.prod(column.shape)), np.float32) for name, column in columns.items()}
+    return {name: found.get(name, (zeros[name], zeros[name])) for name in names}
+
+
+def _extremes(table: Table, name: str, values: Array, *, axis: int, first_row: int) -> tuple[Array, Array]:
+    """Return the smallest and largest values along an axis. ``FormatError`` for what float32 cannot hold."""
+    low, high = values.min(axis=axis), values.max(axis=axis)
+    if (low >= -_LARGEST).all() and (high <= _LARGEST).all():  # Of NaN, neither is true.
+        return low, high
+    wrong = ~(np.abs(values) <= _LARGEST)
+    at = int(np.flatnonzero(wrong.any(axis=1))[0])
+    value = values[at][wrong[at]][0]
+    raise FormatError(
+        f"{table.where(name, first_row + at)}: {value} cannot be quantised: not a finite float32"
+    )
+
+
+class QuantizedTable:
+    """A table with some columns quantised.
+
+    It reads fewer rows at once than asked for, as values take more memory than codes.
+    """
+
+    def __init__(self, table: Table, forms: Mapping[str, Column]) -> None:
+        """``forms`` has the columns that are quantised."""
+        self.name = table.name
+        self.columns: Mapping[str, Kind] = {**table.columns, **forms}
+        self._table = table
+        self._forms = forms
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        stored, raw = (_row_bytes(columns, names) for columns in (self.columns, self._table.columns))
+        row = 0
+        for chunk in self._table.read(names, max(rows * stored // max(raw, 1), 1)):
+            yield {name: self._stored(name, array, row) for name, array in chunk.items()}
+            row += len(next(iter(chunk.values()), ()))
+
+    def where(self, column: str, row: int) -> str:
+        return self._table.where(column, row)
+
+    def _stored(self, name: str, array: Array, row: int) -> Array:
+        form, column = self._forms.get(name), self._table.columns[name]
+        if form is None:
+            return array
+        assert isinstance(column, Column)
+        assert form.quantized is not None
+        return self._encoded(name, as_floats(array, column), form.quantized, row)
+
+    def _encoded(self, name: str, values: Array, form: Quantized, row: int) -> Bytes:
+        if form.how.per == "column":
+            return encode(values, form.scales, form.zero_points, form.how)
+        low, high = _extremes(self._table, name, values, axis=1, first_row=row)
+        scales, zero_points = self._scales(name, low, high, form.how, row)
+        return encode(values, scales, zero_points, form.how)
+
+    def _scales(
+        self, name: str, low: Array, high: Array, how: Quantization, row: int
+    ) -> tuple[Float32Array, Float32Array]:
+        try:
+            return scales_of(low, high, how)
+        except OverflowError:
+            at = int(np.argmax(high.astype(np.float64) - low))
+            raise FormatError(
+                f"{self.where(name, row + at)}: a step of {how} is larger than float32 can hold"
+            ) from None
+
+
+def _row_bytes(columns: Mapping[str, Kind], names: Sequence[str]) -> int:
+    known = (columns[name] for name in names)
+    return sum(each.row_bytes if isinstance(each, Column) else 8 for each in known)
