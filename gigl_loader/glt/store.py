@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType
-    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest
+    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
 
 __all__ = ["GltStore", "check_rule", "distinct_edges", "import_glt_library"]
 
@@ -30,7 +30,8 @@ class GltStore:
     with replacement; edges that come twice are left out, so that such a target may get fewer neighbours.
     Lists that are no longer than the fanout, and those asked for with -1, come whole.
 
-    Features, edge tests, label sets and out-edges of a graph of in-edges are read where the graph lies.
+    Features, edge tests, induced edges, label sets and out-edges of a graph of in-edges are read where the
+    graph lies.
     """
 
     def __init__(self, graph: Graph, part: int) -> None:
@@ -65,6 +66,9 @@ class GltStore:
             lists["edge_ids"][slots] if ask.with_edge_ids else None,
             slots if ask.with_slots else None,
         )
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        return self._local.induced(ask)
 
     def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         self._local.gather(ask, places, out)
