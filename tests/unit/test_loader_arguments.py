@@ -166,7 +166,7 @@ def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exc
         ("generator", "pass seed="),
         ("prefetch_factor", "use worker_concurrency="),
         ("sampler", "pass the seeds as input_nodes"),
-        ("directed", ".*are not made yet"),
+        ("directed", "use subgraph_type='induced'"),
         ("local_process_rank", ".*found from the process group"),
     ],
 )
