@@ -305,7 +305,14 @@ def test_options_that_cannot_be_are_refused(options: Any, error: type[Exception]
 
 
 @pytest.mark.parametrize(
-    "more", [{"disjoint": True}, {"weight_attr": "w"}, {"replace": True}, {"time_attr": "t"}]
+    "more",
+    [
+        {"disjoint": True},
+        {"weight_attr": "w"},
+        {"replace": True},
+        {"time_attr": "t"},
+        {"subgraph_type": "induced"},
+    ],
 )
 def test_what_has_no_meaning_for_pagerank_is_refused_by_name(more: Any) -> None:
     dataset = DistDataset.from_pyg(weighted(hetero=False), weight_attr="w")

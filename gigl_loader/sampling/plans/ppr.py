@@ -162,8 +162,8 @@ class PPRSamplerOptions:
     ``max_fetch_iterations``
         Rounds of a push, at most. ``None``: until no residual is large enough.
 
-    ``num_neighbors`` of the loader is ``None``; ``replace``, ``weight_attr``, ``time_attr`` and ``disjoint``
-    are refused.
+    ``num_neighbors`` of the loader is ``None``; ``replace``, ``weight_attr``, ``time_attr``, ``disjoint``
+    and ``subgraph_type`` are refused.
     """
 
     alpha: float = 0.5
@@ -193,6 +193,8 @@ class PPRSamplerOptions:
                 raise ValueError(
                     f"{name} has no meaning for personalised PageRank: leave it out (num_neighbors: None)"
                 )
+        if arguments.subgraph_type != "directional":
+            raise ValueError("subgraph_type has no meaning for personalised PageRank: leave it out")
         rounds = self.max_fetch_iterations
         return PPRPlan(
             seed_type=seed_type,
