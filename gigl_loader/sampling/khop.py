@@ -234,10 +234,16 @@ def _shared_columns(
     shared = {}
     for pair in pairs:
         own, other = (
-            {name: schema.edges[each].columns[name] for name in columns.edges.get(each, ())} for each in pair
+            {name: _as_batches_have(schema.edges[each].columns[name]) for name in columns.edges.get(each, ())}
+            for each in pair
         )
-        shared[pair[0]] = tuple(name for name, column in own.items() if other.get(name) == column)
+        shared[pair[0]] = tuple(name for name, form in own.items() if other.get(name) == form)
     return shared
+
+
+def _as_batches_have(column: Column) -> Column:
+    """Return the column without its stored form."""
+    return replace(column, quantized=None)
 
 
 def _reverse_name(edge_type: EdgeType) -> EdgeType:

@@ -23,6 +23,7 @@ from gigl_loader import (
     DistLinkNeighborLoader,
     DistNeighborLoader,
     LaborSamplerOptions,
+    PPRSamplerOptions,
     RandomWalkSamplerOptions,
 )
 from gigl_loader.errors import FormatError
@@ -304,6 +305,10 @@ def test_columns_that_the_reverse_type_lacks_are_left_out_and_named(caplog: pyte
                 "num_neighbors": None,
             },
             "subgraph_type has no meaning for random walks",
+        ),
+        (
+            {"subgraph_type": "induced", "sampler_options": PPRSamplerOptions(), "num_neighbors": None},
+            "subgraph_type has no meaning for personalised PageRank",
         ),
         (
             {
