@@ -57,7 +57,7 @@ def test_what_an_interrupted_index_left_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("z", "no edge type has a column 'z'; known: edge_attr, w"),
+        ("z", "no edge type has a column 'z'; known: edge_attr, t, w"),
         ("edge_attr", "a weight is one number an edge"),
         ("node:w", "'node' is no edge type"),
         ("a,b,c:w", "unknown edge type"),

@@ -88,8 +88,8 @@ def _data(edges: dict[EdgeType, list[oracle.Edge]], counts: dict[str, int]) -> A
         listed = edges[edge_type]
         pairs = [(src, dst) for src, dst, _ in listed]
         store.edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
-        store.w = torch.tensor([(number % 3) / 2 for _, _, number in listed], dtype=torch.float32)
-        store.c = torch.arange(len(listed), dtype=torch.int32).to(torch.uint16)
+        store.edge_w = torch.tensor([(number % 3) / 2 for _, _, number in listed], dtype=torch.float32)
+        store.edge_c = torch.arange(len(listed), dtype=torch.int32).to(torch.uint16)
     return data
 
 
@@ -118,7 +118,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObj
         num_partitions=data.draw(st.integers(1, 2)),
         assigner="hash",
         edge_dir=edge_dir,
-        weight_attr="w",
+        weight_attr="edge_w",
     )
     homogeneous_graph = NODE in edges
     options = {**OPTIONS, **({"sampler_options": LaborSamplerOptions()} if how == "labor" else {})}
@@ -129,7 +129,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObj
         batch_size=len(seeds),
         subgraph_type=kind,
         replace=how == "replace",
-        weight_attr="w" if how == "weight" else None,
+        weight_attr="edge_w" if how == "weight" else None,
         disjoint=disjoint,
         **options,
     ) as loader:
@@ -160,8 +160,8 @@ def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObj
         triples = _expected(expected, edge_type, kind)
         assert store.edge_index.tolist() == [[row for _, row, _ in triples], [t for t, _, _ in triples]]
         assert store.e_id.tolist() == [number for _, _, number in triples]
-        assert store.c.dtype == torch.uint16
-        assert store.c.tolist() == store.e_id.tolist()
+        assert store.edge_c.dtype == torch.uint16
+        assert store.edge_c.tolist() == store.e_id.tolist()
         assert "num_sampled_edges" not in store
     assert "num_sampled_edges" not in batch
     assert "num_sampled_nodes" in batch
