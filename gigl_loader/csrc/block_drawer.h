@@ -36,7 +36,8 @@ class BlockDrawer {
   BlockDrawer(const AdjacencyView& adjacency, const int64_t* target_ids, const HopDraw& draw, bool with_edge_ids,
               Policy policy)
       : adjacency_(adjacency), target_ids_(target_ids), sole_(adjacency.Sole()), key_(draw.key), place_(draw.place()),
-        disjoint_(draw.disjoint), with_edge_ids_(with_edge_ids), policy_(policy) {}
+        disjoint_(draw.disjoint), with_edge_ids_(with_edge_ids),
+        per_target_(draw.rule.fanout > 0 ? draw.rule.fanout : kBlockEdges), policy_(policy) {}
 
   // Asks for the list bounds and ids of the targets of the next block (at most kBlockTargets).
   void Fetch(std::span<const int64_t> targets) const {
@@ -54,9 +55,17 @@ class BlockDrawer {
   int64_t Locate(std::span<const int64_t> targets, Located located) {
     num_targets_ = num_edges_ = 0;
     const int64_t most = std::min<int64_t>(kBlockTargets, static_cast<int64_t>(targets.size()));
-    int64_t found = 0;  // targets whose lists are known
+    [[maybe_unused]] int64_t found = 0;  // targets whose lists are known
     while (num_targets_ < most && num_edges_ < kBlockEdges) {
-      for (; found < std::min(num_targets_ + Policy::kAhead, most); ++found) block_[found] = Find(targets[found]);
+      if constexpr (Policy::kAhead == 1) {
+        block_[num_targets_] = Find(targets[num_targets_]);
+      } else {  // No further than the block is likely to reach: what it leaves is found again for the next.
+        for (; found < most && found < num_targets_ + Policy::kAhead &&
+               num_edges_ + (found - num_targets_) * per_target_ < kBlockEdges;
+             ++found) {
+          block_[found] = Find(targets[found]);
+        }
+      }
       Target& target = block_[num_targets_];
       if constexpr (Policy::kTimed) policy_.Cut(target.list, target.tree);
       target.taken = policy_.Count(AddressOf(target), target.list);
@@ -186,6 +195,7 @@ class BlockDrawer {
   const uint64_t place_;
   const bool disjoint_;
   const bool with_edge_ids_;
+  const int64_t per_target_;  // edges, at most
   uint64_t tree_key_ = 0;
   int64_t key_tree_ = -1;
   Policy policy_;

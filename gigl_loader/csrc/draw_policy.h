@@ -80,13 +80,12 @@ class UniformPolicy {
 class WeightedPolicy {
  public:
   static constexpr bool kTimed = false;
-  static constexpr int64_t kAhead = 8;
+  static constexpr int64_t kAhead = 1;
 
   WeightedPolicy(const DrawRule& rule, WeightedPicker& picker) : rule_(rule), picker_(picker) {}
 
-  // Also for the searches of the list, which begin when the whole block is counted.
+  // For the searches of the list, which begin when the whole block is counted.
   void Fetch(const ListView& list) const {
-    __builtin_prefetch(list.part->weight_counts + list.number, 0, 1);
     __builtin_prefetch(list.part->weight_sums + list.first + list.degree / 2, 0, 1);
     __builtin_prefetch(list.part->weight_sums + list.first + list.degree - 1, 0, 1);
   }
