@@ -1,6 +1,6 @@
 """Kinds of draws beside PyG's: weighted, disjoint and in time, per CPU second of one thread, with edge ids.
 
-    python benchmarks/pyg_variants.py --data FOLDER [--rounds 3] [--json FILE]
+    python benchmarks/pyg_variants.py --data FOLDER [--rounds 5] [--json FILE]
 
 Same graph, weights, times and batches as ``variants.py``, nodes and edges only. PyG's side is its
 ``NeighborSampler`` in the environment of ``pyg_peer.sh setup``, which needs pyg-lib: torch-sparse has no such
@@ -98,7 +98,7 @@ def main() -> None:
         return
     from options import read_options
 
-    options = read_options(__doc__, rounds=3)
+    options = read_options(__doc__)
     home = Path(os.environ.get("PYG_HOME", Path.home() / ".cache/gigl_loader_bench/pyg"))
     pythons = {"ours": sys.executable, "pyg": str(home / "bin" / "python")}
     size = "quick" if options.quick else "full"
