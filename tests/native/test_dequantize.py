@@ -1,60 +1,36 @@
-"""Codes become the values that plain Python makes of them, bit for bit, in the kernel and with torch."""
+"""Codes become the values that plain Python makes of them, bit for bit, in the kernel."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gigl_loader import native
-from gigl_loader.graph import Column
-from gigl_loader.graph.quantization import Quantization, Quantized
-from gigl_loader.loaders.dequantize import Dequantizer
-from tests.support.quantised import values_of
+from tests.support.quantised import packed_columns, values_of
 
-KINDS = ["int8", "uint4", "uint2", "uint1"]
+if TYPE_CHECKING:
+    from gigl_loader.arrays import Bytes
+    from gigl_loader.graph import Column
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    kind=st.sampled_from(KINDS),
-    per=st.sampled_from(["column", "row"]),
-    shape=st.sampled_from([(), (1,), (3,), (8,), (17,), (2, 5), (64,), (1030,)]),
-    rows=st.integers(0, 5),
-    magnitude=st.sampled_from([1e-40, 1e-3, 1.0, 1e6, 1e35]),
-    seed=st.integers(0, 100),
-)
-def test_kernel_and_torch_give_the_values_of_plain_python(
-    *,
-    kind: str,
-    per: Literal["column", "row"],
-    shape: tuple[int, ...],
-    rows: int,
-    magnitude: float,
-    seed: int,
-) -> None:
-    random = np.random.default_rng(seed)
-    how, elements = Quantization(kind, per), math.prod(shape)
-    packed = random.integers(0, 256, (rows, how.row_bytes(elements)), np.uint8)
-    count = elements if per == "column" else rows
-    scales, zeros = (random.standard_normal((2, count)) * magnitude).astype(np.float32)
-    if per == "row":
-        packed[:, :8] = np.stack([abs(scales), zeros], axis=1).view(np.uint8)
-        form = Quantized(how, "F32")
-    else:
-        form = Quantized(how, "F32", abs(scales).tobytes(), zeros.tobytes())
-    column = Column("F32", shape, None, form)
-    expected, dequantizer = values_of(packed, column).view(np.uint32), Dequantizer(column)
-    by_kernel = dequantizer.on_host(packed, lambda nbytes: np.empty(nbytes, np.uint8))
-    by_torch = dequantizer.on_device(torch.from_numpy(packed))
-    for found in (by_kernel, by_torch):
-        assert found.dtype == torch.float32
-        assert np.array_equal(found.numpy().view(np.uint32), expected)
+@given(packed_columns())
+def test_the_kernel_gives_the_values_of_plain_python(drawn: tuple[Column, Bytes]) -> None:
+    column, packed = drawn
+    assert column.quantized is not None
+    form = column.quantized
+    by_column = form.how.per == "column"
+    scales, zero_points = (
+        np.asarray(each, np.float64) if by_column else None for each in (form.scales, form.zero_points)
+    )
+    out = np.empty((len(packed), math.prod(column.shape)), np.float32)
+    native.dequantize(packed, form.how.bits, scales, zero_points, out)
+    expected = values_of(packed, column).reshape(out.shape)
+    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
 
 
 def _arguments(**changes: Any) -> list[Any]:

@@ -7,13 +7,36 @@ import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hypothesis import strategies as st
+
+from gigl_loader.graph import Column
+from gigl_loader.graph.quantization import Quantization, Quantized
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Bytes, Float32Array
-    from gigl_loader.graph import Column
-    from gigl_loader.graph.quantization import Quantization
 
-__all__ = ["allowed_error", "values_of"]
+KINDS = ["int8", "uint4", "uint2", "uint1"]
+
+__all__ = ["allowed_error", "packed_columns", "values_of"]
+
+
+@st.composite
+def packed_columns(draw: st.DrawFn) -> tuple[Column, Bytes]:
+    """Draw a quantised column and random rows of it, uint8 [N, row bytes]."""
+    how = Quantization(draw(st.sampled_from(KINDS)), draw(st.sampled_from(["column", "row"])))
+    shape = draw(st.sampled_from([(), (1,), (3,), (8,), (17,), (2, 5), (64,), (1030,)]))
+    rows, magnitude = draw(st.integers(0, 5)), draw(st.sampled_from([1e-40, 1e-3, 1.0, 1e6, 1e35]))
+    random = np.random.default_rng(draw(st.integers(0, 100)))
+    elements = math.prod(shape)
+    packed = random.integers(0, 256, (rows, how.row_bytes(elements)), np.uint8)
+    count = elements if how.per == "column" else rows
+    scales, zeros = (random.standard_normal((2, count)) * magnitude).astype(np.float32)
+    if how.per == "column":
+        return Column(
+            "F32", shape, None, Quantized(how, "F32", abs(scales).tobytes(), zeros.tobytes())
+        ), packed
+    packed[:, :8] = np.stack([abs(scales), zeros], axis=1).view(np.uint8)
+    return Column("F32", shape, None, Quantized(how, "F32")), packed
 
 
 def values_of(packed: Bytes, column: Column) -> Float32Array:
