@@ -285,7 +285,8 @@ class TimedWeightedPolicy {
       if (entry < 0 || entry >= list.degree) ThrowDamaged("weights do not rise to their sum");
       picks_.Push(entry);
     };
-    const int64_t most = rule_.fanout < 0 ? list.degree : rule_.fanout;
+    // Of a damaged list, too, no more is picked than it has entries.
+    const int64_t most = rule_.fanout < 0 ? list.degree : std::min<int64_t>(rule_.fanout, list.degree);
     if (view.total() < 0) ThrowDamaged("weights do not rise to their sum");
     if (rule_.last) {
       WeightedPicker::PickLast(view, most, checked);
@@ -298,7 +299,7 @@ class TimedWeightedPolicy {
       for (size_t i = before; i < picks_.size(); ++i) taken += view.sums[picks_[i]] - view.before(picks_[i]);
       if (taken == view.total()) std::sort(picks_.data() + before, picks_.data() + picks_.size());
     } else if (view.total() > 0) {
-      return most;
+      return rule_.fanout;
     }
     return static_cast<int64_t>(picks_.size() - before);
   }

@@ -16,10 +16,24 @@ from gigl_loader.partition.limits import Budget
 from gigl_loader.partition.spill import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
 from gigl_loader.tensors import ArraySpec
 
-__all__ = ["Job", "PartFiles", "Progress"]
+__all__ = ["Job", "PartFiles", "Progress", "tracked"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, the rows done and the rows in all."""
+
+
+def tracked(progress: Progress | None, step: str, total: int) -> Callable[[int], None]:
+    """Announce a step; return what to call with the number of rows just done."""
+    done = 0
+
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress(step, done, total)
+
+    advance(0)
+    return advance
 
 
 class Job:
@@ -65,16 +79,7 @@ class Job:
 
     def track(self, step: str, total: int) -> Callable[[int], None]:
         """Announce a step; return what to call with the number of rows just done."""
-        done = 0
-
-        def advance(rows: int) -> None:
-            nonlocal done
-            done += rows
-            if self._progress is not None:
-                self._progress(step, done, total)
-
-        advance(0)
-        return advance
+        return tracked(self._progress, step, total)
 
     def spill(self, kinds: Kinds, rows: int) -> Spill:
         """Return a place for ``rows`` rows of these arrays to wait: in memory where they fit."""

@@ -7,7 +7,6 @@ has the arrays, ``docs/randomness.md`` what is drawn with them.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,7 @@ from gigl_loader.graph.paths import (
 )
 from gigl_loader.graph.schema import Column
 from gigl_loader.native import build_adjacency
-from gigl_loader.partition.weights import as_float64, check_weights, opened, piece, running_sums
+from gigl_loader.partition.weights import as_float64, opened, pieces, running_sums
 from gigl_loader.tensors import ArraySpec
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def index_times(job: Job, schema: GraphSchema, edge_type: EdgeType, name: str) -
             "slots": ArraySpec(f"I{8 * width.itemsize}", (num_edges,)),
         }
         writer = job.create(times_path(part, edge_type, name), specs)
-        for indptr in _pieces(job, edge_type, part):
+        for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
             begin, end = int(indptr[0]), int(indptr[-1])
             times = times_of(part, begin, end)
             order = _in_order(times, indptr - begin)
@@ -95,11 +94,10 @@ def index_timed_weights(job: Job, schema: GraphSchema, edge_type: EdgeType, time
         writer = job.create(
             timed_weights_path(part, edge_type, time, name), {"sums": ArraySpec("I64", (num_edges,))}
         )
-        for indptr in _pieces(job, edge_type, part):
+        for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
             begin, end = int(indptr[0]), int(indptr[-1])
             slots = opened(job, times_path(part, edge_type, time)).array("slots")[begin:end]
             values = opened(job, file).array(name)[begin:end][slots.astype(np.int64) - begin]
-            check_weights(values, column, partial(_where, file, name))
             writer.append("sums", running_sums(as_float64(values, column), indptr - begin)[0])
             advance(end - begin)
         job.finish(writer)
@@ -122,17 +120,6 @@ def _times_of(
     return of_edges if name in schema.edges[edge_type].times else of_neighbors
 
 
-def _pieces(job: Job, edge_type: EdgeType, part: int) -> list[Int64Array]:
-    """Return the bounds of the lists of a partition, in pieces of as many edges as fit the memory."""
-    rows = job.budget.chunk_rows(_BYTES_PER_EDGE)
-    indptr = np.array(opened(job, topology_path(part, edge_type)).array("indptr"))
-    pieces, first = [], 0
-    while first < len(indptr) - 1:
-        pieces.append(piece(indptr, first, rows))
-        first += len(pieces[-1]) - 1
-    return pieces
-
-
 def _in_order(times: Int64Array, indptr: Int64Array) -> Int64Array:
     """Return the places of the entries of lists by ascending time, those of equal times as they are."""
     numbers = np.arange(len(times), dtype=np.int64)
@@ -140,7 +127,3 @@ def _in_order(times: Int64Array, indptr: Int64Array) -> Int64Array:
     order = np.empty(len(times), np.int64)
     build_adjacency(lists, times, numbers, np.empty(len(indptr), np.int64), order)
     return order
-
-
-def _where(file: str, column: str, _: int) -> str:
-    return f"{file}, column {column!r}"

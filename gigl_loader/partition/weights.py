@@ -19,7 +19,7 @@ from gigl_loader.graph.schema import Column
 from gigl_loader.tensors import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gigl_loader.graph.schema import EdgeSchema, EdgeType
     from gigl_loader.partition.job import Job
@@ -30,7 +30,7 @@ __all__ = [
     "check_weights",
     "index_weights",
     "opened",
-    "piece",
+    "pieces",
     "running_sums",
 ]
 
@@ -65,7 +65,6 @@ def index_weights(
 
     With ``check``, ``FormatError`` names the file and row of the first value that is no weight.
     """
-    rows = job.budget.chunk_rows(_BYTES_PER_EDGE)
     advance = job.track(f"edges {','.join(edge_type)}: indexing {name}", edges.count)
     column = edges.columns.get(name, Column("F32"))
     for part in range(job.num_partitions):
@@ -78,10 +77,7 @@ def index_weights(
         num_edges = len(opened(job, file).array(name))
         specs = {"sums": ArraySpec("I64", (num_edges,)), "counts": ArraySpec("I64", (num_lists,))}
         writer = job.create(weights_path(part, edge_type, name), specs)
-        first = 0
-        while first < num_lists:
-            # Opened anew for each piece: a map that stays open would grow by every page that is read.
-            indptr = piece(opened(job, bounds).array("indptr"), first, rows)
+        for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
             begin, end = int(indptr[0]), int(indptr[-1])
             values = opened(job, file).array(name)[begin:end]
             if check:
@@ -90,7 +86,6 @@ def index_weights(
             writer.append("sums", sums)
             writer.append("counts", counts)
             advance(end - begin)
-            first += len(counts)
         job.finish(writer)
 
 
@@ -119,7 +114,20 @@ def running_sums(weights: Float64Array, indptr: Int64Array) -> tuple[Int64Array,
     return sums.view(np.int64), counts
 
 
-def piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
+def pieces(job: Job, edge_type: EdgeType, part: int, bytes_per_edge: int) -> Iterator[Int64Array]:
+    """Yield the bounds of the lists of a partition, in pieces of as many edges as fit the memory.
+
+    Callers open files anew for each piece, too: a map that stays open would grow by every page that is read.
+    """
+    rows = job.budget.chunk_rows(bytes_per_edge)
+    bounds, first = topology_path(part, edge_type), 0
+    while first < len(indptr := opened(job, bounds).array("indptr")) - 1:
+        found = _piece(indptr, first, rows)
+        yield found
+        first += len(found) - 1
+
+
+def _piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
     """Return the bounds of the lists from ``first`` on that have ``rows`` edges together, or of one list."""
     end = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
     return indptr[first : min(max(end, first + 1), first + rows) + 1]

@@ -17,6 +17,7 @@ from gigl_loader.partition.glt.checks import EdgeIds, check_book, check_edge_ids
 from gigl_loader.partition.glt.layout import Layout
 from gigl_loader.partition.glt.tables import JoinedTable, LabelledTable, TensorTable
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor
+from gigl_loader.partition.job import tracked
 from gigl_loader.partition.limits import Budget, available_memory
 from gigl_loader.partition.staging import refuse_existing
 from gigl_loader.partition.table import GraphTables, NodeTable, Table
@@ -138,7 +139,7 @@ class _Import:
                 f"{self.layout.root}: the partitions have features of {rows} nodes of type {node_type!r}, "
                 f"of the {len(book)} in {book.path.name}"
             )
-        advance = self._track(f"nodes {node_type}: checking", len(book) + rows)
+        advance = tracked(self._progress, f"nodes {node_type}: checking", len(book) + rows)
         check_book(book, self.layout.num_partitions, advance)
         check_node_ids(features, len(book), advance)
         splits = {
@@ -171,7 +172,7 @@ class _Import:
             raise FormatError(f"{book.path}: {len(book)} edges, but the partitions hold {count}")
         if not any(features):
             features = [None] * len(parts)
-        advance = self._track(f"edges {','.join(edge_type)}: checking", count)
+        advance = tracked(self._progress, f"edges {','.join(edge_type)}: checking", count)
         self.budget.require(EdgeIds.nbytes(count), f"checking the {count:,} edge ids of type {edge_type}")
         seen = EdgeIds(count)
         return chain(
@@ -212,15 +213,3 @@ class _Import:
         """Count memory that a table takes while it is read. Only one table is read at a time."""
         self.budget.require(nbytes, what)
         self.held_bytes = max(self.held_bytes, nbytes)
-
-    def _track(self, step: str, total: int) -> Callable[[int], None]:
-        done = 0
-
-        def advance(rows: int) -> None:
-            nonlocal done
-            done += rows
-            if self._progress is not None:
-                self._progress(step, done, total)
-
-        advance(0)
-        return advance
