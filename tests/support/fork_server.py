@@ -61,7 +61,9 @@ class ForkServer:
 
     def start(self, order: dict[str, Any]) -> int:
         """Fork a rank and return its process id."""
-        return int(self._ask({"start": order})["pid"])
+        pid = int(self._ask({"start": order})["pid"])
+        self._ended.pop(pid, None)  # The kernel gives a number again: an earlier rank may have had it.
+        return pid
 
     def status(self, pid: int) -> int | None:
         """Return how a rank ended, ``None`` while it runs."""
