@@ -142,7 +142,9 @@ def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
     server = found.endpoints[0]
     connection = Connection(server, caller, timeout_s=timeout_s)
     try:
-        manifest = Manifest.parse(fetch_manifest(connection), what=f"graph.json of {server}")
+        manifest = Manifest.parse(
+            fetch_manifest(connection, wire=server.wire_version), what=f"graph.json of {server}"
+        )
     finally:
         connection.close()
     if manifest.digest != found.graph:

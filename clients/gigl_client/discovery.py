@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, StorageUnavailable
@@ -16,8 +16,8 @@ from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.refusals import Busy
-from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,11 @@ class _Search:
         errors = [error for check in checks if (error := check.exception()) is not None]
         if errors:  # Errors that waiting cannot resolve come first.
             raise next((error for error in errors if not isinstance(error, _PASSING)), errors[0])
-        return Found(endpoints=view.servers, graph=view.graph)
+        agreed = [
+            replace(server, wire_version=check.result())
+            for server, check in zip(view.servers, checks, strict=True)
+        ]
+        return Found(endpoints=tuple(agreed), graph=view.graph)
 
     def _first_view(self) -> ClusterView:
         """Return the view of the first server that responds and is ready."""
@@ -146,19 +150,18 @@ class _Search:
     def _view(self, server: Endpoint, timeout_s: float | None = None) -> ClusterView:
         with closing(StoreClient(server, self._caller)) as client:
             view = client.cluster(timeout_s or self._batch_wait)
-        if view.wire_version != WIRE_VERSION:
-            raise ValueError(
-                f"{server} runs gigl-loader {view.version}, whose wire version is {view.wire_version}; here "
-                f"it is {WIRE_VERSION}: install the same version on all servers and trainers"
-            )
+        BuildVersions.of(view).agree(str(server))
         if not view.ready:
             raise _NotReady(f"{server} is not ready: {view.reason or 'it did not say why'}")
         return view
 
-    def _check(self, server: Endpoint, graph: str) -> None:
-        """Check that a server of the view has the graph, is ready, and can be reached on both ports."""
+    def _check(self, server: Endpoint, graph: str) -> int:
+        """Check that a server of the view has the graph, is ready, and can be reached on both ports.
+
+        Return the wire version that was agreed upon.
+        """
         _check_graph(server, self._view(server).graph, graph)
-        check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait)
+        return check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait).wire
 
     @property
     def _batch_wait(self) -> float:

@@ -33,7 +33,12 @@ class RemoteNodes:
         self._schema = cluster.schema
         self._servers = cluster.servers
         self._directories = [
-            Directory(server.connection, schema=cluster.schema, digest=cluster.graph_digest)
+            Directory(
+                server.connection,
+                schema=cluster.schema,
+                digest=cluster.graph_digest,
+                wire=server.endpoint.wire_version,
+            )
             for server in cluster.servers
         ]
         self._directory = self._directories[first % len(self._directories)]

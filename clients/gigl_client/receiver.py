@@ -120,7 +120,15 @@ class Receiver:
         bare = sent.opened.deferred_features
         memory = scratch.lend(nbytes) if bare else self._buffers.lend(nbytes)
         try:
-            fetch_frame(sent.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+            server = sent.channel.server
+            fetch_frame(
+                server.connection,
+                handle,
+                nbytes,
+                memory,
+                timeout_s=self._fetch_s,
+                wire=server.endpoint.wire_version,
+            )
         except StorageUnavailable as error:
             raise Unfetched(error) from None
         with self._lock:

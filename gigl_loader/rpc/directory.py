@@ -37,9 +37,12 @@ __all__ = ["Directory", "fetch_manifest"]
 _ANY = (-(2**63), 2**63)
 
 
-def fetch_manifest(connection: Connection) -> bytes:
-    """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
-    layout, buffer = connection.call(encode_graph_request(ManifestRequest(), ""), assembled)
+def fetch_manifest(connection: Connection, *, wire: int = 0) -> bytes:
+    """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks.
+
+    ``wire`` as in ``encode_graph_request``.
+    """
+    layout, buffer = connection.call(encode_graph_request(ManifestRequest(), "", wire=wire), assembled)
     return read_bytes(layout, buffer, "manifest")
 
 
@@ -50,11 +53,12 @@ class Directory:
     the service has another graph. Large requests are split into parts of 1 Mi nodes.
     """
 
-    def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str) -> None:
-        """``schema`` and ``digest`` are those of the manifest."""
+    def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str, wire: int = 0) -> None:
+        """``schema`` and ``digest`` are those of the manifest, ``wire`` as in ``encode_graph_request``."""
         self._connection = connection
         self._schema = schema
         self._digest = digest
+        self._wire = wire
 
     def ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         """Return the node ids at ``positions``, int64 [N]. ``ValueError`` for positions that no node has."""
@@ -93,7 +97,7 @@ class Directory:
         """Return the positions of a split, int64 [N], ascending, in a partition that the service holds."""
         bounds = self._schema.nodes[node_type].bounds
         request = encode(
-            Envelope(graph=self._digest, partition=partition),
+            Envelope(graph=self._digest, partition=partition, wire=self._wire),
             SplitRequest(node_type=node_type, split=name),
             self._schema,
         )
@@ -102,7 +106,7 @@ class Directory:
 
     def edges(self, partition: int, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type in a partition that the service holds, by ascending edge id."""
-        envelope = Envelope(graph=self._digest, partition=partition)
+        envelope = Envelope(graph=self._digest, partition=partition, wire=self._wire)
         return fetch_edges(self._connection, envelope, edge_type, self._schema)
 
     def texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
@@ -110,7 +114,7 @@ class Directory:
         texts: list[str] = []
         for at in range(0, len(node_ids), MAX_TEXTS):
             request = TextsRequest(node_type=node_type, ids=node_ids[at : at + MAX_TEXTS])
-            layout, buffer = self._connection.call(encode_graph_request(request, self._digest), assembled)
+            layout, buffer = self._connection.call(self._encoded(request), assembled)
             texts += read_texts(layout, buffer, len(request.ids))
         return texts
 
@@ -134,8 +138,11 @@ class Directory:
             raise ValueError(f"{len(unknown)} unknown {what} of type {node_type!r}: {listed}")
         return numbers.astype(np.int64)
 
+    def _encoded(self, request: Inquiry) -> bytes:
+        return encode_graph_request(request, self._digest, wire=self._wire)
+
     def _integers(self, request: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
-        layout, buffer = self._connection.call(encode_graph_request(request, self._digest), assembled)
+        layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_integers(layout, buffer, name, span, count)
 
 

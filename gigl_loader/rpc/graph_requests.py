@@ -17,8 +17,9 @@ from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.request_reader import WIRE_VERSION, RequestReader, known_name
+from gigl_loader.rpc.request_reader import RequestReader, known_name
 from gigl_loader.rpc.texts import text_arrays, texts_of
+from gigl_loader.rpc.versions import newest_wire
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -113,26 +114,29 @@ Inquiry: TypeAlias = (
 )
 
 
-def encode_graph_request(inquiry: Inquiry, graph: str) -> bytes:
-    """Return an inquiry as bytes. ``graph`` is the digest, which a request for the manifest does not need."""
+def encode_graph_request(inquiry: Inquiry, graph: str, *, wire: int = 0) -> bytes:
+    """Return an inquiry as bytes. ``graph`` is the digest, which a request for the manifest does not need.
+
+    ``wire`` is the version agreed upon with the service. 0: the newest of this build.
+    """
     if isinstance(inquiry, ManifestRequest):
-        return _document({"ask": "manifest"})
+        return _document(wire, {"ask": "manifest"})
     about = {"graph": graph, "node_type": inquiry.node_type}
     if isinstance(inquiry, IdsRequest):
-        return _document({**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
+        return _document(wire, {**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
     if isinstance(inquiry, LocateRequest):
-        return _document({**about, "ask": "locate"}, ids=inquiry.ids)
+        return _document(wire, {**about, "ask": "locate"}, ids=inquiry.ids)
     if isinstance(inquiry, TextsRequest):
-        return _document({**about, "ask": "texts"}, rows=_narrow(inquiry.ids))
+        return _document(wire, {**about, "ask": "texts"}, rows=_narrow(inquiry.ids))
     if isinstance(inquiry, FindTextsRequest):
-        return _document({**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
+        return _document(wire, {**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
     span = {"first": str(inquiry.first), "count": str(inquiry.count)}
-    return _document({**about, "ask": "list", **span})
+    return _document(wire, {**about, "ask": "list", **span})
 
 
-def encode_frame_request(handle: bytes) -> bytes:
-    """Return the request for the frame behind a handle."""
-    return _document({"ask": "frame", "handle": handle.hex()})
+def encode_frame_request(handle: bytes, *, wire: int = 0) -> bytes:
+    """Return the request for the frame behind a handle. ``wire`` as in ``encode_graph_request``."""
+    return _document(wire, {"ask": "frame", "handle": handle.hex()})
 
 
 def frame_handle(ticket: bytes) -> bytes | None:
@@ -225,9 +229,9 @@ def _check_count(count: int, limit: int) -> None:
         raise Refusal(RefusalKind.TOO_LARGE, f"{count} nodes in one request; at most {limit} are answered")
 
 
-def _document(entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
+def _document(wire: int, entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
     specs = {name: spec_of(array) for name, array in arrays.items()}
-    layout = Layout.plan(specs, {"wire": str(WIRE_VERSION), **entries})
+    layout = Layout.plan(specs, {"wire": str(wire or newest_wire()), **entries})
     return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
 
 

@@ -10,7 +10,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s")
+    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s", "oldest_wire_version", "draw_specification")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,8 @@ class Description(_message.Message):
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SPECIFICATION_FIELD_NUMBER: _ClassVar[int]
     version: str
     wire_version: int
     graph: str
@@ -25,7 +27,9 @@ class Description(_message.Message):
     data_port: int
     pid: int
     uptime_s: float
-    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    oldest_wire_version: int
+    draw_specification: int
+    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., oldest_wire_version: _Optional[int] = ..., draw_specification: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
@@ -78,14 +82,16 @@ class Server(_message.Message):
     def __init__(self, host: _Optional[str] = ..., control_port: _Optional[int] = ..., data_port: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CreateProducerRequest(_message.Message):
-    __slots__ = ("key", "plan", "graph")
+    __slots__ = ("key", "plan", "graph", "draw_specification")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SPECIFICATION_FIELD_NUMBER: _ClassVar[int]
     key: str
     plan: str
     graph: str
-    def __init__(self, key: _Optional[str] = ..., plan: _Optional[str] = ..., graph: _Optional[str] = ...) -> None: ...
+    draw_specification: int
+    def __init__(self, key: _Optional[str] = ..., plan: _Optional[str] = ..., graph: _Optional[str] = ..., draw_specification: _Optional[int] = ...) -> None: ...
 
 class CreateProducerReply(_message.Message):
     __slots__ = ("created",)

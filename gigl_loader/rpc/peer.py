@@ -15,9 +15,10 @@ from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.control_errors import NO_TOKEN
 from gigl_loader.rpc.replies import assembled
-from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
+from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,8 @@ class Description:
     """Description of a peer, as the peer sent it."""
 
     version: str
+    wire: int
+    """Version of requests that was agreed upon."""
     graph: str
     """Digest."""
     partitions: tuple[int, ...]
@@ -73,14 +76,16 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
             check_dates(endpoint.certificate)
     with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
         found = client.describe(_left(deadline))
-    _check_same(endpoint, found.wire_version, found.version, found.graph, digest)
+    wire = BuildVersions.of(found).agree(str(endpoint))
+    _check_graph(endpoint, found.graph, digest)
     if tuple(found.partitions) != endpoint.partitions:
         raise ValueError(
             f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
         )
-    _ping(endpoint, caller, digest, _left(deadline))
+    _ping(endpoint, caller, digest, wire, _left(deadline))
     return Description(
         version=found.version,
+        wire=wire,
         graph=found.graph,
         partitions=tuple(found.partitions),
         data_port=found.data_port,
@@ -100,12 +105,12 @@ def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
 
 
-def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> None:
+def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, timeout_s: float) -> None:
     if not endpoint.partitions:
         return
     connection = Connection(endpoint, caller, timeout_s=timeout_s)
     try:
-        request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0]))
+        request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0], wire=wire))
         connection.call(request, assembled)
     except SamplingError as error:
         if isinstance(error, StorageUnavailable):
@@ -115,12 +120,7 @@ def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> 
         connection.close()
 
 
-def _check_same(endpoint: Endpoint, wire: int, version: str, graph: str, digest: str) -> None:
-    if wire != WIRE_VERSION:
-        raise ValueError(
-            f"{endpoint} runs gigl-loader {version}, whose wire version is {wire}; here it is "
-            f"{WIRE_VERSION}: install the same version on all hosts"
-        )
+def _check_graph(endpoint: Endpoint, graph: str, digest: str) -> None:
     if graph != digest:
         raise ValueError(
             f"{endpoint} has another graph ({graph[:12]}, here {digest[:12]}): copy one and the same "

@@ -74,7 +74,7 @@ class RemoteStore:
         if partition not in endpoint.partitions:
             raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
         self._schema = schema
-        self._envelope = Envelope(graph=digest, partition=partition)
+        self._envelope = Envelope(graph=digest, partition=partition, wire=endpoint.wire_version)
         self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
 
     def sample(self, request: NeighborRequest) -> Neighbors:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.versions import WIRE_VERSION, check_draws, serves_wire, wire_range
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from gigl_loader.tensors import Layout
 
 __all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "RequestReader", "are_names", "known_name"]
-
-WIRE_VERSION = 2
-"""Version of requests and replies. Services refuse any other version."""
 
 MAX_HEADER_BYTES = 64 << 10
 """Limit of the header of a request or an assembled reply. Usual ones have a few hundred bytes."""
@@ -67,12 +65,20 @@ class RequestReader:
 
     def check_version(self) -> None:
         version = self.text("wire")
-        if version != str(WIRE_VERSION):
+        if not serves_wire(version):
             raise Refusal(
                 RefusalKind.MALFORMED,
-                f"the request has wire version {version[:20]!r}, this service reads {WIRE_VERSION}: "
+                f"the request has wire version {version[:20]!r}, this service reads {wire_range()}: "
                 "install the same version of gigl-loader on all hosts",
             )
+
+    def check_draws(self) -> None:
+        """Raise ``Refusal`` where the caller draws otherwise: one side was replaced by another build."""
+        draws = self.number("draws", 1, 2**31) if self.has("draws") else 0
+        try:
+            check_draws("the caller", draws)
+        except ValueError as error:
+            raise Refusal(RefusalKind.CONFLICT, str(error)) from None
 
     def check_graph(self, graph: str) -> None:
         requested = self.text("graph")

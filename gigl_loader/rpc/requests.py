@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
+from gigl_loader.native import draws
 from gigl_loader.rpc import graph_requests
 from gigl_loader.rpc.graph_requests import Inquiry
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
@@ -26,6 +27,7 @@ from gigl_loader.rpc.request_reader import (
     are_names,
     known_name,
 )
+from gigl_loader.rpc.versions import newest_wire
 from gigl_loader.sampling.store import (
     MAX_TREES,
     POSITION_MASK,
@@ -109,6 +111,8 @@ class Envelope:
     graph: str
     """Digest."""
     partition: int
+    wire: int = 0
+    """Version agreed upon with the service. 0: the newest of this build."""
 
 
 def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -> bytes:
@@ -122,6 +126,7 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
             "key": str(request.key),
             "hop": str(request.hop),
             "fanout": str(request.rule.fanout),
+            "draws": str(draws.DRAW_SPECIFICATION),
             "flags": json.dumps(_flags(request)),
             **({} if request.rule.weight is None else {"weight": request.rule.weight}),
             **({} if request.rule.time is None else {"time": request.rule.time}),
@@ -173,7 +178,11 @@ def _document(
     rows: npt.NDArray[Any] | None = None,
     **others: npt.NDArray[Any],
 ) -> bytes:
-    who = {"wire": str(WIRE_VERSION), "graph": envelope.graph, "partition": str(envelope.partition)}
+    who = {
+        "wire": str(envelope.wire or newest_wire()),
+        "graph": envelope.graph,
+        "partition": str(envelope.partition),
+    }
     arrays = others if rows is None else {"rows": rows, **others}
     layout = Layout.plan(
         {name: spec_of(array) for name, array in arrays.items()}, {**who, "ask": kind, **arguments}
@@ -241,6 +250,7 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
     if not set(flags) <= set(_FLAGS):
         raise FormatError(f"request: flags {list(flags)!r:.200} are not among {list(_FLAGS)}")
     span = (bounds[partition], bounds[partition + 1] - bounds[partition])
+    fields.check_draws()
     if "outward" in flags:
         _check_outward(fields, schema, edge_type)
         span = (0, schema.nodes[edge_type[0]].count)

@@ -70,6 +70,8 @@ def view_proof(key: str, nonce: str, reply: Any) -> str:
     claim = [
         own.version,
         own.wire_version,
+        own.oldest_wire_version,
+        own.draw_specification,
         own.graph,
         list(own.partitions),
         own.data_port,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.native import draws
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
 from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
@@ -61,6 +62,8 @@ class ClusterView:
 
     version: str
     wire_version: int
+    oldest_wire_version: int
+    draw_specification: int
     graph: str
     """Digest."""
     partitions: tuple[int, ...]
@@ -96,6 +99,8 @@ class ClusterView:
         return cls(
             version=own.version,
             wire_version=own.wire_version,
+            oldest_wire_version=own.oldest_wire_version,
+            draw_specification=own.draw_specification,
             graph=own.graph,
             partitions=tuple(own.partitions),
             data_port=own.data_port,
@@ -173,9 +178,11 @@ class StoreClient:
         """Create the producer of ``key`` where there is none. Return whether this call created it.
 
         ``plan`` is ``BatchPlan.to_json()``, ``graph`` the digest. ``ValueError`` for a plan that differs from
-        that of an existing producer, and for another graph.
+        that of an existing producer, for another graph, and from a server that draws otherwise.
         """
-        request = messages.CreateProducerRequest(key=key, plan=plan, graph=graph)
+        request = messages.CreateProducerRequest(
+            key=key, plan=plan, graph=graph, draw_specification=draws.DRAW_SPECIFICATION
+        )
         return bool(self._call("CreateProducer", request, timeout_s).created)
 
     def open_channel(

@@ -28,6 +28,7 @@ from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.remote_store import fetch_split
 from gigl_loader.rpc.requests import Envelope, encode, encode_ping
+from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import flight as data_port
@@ -510,9 +511,14 @@ def test_check_peer_says_what_to_mend(
         check_peer(replace(endpoint, partitions=(0, 1)), CALLER, digest=digest, timeout_s=5)
     with pytest.raises(StorageUnavailable, match=r"the name 'nowhere\.invalid' is not known here"):
         check_peer(replace(endpoint, host="nowhere.invalid"), CALLER, digest=digest, timeout_s=5)
-    monkeypatch.setattr("gigl_loader.rpc.peer.WIRE_VERSION", 99)
-    with pytest.raises(ValueError, match="install the same version on all hosts"):
-        check_peer(endpoint, CALLER, digest=digest, timeout_s=5)
+    own = BuildVersions.own()
+    for other in (replace(own, wire=99, oldest_wire=99), replace(own, draws=99)):
+        monkeypatch.setattr(BuildVersions, "of", lambda _, other=other: other)
+        with pytest.raises(ValueError, match=r"99; here it is .*install the same version") as told:
+            check_peer(endpoint, CALLER, digest=digest, timeout_s=5)
+        assert "\n" not in str(told.value)
+    monkeypatch.setattr(BuildVersions, "of", lambda _: replace(own, wire=99))
+    assert check_peer(endpoint, CALLER, digest=digest, timeout_s=5).wire == own.wire
 
 
 def test_check_peer_knocks_at_both_ports(graph: Graph, endpoint: Endpoint) -> None:

@@ -163,7 +163,7 @@ class Discovery:
         if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
             self._forget_error(address)
             return
-        check_fit(address, response, graph=self._graph)
+        wire = check_fit(address, response, graph=self._graph)
         self._drop_gone(itself)
         with self._lock:
             self._check_partitions(address, itself)
@@ -177,7 +177,7 @@ class Discovery:
             self._check(itself, seconds)
             with self._lock:  # A server with the same partitions may have been added meanwhile.
                 self._check_partitions(address, itself)
-                self._members[itself.control_address] = itself
+                self._members[itself.control_address] = replace(itself, wire_version=wire)
             _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
         self._forget_error(address)
 

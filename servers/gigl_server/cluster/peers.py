@@ -11,9 +11,9 @@ from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
-from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tls import tls_fault
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     import threading
@@ -57,6 +57,8 @@ class PeerResponse:
     itself: Endpoint
     others: tuple[str, ...]
     """Control addresses of the other servers that it knows."""
+    oldest_wire_version: int = 0
+    draw_specification: int = 0
 
 
 class PeerClient:
@@ -91,6 +93,8 @@ class PeerClient:
         return PeerResponse(
             version=view.version,
             wire_version=view.wire_version,
+            oldest_wire_version=view.oldest_wire_version,
+            draw_specification=view.draw_specification,
             graph=view.graph,
             itself=itself[0],
             others=tuple(server.control_address for server in view.servers if server is not itself[0]),
@@ -143,18 +147,21 @@ class PeerClient:
         )
 
 
-def check_fit(address: str, response: PeerResponse, *, graph: str) -> None:
-    """Raise ``JoinRefused`` unless the server at ``address`` has this wire version and this graph."""
-    if response.wire_version != WIRE_VERSION:
-        raise JoinRefused(
-            f"storage server at {address} runs gigl-loader {response.version}, whose wire version is "
-            f"{response.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
-        )
+def check_fit(address: str, response: PeerResponse, *, graph: str) -> int:
+    """Return the wire version to use with the server at ``address``.
+
+    Raises ``JoinRefused`` where there is none, where it draws otherwise, and where it has another graph.
+    """
+    try:
+        wire = BuildVersions.of(response).agree(f"{_WHAT} at {address}")
+    except ValueError as error:
+        raise JoinRefused(str(error)) from None
     if response.graph != graph:
         raise JoinRefused(
             f"storage server at {address} has another graph: digest {response.graph[:12]} vs {graph[:12]} "
             "here: give all servers parts of one and the same partitioned graph"
         )
+    return wire
 
 
 def check_partitions(address: str, itself: Endpoint, *, own: Endpoint, members: Iterable[Endpoint]) -> None:

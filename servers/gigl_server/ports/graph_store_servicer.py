@@ -9,6 +9,7 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message_is_whole
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.versions import check_draws
 from gigl_server.ports.reports import cluster_view, server_load
 from gigl_server.sessions.channel import ChannelOptions
 
@@ -116,6 +117,10 @@ class GraphStoreServicer:
         waiting.begun(self._in_job(call, lambda job: submit(job, held.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
+        try:
+            check_draws("the trainer", request.draw_specification)
+        except ValueError as error:
+            raise Refusal(RefusalKind.CONFLICT, str(error)) from None
         created = self._service.create_producer(
             job, key=request.key, plan=request.plan, graph=request.graph, caller=caller
         )

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader import __version__
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.requests import WIRE_VERSION
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +35,12 @@ class PeerCalls:
         return {"Describe": self._describe, "Stats": self._stats}
 
     def description(self) -> Any:
+        versions = BuildVersions.own()
         return messages.Description(
-            version=__version__,
-            wire_version=WIRE_VERSION,
+            version=versions.library,
+            wire_version=versions.wire,
+            oldest_wire_version=versions.oldest_wire,
+            draw_specification=versions.draws,
             graph=self._graph,
             partitions=self._partitions,
             data_port=self._data_port,
