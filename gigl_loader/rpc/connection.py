@@ -138,13 +138,18 @@ class Connection:
         reserve = min(_LAST_ATTEMPT_S, seconds / 4)
         last = ""
         damaged = 0
+        tokens = 0
         while True:
             left = began + seconds - time.monotonic()
+            headers = self._headers
             try:
                 # gRPC treats a deadline in the past as no deadline.
                 return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
             except Refusal as refusal:
-                raise refusal.error(str(self._endpoint)) from None
+                if refusal.kind is not RefusalKind.UNAUTHENTICATED or not self._renewed(headers, tokens):
+                    raise refusal.error(str(self._endpoint)) from None
+                tokens += 1
+                continue
             except _AttemptFailed as error:
                 damaged = damaged + 1 if isinstance(error, _Damaged) else 0
                 if damaged >= min(MAX_DAMAGED, attempts):
@@ -165,7 +170,7 @@ class Connection:
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next call on."""
         with self._lock:
-            self._caller, self._headers = caller, self._headers_of(caller)
+            self._use(caller)
             self._client = None
 
     def close(self) -> None:
@@ -232,9 +237,25 @@ class Connection:
                 raise SamplingError(f"the connection to {self._endpoint} was closed")
             if self._client is None:
                 keep_freed_memory()
+                self._use(self._caller.latest())
                 parts = self._caller.ssl_parts(self._endpoint)
                 self._client, self._encrypted = self._new_client(parts), parts is not None
             return self._client, self._encrypted
+
+    def _use(self, caller: Caller) -> None:
+        """Show the token of ``caller`` from now on. Under the lock."""
+        if caller is not self._caller:
+            self._caller, self._headers = caller, self._headers_of(caller)
+
+    def _renewed(self, headers: list[tuple[bytes, bytes]], tokens: int) -> bool:
+        """Show another token after a call with ``headers`` was refused: that of the files now, or the next.
+
+        Return whether there is another. ``tokens`` were refused before that.
+        """
+        with self._lock:
+            if self._headers is headers and tokens <= len(self._caller.other_tokens):
+                self._use(self._caller.after_refusal())
+            return self._headers is not headers
 
     def _headers_of(self, caller: Caller) -> list[tuple[bytes, bytes]]:
         return [(name.encode(), text.encode()) for name, text in (*caller.headers, *self._job_header)]

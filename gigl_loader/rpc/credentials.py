@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gigl_loader.rpc.address import Address
@@ -15,6 +16,7 @@ from gigl_loader.rpc.certificates import (
     self_signed,
     system_roots,
 )
+from gigl_loader.rpc.file_watch import FileWatch, Renewed
 from gigl_loader.rpc.reach import check_reach
 from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, secret_in, token_in, tokens_in
 from gigl_loader.rpc.server_proof import check_cluster_key
@@ -61,10 +63,14 @@ class Caller:
     """Use TLS. Implied by an authority or a certificate."""
     insecure: bool = False
     """Allow plain text to other machines. Anyone on the network can then read the token."""
+    other_tokens: tuple[str, ...] = field(default=(), repr=False)
+    """Tokens to show where ``token`` is refused: a server has several while tokens are changed."""
+    source: Renewed[Caller] | None = field(default=None, repr=False, compare=False)
+    """Files that this was read from, and that may hold something else now."""
 
     def __post_init__(self) -> None:
-        if self.token:
-            check_token(self.token)
+        for token in filter(None, (self.token, *self.other_tokens)):
+            check_token(token)
         _check_both(self.certificate, self.key)
 
     @classmethod
@@ -78,7 +84,28 @@ class Caller:
         tls: bool = False,
         insecure: bool = False,
     ) -> Caller:
-        """Read each part from its file, and check it. ``ValueError`` names the file."""
+        """Read each part from its file, and check it. ``ValueError`` names the file.
+
+        A file that changes is read again when a service refuses the token, and before each new connection.
+        """
+        read = partial(
+            cls._read, token=token, ca=ca, certificate=certificate, key=key, tls=tls, insecure=insecure
+        )
+        watch = FileWatch((token, ca, certificate, key))
+        caller = read()
+        return replace(caller, source=Renewed(caller, read, watch))
+
+    @classmethod
+    def _read(
+        cls,
+        *,
+        token: str | os.PathLike[str] | None,
+        ca: str | os.PathLike[str] | None,
+        certificate: str | os.PathLike[str] | None,
+        key: str | os.PathLike[str] | None,
+        tls: bool,
+        insecure: bool,
+    ) -> Caller:
         caller = cls(
             token=token_in(token),
             certificate=pem_in(certificate),
@@ -108,6 +135,19 @@ class Caller:
             ca=given.get("GIGL_TLS_CA") or None,
             insecure=given.get("GIGL_INSECURE", "").strip().lower() in ("1", "true", "yes", "on"),
         )
+
+    def latest(self) -> Caller:
+        """Return what the files hold now. This object where they did not change, or cannot be used."""
+        found = self if self.source is None else self.source.latest()
+        return self if found == self else replace(found, source=self.source)
+
+    def after_refusal(self) -> Caller:
+        """Return what to show after the token was refused. This object where there is nothing else."""
+        latest = self.latest()
+        if latest is not self or not self.other_tokens:
+            return latest
+        token, *others = self.other_tokens
+        return replace(self, token=token, other_tokens=(*others, self.token))
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -234,6 +274,18 @@ class Credentials:
         """Whether the service accepts callers without a token."""
         return not self.token
 
+    def showing(self, token: str) -> Credentials:
+        """Return these credentials with ``token`` as the one to show, if it is accepted.
+
+        A server goes on showing its token while there is another: servers read their files one after another.
+        """
+        known = {each.secret: each for each in self.tokens}
+        if token not in known:
+            return self
+        first = known.pop(token)
+        others = tuple(known.values())
+        return replace(self, token=first.secret, token_name=first.name, other_tokens=others)
+
     def proves_servers(self) -> bool:
         """Return whether servers prove to each other that they are servers and not callers.
 
@@ -252,6 +304,7 @@ class Credentials:
         pair = (self.certificate, self.key) if self.client_authority else (b"", b"")
         return Caller(
             token=self.token,
+            other_tokens=tuple(each.secret for each in self.other_tokens),
             certificate=pair[0],
             key=pair[1],
             authority=self.trusted,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
@@ -33,7 +34,7 @@ from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gigl_loader.rpc.credentials import Caller
 
@@ -42,6 +43,8 @@ __all__ = ["ClusterView", "StoreClient"]
 _LOGGER = logging.getLogger(__name__)
 
 _PROBE_S = 2.0
+
+Result = TypeVar("Result")
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -125,18 +128,13 @@ class StoreClient:
     def __init__(self, endpoint: Endpoint, caller: Caller, job: str = "") -> None:
         """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``."""
         self.endpoint = endpoint
-        self._caller = caller
+        self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
-        self._metadata = (*caller.headers, *(((JOB_HEADER, job),) if job else ()))
-        self._channel = control_channel(endpoint, caller, _OPTIONS)
-        self._calls = {
-            name: self._channel.unary_unary(
-                f"/{STORE_SERVICE}/{name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=reply.FromString,
-            )
-            for name, (request, reply) in STORE_METHODS.items()
-        }
+        self._lock = threading.Lock()
+        self._channels: list[Any] = []
+        """The last is in use. The one before has calls that were begun with other certificates."""
+        self._caller = caller
+        self._use(caller)
 
     def cluster(
         self, timeout_s: float, *, announce: str = "", cluster_key: str = "", challenge: str = ""
@@ -149,7 +147,7 @@ class StoreClient:
         """
         self._check_open()
         nonce = new_nonce()
-        headers = list(self._metadata)
+        headers: list[tuple[str, str]] = []
         if announce:
             headers.append((ANNOUNCEMENT, announce))
         if cluster_key:
@@ -158,8 +156,10 @@ class StoreClient:
             proof = announcement_proof(cluster_key, challenge, announce)
             headers += [(CHALLENGE, challenge), (PROOF, proof)]
         try:
-            reply, call = self._calls["Cluster"].with_call(
-                messages.ClusterRequest(), timeout=timeout_s, metadata=tuple(headers)
+            reply, call = self._with_renewal(
+                lambda: self._calls["Cluster"].with_call(
+                    messages.ClusterRequest(), timeout=timeout_s, metadata=(*self._metadata, *headers)
+                )
             )
         except grpc.RpcError as error:
             raise self._explained(error) from None
@@ -223,7 +223,8 @@ class StoreClient:
             raise
 
     def error(self, error: grpc.RpcError) -> Exception:
-        """Return the exception for a failed call."""
+        """Return the exception for a failed call. Later calls show what the caller's files hold now."""
+        self._renewed(self._caller, error)
         return control_error(self.endpoint, self._caller, error)
 
     def heartbeat(self, channels: Iterable[bytes], timeout_s: float) -> list[bytes]:
@@ -247,7 +248,58 @@ class StoreClient:
     def close(self) -> None:
         """Disconnect, and cancel calls under way. Closing twice is fine."""
         self._closed = True
-        self._channel.close()
+        with self._lock:
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+    def _use(self, caller: Caller) -> None:
+        """Show the token of ``caller`` from now on, and connect anew where its certificates are others."""
+        with self._lock:
+            before = self._caller if self._channels else None
+            self._metadata = (*caller.headers, *self._job_header)
+            self._caller = caller
+            parts = caller.ssl_parts(self.endpoint)
+            if self._closed or (before is not None and before.ssl_parts(self.endpoint) == parts):
+                return
+            old, channel = self._channels[:-1], control_channel(self.endpoint, caller, _OPTIONS)
+            self._channels = [*self._channels[-1:], channel]
+            self._calls = {
+                name: channel.unary_unary(
+                    f"/{STORE_SERVICE}/{name}",
+                    request_serializer=request.SerializeToString,
+                    response_deserializer=reply.FromString,
+                )
+                for name, (request, reply) in STORE_METHODS.items()
+            }
+        for each in old:
+            each.close()
+
+    def _renewed(self, used: Caller, error: grpc.RpcError) -> bool:
+        """Use what the caller's files hold now, or its next token, after a call with ``used`` failed.
+
+        Return whether that is something else, so that the call may be made again.
+        """
+        code = error.code() if hasattr(error, "code") else None
+        if code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE):
+            return False
+        if self._caller is used:
+            refused = code is grpc.StatusCode.UNAUTHENTICATED
+            found = used.after_refusal() if refused else used.latest()
+            if found is not used:
+                self._use(found)
+        return self._caller is not used
+
+    def _with_renewal(self, call: Callable[[], Result]) -> Result:
+        """Make a call, again while it is refused and there is another token to show."""
+        for _ in range(len(self._caller.other_tokens) + 1):
+            used = self._caller
+            try:
+                return call()
+            except grpc.RpcError as error:
+                if not self._renewed(used, error):
+                    raise
+        return call()
 
     def _call(self, name: str, request: Any, timeout_s: float) -> Any:
         """Make a call. Repeats a damaged request; ``FormatError`` when it was damaged three times."""
@@ -266,7 +318,9 @@ class StoreClient:
         self._check_open()
         began = time.monotonic()
         try:
-            reply = self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
+            reply = self._with_renewal(
+                lambda: self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
+            )
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:

@@ -192,6 +192,18 @@ class ServeOptions:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
+    @property
+    def credential_files(self) -> tuple[str | None, ...]:
+        """Files of ``load_credentials``."""
+        return (
+            self.token_file,
+            self.tls_cert,
+            self.tls_key,
+            self.tls_ca,
+            self.tls_client_ca,
+            self.cluster_key_file,
+        )
+
     def load_credentials(self) -> Credentials:
         """Read and check the files of token, certificates and key. ``ValueError`` with a one-line message."""
         from gigl_loader.rpc.certificates import check_authority, check_name

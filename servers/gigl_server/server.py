@@ -139,6 +139,7 @@ class StorageServer:
         reopened. After an error, nothing has changed.
         """
         check_renewal(self._credentials, credentials)
+        credentials = credentials.showing(self._credentials.token)
         self._data.renew(credentials)
         self._control.renew(credentials)
         self._credentials = credentials

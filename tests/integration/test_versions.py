@@ -50,7 +50,7 @@ def test_a_rolling_upgrade_changes_no_batch(graph: Path, expected: list[int]) ->
                 seen.append(digest(batch))
                 if len(seen) in (2, 5):
                     server = (2, 5).index(len(seen))
-                    assert servers.stop(server) == 0
+                    assert servers.stop(server)[0] == 0
                     servers.start(server, **NEXT)
                     servers.wait_ready(server)
         assert seen == expected

@@ -79,10 +79,10 @@ class BuildServers:
             time.sleep(backoff.next_s())
         raise TimeoutError(f"server {server} is not ready")
 
-    def stop(self, server: int, number: signal.Signals = signal.SIGTERM) -> int:
-        """End a server by a signal, and return its exit code."""
-        self._processes[server].send_signal(number)
-        return self.ended(server)[0]
+    def stop(self, server: int) -> tuple[int, str]:
+        """End a server by SIGTERM, and return its exit code and its log."""
+        self._processes[server].send_signal(signal.SIGTERM)
+        return self.ended(server)
 
     def ended(self, server: int) -> tuple[int, str]:
         """Wait for the end of a server, and return its exit code and its log."""
