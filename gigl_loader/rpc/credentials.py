@@ -17,6 +17,7 @@ from gigl_loader.rpc.certificates import (
     system_roots,
 )
 from gigl_loader.rpc.file_watch import FileWatch, Renewed
+from gigl_loader.rpc.grants import EVERYTHING, Grant
 from gigl_loader.rpc.reach import check_reach
 from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, secret_in, token_in, tokens_in
 from gigl_loader.rpc.server_proof import check_cluster_key
@@ -188,6 +189,8 @@ class Credentials:
     """
     token_name: str = "1"
     """Name of ``token``, for logs and quotas."""
+    token_grant: Grant = EVERYTHING
+    """Rights and quotas of ``token``."""
     other_tokens: tuple[Token, ...] = ()
     """Further accepted tokens: one per team, so that each team has its own quota."""
     certificate: bytes = b""
@@ -250,6 +253,7 @@ class Credentials:
         return cls(
             token=tokens[0].secret if tokens else "",
             token_name=tokens[0].name if tokens else "1",
+            token_grant=tokens[0].grant if tokens else EVERYTHING,
             other_tokens=tokens[1:],
             certificate=pem_in(certificate),
             key=secret_in(key),
@@ -267,7 +271,12 @@ class Credentials:
     @property
     def tokens(self) -> tuple[Token, ...]:
         """All accepted tokens, ``token`` first."""
-        return (Token(name=self.token_name, secret=self.token), *self.other_tokens) if self.token else ()
+        if not self.token:
+            return ()
+        return (
+            Token(name=self.token_name, secret=self.token, grant=self.token_grant),
+            *self.other_tokens,
+        )
 
     @property
     def is_open(self) -> bool:
@@ -283,8 +292,13 @@ class Credentials:
         if token not in known:
             return self
         first = known.pop(token)
-        others = tuple(known.values())
-        return replace(self, token=first.secret, token_name=first.name, other_tokens=others)
+        return replace(
+            self,
+            token=first.secret,
+            token_name=first.name,
+            token_grant=first.grant,
+            other_tokens=tuple(known.values()),
+        )
 
     def proves_servers(self) -> bool:
         """Return whether servers prove to each other that they are servers and not callers.
@@ -304,7 +318,7 @@ class Credentials:
         pair = (self.certificate, self.key) if self.client_authority else (b"", b"")
         return Caller(
             token=self.token,
-            other_tokens=tuple(each.secret for each in self.other_tokens),
+            other_tokens=tuple(each.secret for each in self.other_tokens if each.grant.reads_all),
             certificate=pair[0],
             key=pair[1],
             authority=self.trusted,
@@ -351,16 +365,21 @@ class Credentials:
     def to_json(self) -> dict[str, Any]:
         """Return everything including secrets, for a child process over a private socket."""
         texts = {name: getattr(self, name).decode("ascii") for name in _PEMS}
-        others = [[token.name, token.secret] for token in self.other_tokens]
+        others = [[token.name, token.secret, token.grant.to_json()] for token in self.other_tokens]
         plain = {name: getattr(self, name) for name in _PLAIN}
-        return {**texts, **plain, "other_tokens": others}
+        return {**texts, **plain, "token_grant": self.token_grant.to_json(), "other_tokens": others}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Credentials:
         """Undo ``to_json``."""
         parts = {name: document[name].encode("ascii") for name in _PEMS}
-        others = tuple(Token(name=name, secret=secret) for name, secret in document["other_tokens"])
-        return cls(**parts, **{name: document[name] for name in _PLAIN}, other_tokens=others)
+        others = tuple(
+            Token(name=name, secret=secret, grant=Grant.from_json(grant))
+            for name, secret, grant in document["other_tokens"]
+        )
+        plain = {name: document[name] for name in _PLAIN}
+        grant = Grant.from_json(document["token_grant"])
+        return cls(**parts, **plain, token_grant=grant, other_tokens=others)
 
     def identify(self, authorization_values: Sequence[str | bytes]) -> str | None:
         """Return the name of the token that a caller sent; ``None`` refuses the caller.

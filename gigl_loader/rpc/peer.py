@@ -146,6 +146,8 @@ def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise ValueError(f"{endpoint}: {details if caller.token else NO_TOKEN}") from None
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            raise ValueError(f"{endpoint}: {details}") from None
         fault = tls_fault(endpoint, caller, endpoint.control_port, _LOOK_S)
         if fault is not None:
             raise ValueError(f"{endpoint}: {fault}") from None

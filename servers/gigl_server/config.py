@@ -81,8 +81,8 @@ class ServeOptions:
     token_file: str | None = option(
         None,
         TEXT,
-        "Holds the tokens that trainers show: a TOKEN, or NAME TOKEN, per line. Without it, any caller that "
-        "reaches the ports is served.",
+        "Holds the tokens that trainers show: a TOKEN, or NAME TOKEN, per line, and what it may do "
+        "(graph=NAME jobs=4 share=2 ...). Without it, any caller that reaches the ports is served.",
     )
     cluster_key_file: str | None = option(
         None,

@@ -6,6 +6,7 @@ import logging
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError
@@ -15,6 +16,7 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
 from gigl_loader.rpc.requests import Envelope
 from gigl_loader.sampling.plans.custom import import_sampler
+from gigl_server.access import Access
 from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
 from gigl_server.certificate_renewal import check_renewal
@@ -140,7 +142,13 @@ class StorageServer:
         """
         check_renewal(self._credentials, credentials)
         credentials = credentials.showing(self._credentials.token)
-        self._data.renew(credentials)
+        before = self._credentials
+        self._access.renew(credentials)
+        try:
+            self._data.renew(credentials)
+        except OSError:
+            self._access.renew(before)
+            raise
         self._control.renew(credentials)
         self._credentials = credentials
         self._peer_client.renew(credentials.caller())
@@ -185,7 +193,9 @@ class StorageServer:
         """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
         options, graph, credentials = self._options, self._graph, self._credentials
         counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
-        queries = Queries(graph, graph.parts, counters)
+        digest, name = graph.manifest.digest, Path(str(graph.folder)).resolve().name
+        self._access = Access(credentials, graph=name, digest=digest)
+        queries = Queries(graph, graph.parts, counters, access=self._access)
         stack.callback(queries.close)
         self._service = SamplingService(
             graph,
@@ -195,6 +205,7 @@ class StorageServer:
             counters=counters,
             journal=_journal(options),
             allowed_samplers=_importable(options.allow_samplers),
+            grant_of=self._access.grant_of,
         )
         stack.callback(self._service.close)
         self._ring_server = RingServer(self._service.ring_of)
@@ -222,6 +233,7 @@ class StorageServer:
             announced=Announcements(credentials.cluster_key, self._readiness.heard_of, audit).exchange,
             audit=audit,
             show_names=options.show_names,
+            access=self._access,
         )
         stack.callback(self._control.close)
         self._meet_others(self._data.port)

@@ -174,6 +174,7 @@ SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "ports")
 """Of ``gigl_server``, as floors: a room imports from those before it, and the values below."""
 SERVER_VALUES = frozenset(
     {
+        "access",
         "audit",
         "bind_check",
         "certificate_renewal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ AUTHORITY = Authority()
 def test_a_change_is_noticed_once_whatever_it_is(tmp_path: Path) -> None:
     path = write(tmp_path / "token", OLD)
     watch = FileWatch([path, None])
-    changes = [
+    changes: list[Callable[[], object]] = [
         lambda: write(path, OLD),  # Another inode.
         lambda: path.write_text(NEW),
         lambda: path.chmod(0o640),
@@ -78,13 +79,13 @@ def test_a_caller_shows_what_its_files_hold_now(tmp_path: Path, caplog: pytest.L
 
 def test_a_certificate_that_does_not_fit_its_key_yet_is_not_used(tmp_path: Path) -> None:
     pairs = [AUTHORITY.sign() for _ in range(2)]
-    names = {"certificate": tmp_path / "cert", "key": tmp_path / "key"}
-    for path, content in zip(names.values(), pairs[0], strict=True):
+    certificate, key = tmp_path / "cert", tmp_path / "key"
+    for path, content in zip((certificate, key), pairs[0], strict=True):
         write(path, content)
-    caller = Caller.from_files(**names)
-    write(names["certificate"], pairs[1][0])
+    caller = Caller.from_files(certificate=certificate, key=key)
+    write(certificate, pairs[1][0])
     assert caller.latest() is caller
-    write(names["key"], pairs[1][1])
+    write(key, pairs[1][1])
     renewed = caller.latest()
     assert (renewed.certificate, renewed.key) == pairs[1]
 

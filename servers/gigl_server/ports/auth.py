@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.access import Access
     from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
     from gigl_server.ports.control_call import Stream
@@ -58,8 +59,13 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         *,
         message_bytes: int,
         max_calls: int,
+        access: Access | None = None,
     ) -> None:
-        """A message has at most ``message_bytes``. As many are read at a time as fit in 1 GiB."""
+        """A message has at most ``message_bytes``. As many are read at a time as fit in 1 GiB.
+
+        ``access`` has the rights of the tokens. ``None``: every token has all.
+        """
+        self._access = access
         self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
         self.pool: ThreadPoolExecutor | None = None
         """Threads for the callbacks of calls whose caller is gone."""
@@ -103,6 +109,12 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         token = self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
         if token is None:
             return handler(partial(self._begin, self._refuse_token, name, ""))
+        if self._access is not None:
+            try:
+                self._access.check(token)
+            except Refusal as refusal:
+                refuse = partial(_refuse_with, refusal)
+                return handler(partial(self._begin, refuse, name, token))
         receive = methods.get(name)
         return None if receive is None else handler(partial(self._begin, receive, name, token))
 
@@ -190,6 +202,10 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             call.refuse(Refusal(RefusalKind.BUSY, text))
         else:
             call.refuse(Refusal(RefusalKind.INVALID, "the message did not come in time"))
+
+
+def _refuse_with(refusal: Refusal, call: ControlCall) -> None:
+    call.refuse(Refusal(refusal.kind, refusal.message))
 
 
 def _fingerprint(pem: bytes) -> str:

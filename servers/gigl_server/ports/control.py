@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.access import Access
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
     from gigl_server.ports.control_call import ControlCall
@@ -81,17 +82,23 @@ class ControlService:
         announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
         audit: AuditLog | None = None,
         show_names: bool = False,
+        access: Access | None = None,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` returns the view of its cluster (both or neither), and
         ``announced`` takes announcements of servers (``Announcements.exchange``). ``show_names``: any caller
-        may read the names of loaders, not only their job.
+        may read the names of loaders, not only their job. ``access`` has the rights of tokens.
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls
         self._authenticated = AuthenticatedCalls(
-            credentials, counters, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
+            credentials,
+            counters,
+            audit or AuditLog(),
+            message_bytes=message_bytes,
+            max_calls=max_calls,
+            access=access,
         )
         peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
         self._authenticated.add(SERVICE, peer.handlers, METHODS)

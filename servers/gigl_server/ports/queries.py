@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
     from gigl_loader.sampling.store import Neighbors
+    from gigl_server.access import Access
     from gigl_server.counters import Counters
     from gigl_server.identity import Identity
     from gigl_server.ports.byte_semaphore import Loan
@@ -82,8 +83,12 @@ class Reply(NamedTuple):
 class Queries:
     """Responds to requests about some partitions of a graph. Thread-safe."""
 
-    def __init__(self, graph: Graph, partitions: Sequence[int], counters: Counters) -> None:
+    def __init__(
+        self, graph: Graph, partitions: Sequence[int], counters: Counters, *, access: Access | None = None
+    ) -> None:
+        """``access`` has the rights of tokens. ``None``: every token has all."""
         self._graph = graph
+        self._access = access
         self._counters = counters
         self._stores = {partition: LocalStore(graph, partition) for partition in partitions}
         self._edges = {partition: partial(_num_edges, graph, partition) for partition in partitions}
@@ -108,6 +113,8 @@ class Queries:
         A reply is complete before it is sent, so that sending holds no turn. For rows that is also cheaper:
         it saves 0.009 s of the 0.101 s of CPU that two servers take for 1,000 seeds.
         """
+        if self._access is not None:
+            self._access.check(caller.token)
         with self._reading.lend(_COPIES * len(ticket), caller):
             partition, request = self.parse(ticket)
         kept = _TICKET_COPIES * len(ticket)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.fair_queue import FairQueue
@@ -17,6 +18,7 @@ from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gigl_loader.rpc.grants import Grant
     from gigl_server.frames.buffer_pool import BufferPool
     from gigl_server.frames.store import FrameStore
     from gigl_server.identity import Identity
@@ -44,8 +46,9 @@ class Scheduler:
         limits: Limits,
         scratch: Scratch,
         clock: Callable[[], float],
+        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
     ) -> None:
-        """``lock`` guards the channels."""
+        """``lock`` guards the channels. ``grant_of`` returns the quotas of an owner's token."""
         self.totals = ChannelTotals()
         self.busy = 0
         """Number of threads that sample now."""
@@ -57,9 +60,9 @@ class Scheduler:
         self._memory = memory
         self._limits = limits
         self._clock = clock
-        self._turns = FairQueue(clock)
+        self._turns = FairQueue(clock, lambda owner: grant_of(owner).share)
         self._scratch = scratch
-        self._shares = FrameShares(frames, memory)
+        self._shares = FrameShares(frames, memory, grant_of)
         self._nbytes: Counter[Identity] = Counter()
         self._refusal: Refusal | None = None
         self._closed = False

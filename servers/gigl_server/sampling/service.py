@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
+from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.frames.ring_memory import RingMemory
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.rpc.grants import Grant
     from gigl_loader.rpc.graph_store_pb2 import SampleRequest
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_server.counters import Counters
@@ -73,12 +75,13 @@ class SamplingService:
         counters: Counters,
         journal: Journal | None = None,
         allowed_samplers: Collection[str] = (),
+        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``counters``.
 
         ``journal`` notes batches under way, to find those that kill the process. ``allowed_samplers`` are the
-        users' classes that may be imported here.
+        users' classes that may be imported here. ``grant_of`` returns the quotas of an owner's token.
         """
         if workers < 1:
             raise ValueError(f"a server needs at least 1 worker, got {workers}")
@@ -94,11 +97,17 @@ class SamplingService:
         self._workers = workers
         self._clock = clock
         self._lock = threading.Lock()
-        self._sessions = Sessions(self.limits, clock)
+        self._sessions = Sessions(self.limits, clock, grant_of)
         self._memory = BufferPool(self.limits.frame_memory)
         scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
         self._scheduler = Scheduler(
-            self._lock, self.frames, self._memory, limits=self.limits, scratch=scratch, clock=clock
+            self._lock,
+            self.frames,
+            self._memory,
+            limits=self.limits,
+            scratch=scratch,
+            clock=clock,
+            grant_of=grant_of,
         )
         self._samplers = SamplerPool(graph, keep_bytes=self.limits.scratch_memory // 2)
         self._journal = journal or Journal.none()
