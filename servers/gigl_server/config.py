@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.tokens import Token
     from gigl_server.option import Option
 
 __all__ = ["SERVE_OPTIONS", "ServeOptions"]
@@ -105,6 +106,14 @@ class ServeOptions:
     )
     insecure: bool = option(False, FLAG, "Allow plain text, or no token, beyond this machine.")
     metrics: str | None = option(None, ADDRESS, "HOST:PORT of /metrics and /healthz.")
+    metrics_token_file: str | None = option(
+        None,
+        TEXT,
+        "Holds the tokens that callers of /metrics show, as in --token-file. /healthz needs none.",
+    )
+    metrics_tls: bool = option(
+        False, FLAG, "Serve /metrics and /healthz over TLS, with the certificate of this server."
+    )
     lease_s: float = option(
         60.0, seconds(1.0), "Seconds after which a silent trainer loses its channels.", name="lease"
     )
@@ -194,7 +203,7 @@ class ServeOptions:
 
     @property
     def credential_files(self) -> tuple[str | None, ...]:
-        """Files of ``load_credentials``."""
+        """Files of ``load_credentials`` and ``load_metrics_tokens``."""
         return (
             self.token_file,
             self.tls_cert,
@@ -202,7 +211,14 @@ class ServeOptions:
             self.tls_ca,
             self.tls_client_ca,
             self.cluster_key_file,
+            self.metrics_token_file,
         )
+
+    def load_metrics_tokens(self) -> tuple[Token, ...]:
+        """Read the tokens of callers of the metrics. ``ValueError`` with a one-line message."""
+        from gigl_loader.rpc.secret_files import tokens_in
+
+        return tokens_in(self.metrics_token_file)
 
     def load_credentials(self) -> Credentials:
         """Read and check the files of token, certificates and key. ``ValueError`` with a one-line message."""
@@ -234,7 +250,8 @@ class ServeOptions:
         return credentials
 
     def _check_ways_in(self) -> None:
-        from gigl_loader.rpc.reach import check_reach
+        from gigl_loader.rpc.address import Address
+        from gigl_loader.rpc.reach import check_reach, is_local
         from gigl_loader.rpc.secret_files import naming
 
         control, data = self.address, self.data_address
@@ -252,6 +269,17 @@ class ServeOptions:
         for name in ("tls_ca", "tls_client_ca"):
             if getattr(self, name) and not self.tls_cert:
                 raise ValueError(f"{name} without tls_cert: without TLS nothing would be checked")
+        for name in ("metrics_token_file", "metrics_tls"):
+            if getattr(self, name) and not self.metrics:
+                raise ValueError(f"{name} without metrics: say where they are served")
+        if self.metrics_tls and not self.tls_cert:
+            raise ValueError("metrics_tls without tls_cert: there is no certificate to show")
+        plain = self.metrics and self.metrics_token_file and not (self.metrics_tls or self.insecure)
+        if plain and not is_local(Address.parse(self.metrics or "").host):
+            raise ValueError(
+                f"metrics: callers of {self.metrics} would show their token in plain text: give metrics_tls, "
+                "or say insecure on a network that you trust"
+            )
         with naming("listen"):
             check_reach(
                 control,

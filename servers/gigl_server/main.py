@@ -121,9 +121,9 @@ def _reload(renewal: Renewal, log: LineHandler) -> None:
 
 
 def _renew(server: StorageServer, options: ServeOptions) -> None:
-    credentials = options.load_credentials()
+    credentials, metrics_tokens = options.load_credentials(), options.load_metrics_tokens()
     credentials.check_reach(options.address)
-    server.renew(credentials)
+    server.renew(credentials, metrics_tokens=metrics_tokens)
 
 
 def _tell(event: threading.Event, word: str, told: SimpleQueue[str]) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.tokens import Token
     from gigl_server.cluster.readiness import View
     from gigl_server.config import ServeOptions
 
@@ -134,7 +135,7 @@ class StorageServer:
         if self.failure is not None:
             raise self.failure
 
-    def renew(self, credentials: Credentials) -> None:
+    def renew(self, credentials: Credentials, *, metrics_tokens: Sequence[Token] = ()) -> None:
         """Use other certificates and tokens, and accept other tokens, from now on.
 
         Raises ``ValueError`` for changes that need a restart, ``OSError`` where the data port could not be
@@ -150,6 +151,8 @@ class StorageServer:
             self._access.renew(before)
             raise
         self._control.renew(credentials)
+        if self._metrics is not None:
+            self._metrics.renew(credentials, metrics_tokens)
         self._credentials = credentials
         self._peer_client.renew(credentials.caller())
         if self._stores is not None:
@@ -192,6 +195,7 @@ class StorageServer:
     def _compose(self, stack: ExitStack) -> None:
         """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
         options, graph, credentials = self._options, self._graph, self._credentials
+        metrics_tokens = options.load_metrics_tokens()
         counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
         digest, name = graph.manifest.digest, Path(str(graph.folder)).resolve().name
         self._access = Access(credentials, graph=name, digest=digest)
@@ -218,7 +222,13 @@ class StorageServer:
         self._metrics: MetricsPort | None = None
         if options.metrics:
             self._metrics = MetricsPort(
-                options.metrics, service=self._service, counters=counters, view=self._health_view
+                options.metrics,
+                service=self._service,
+                counters=counters,
+                view=self._health_view,
+                audit=audit,
+                tokens=metrics_tokens,
+                tls=credentials if options.metrics_tls else None,
             )
             stack.callback(self._metrics.close)
         self._control = ControlService(

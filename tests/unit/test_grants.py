@@ -242,8 +242,8 @@ def test_a_token_has_so_many_channels() -> None:
 
 def test_frames_of_a_token_wait_until_some_were_fetched() -> None:
     """The server has memory for all; a frame has 60 kB."""
-    most = Grant(frames=1 << 20)
-    with service_of(frame_bytes=64 << 20, grant_of=granted(most)) as service:
+    most = 1 << 20
+    with service_of(frame_bytes=64 << 20, grant_of=granted(Grant(frames=most))) as service:
         team = Trainer(service, caller=TEAM[0], credit=40)
         for batch in range(30):
             team.ask(batch % 10, epoch=batch // 10)
@@ -254,8 +254,8 @@ def test_frames_of_a_token_wait_until_some_were_fetched() -> None:
         for _ in range(30):
             others.answers.next()
         held = service.frames.held_by_owner()
-        assert held[TEAM[0], JOB] < most.frames + (1 << 17)
-        assert held[OTHERS, OTHER_JOB] > most.frames
+        assert held[TEAM[0], JOB] < most + (1 << 17)
+        assert held[OTHERS, OTHER_JOB] > most
         for _, outcome in first:
             assert team.fetch(outcome) is not None
         for _ in range(20):
