@@ -106,6 +106,8 @@ class Connection:
         self._streams: set[Any] = set()
         self._closed = threading.Event()
         self._counts = WireCounts()
+        self.on_membership: Callable[[int], None] | None = None
+        """Called with the version of the membership that a reply told, where replies tell one."""
 
     def counts(self) -> WireCounts:
         """Return what was sent and received since the connection was made."""

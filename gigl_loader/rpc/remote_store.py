@@ -10,7 +10,7 @@ import numpy as np
 from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import TooLarge
-from gigl_loader.rpc.replies import RowScatter, assembled, read_edges, read_flags, read_neighbors, read_split
+from gigl_loader.rpc.replies import assembled, read_edges, read_flags, read_neighbors, read_split
 from gigl_loader.rpc.requests import (
     MAX_INDUCED_NODES,
     MAX_LISTED_EDGES,
@@ -19,19 +19,20 @@ from gigl_loader.rpc.requests import (
     SplitRequest,
     encode,
 )
+from gigl_loader.rpc.row_reader import RowReader
 from gigl_loader.sampling.store import EdgeList, InducedRequest, Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from gigl_loader.arrays import BoolArray, Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
-    from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.replicas import ReplicaConnection, Replicas
     from gigl_loader.rpc.requests import PartitionRequest
     from gigl_loader.sampling.store import (
         EdgeRequest,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         WireCounts,
     )
 
-__all__ = ["RemoteStore", "fetch_edges", "fetch_split", "open_remote_stores"]
+__all__ = ["RemoteStore", "fetch_edges", "fetch_split", "open_remote_stores", "replicated_stores"]
 
 _ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
@@ -73,9 +74,22 @@ class RemoteStore:
         """
         if partition not in endpoint.partitions:
             raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
-        self._schema = schema
-        self._envelope = Envelope(graph=digest, partition=partition)
-        self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
+        connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
+        self._use(connection, Envelope(graph=digest, partition=partition), schema)
+
+    @classmethod
+    def replicated(cls, connection: ReplicaConnection, *, schema: GraphSchema, digest: str) -> RemoteStore:
+        """Return a store over the holders of one partition. Closing it closes ``connection``."""
+        if connection.partition is None:
+            raise ValueError("a store has one partition, and this connection leads to any server")
+        store = cls.__new__(cls)
+        store._use(connection, Envelope(graph=digest, partition=connection.partition), schema)
+        return store
+
+    def _use(
+        self, connection: Connection | ReplicaConnection, envelope: Envelope, schema: GraphSchema
+    ) -> None:
+        self._connection, self._envelope, self._schema = connection, envelope, schema
 
     def sample(self, request: NeighborRequest) -> Neighbors:
         """Draw neighbours at the service. Draws are addressed, so a local draw gives the same result."""
@@ -173,16 +187,12 @@ class RemoteStore:
         return read_flags(layout, buffer, "found", len(request.targets))
 
     def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
-        def scatter(chunks: ReplyChunks) -> None:
-            rows = RowScatter(request, places, out, chunks.checksum)
-            try:
-                for chunk, _ in chunks:
-                    rows.add(chunk)
-                rows.finish()
-            finally:
-                self._connection.count(placing_ns=rows.placing_ns)
-
-        self._connection.call(self._encoded(request), scatter)
+        connection = self._connection
+        rows = RowReader(request, places, out, placed=lambda ns: connection.count(placing_ns=ns))
+        try:
+            connection.call(self._encoded(request), rows)
+        finally:
+            rows.close()  # An attempt that was left behind writes nothing more.
 
     def _encoded(self, request: PartitionRequest) -> bytes:
         return encode(self._envelope, request, self._schema)
@@ -206,6 +216,16 @@ def open_remote_stores(
     }
 
 
+def replicated_stores(
+    replicas: Replicas, partitions: Iterable[int], *, schema: GraphSchema, digest: str
+) -> dict[int, RemoteStore]:
+    """Return a store over the holders of each of ``partitions``, by partition."""
+    return {
+        part: RemoteStore.replicated(replicas.connection(part), schema=schema, digest=digest)
+        for part in partitions
+    }
+
+
 def fetch_split(
     endpoint: Endpoint,
     partition: int,
@@ -226,7 +246,7 @@ def fetch_split(
 
 
 def fetch_edges(
-    connection: Connection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
+    connection: Connection | ReplicaConnection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
 ) -> EdgeList:
     """Return all edges of a type in one partition, by ascending edge id, a list after the other."""
     lists: list[EdgeList] = []

@@ -69,6 +69,12 @@ class ClusterView:
     uptime_s: float
     servers: tuple[Endpoint, ...]
     """Servers known so far, by rank, this one included."""
+    membership: int
+    """Version of ``servers``: of two views, that with the higher version is newer. 0: not told."""
+    away: frozenset[str]
+    """Control addresses of ``servers`` that did not answer this one lately."""
+    incarnation: int
+    """Tells a server that was started again from the one before. 0: not told."""
     ready: bool
     reason: str
     """Why the server is not ready, as text."""
@@ -90,9 +96,11 @@ class ClusterView:
                 data_port=each.data_port,
                 partitions=tuple(each.partitions),
                 certificate=certificate,
+                incarnation=each.incarnation,
             )
             for rank, each in enumerate(reply.servers)
         )
+        away = [server for server, each in zip(servers, reply.servers, strict=True) if each.away]
         return cls(
             version=own.version,
             wire_version=own.wire_version,
@@ -102,11 +110,21 @@ class ClusterView:
             pid=own.pid,
             uptime_s=own.uptime_s,
             servers=servers,
+            membership=reply.membership,
+            away=frozenset(server.control_address for server in away),
+            incarnation=own.incarnation,
             ready=reply.ready,
             reason=reply.reason,
             proven=proven,
             challenge=challenge,
         )
+
+    @property
+    def itself(self) -> Endpoint | None:
+        """The server of this view, as a member of its cluster. ``None`` where it does not know itself yet."""
+        own = (self.partitions, self.data_port, self.incarnation)
+        found = [each for each in self.servers if (each.partitions, each.data_port, each.incarnation) == own]
+        return found[0] if found else None
 
 
 class StoreClient:
