@@ -63,7 +63,7 @@ class BatchWait:
         This wait starts them again itself where the attempts began before it: an earlier wait has raised
         their error, or no wait needed the channel.
         """
-        for channel in self._down():
+        for channel in self._needed():
             error = channel.failure
             if error is not None and not channel.opening:
                 if may_pass(error) and channel.tries_since < began:
@@ -73,19 +73,24 @@ class BatchWait:
                 raise _not_reached(channel, error, now) if may_pass(error) else _refused(channel, error)
 
     def _timed_out(self, now: float, timeout: float, retry: tuple[int, RetryState] | None) -> Exception:
-        for channel in self._down():
+        for channel in self._needed():
             if channel.failure is not None and (retry is None or channel.down_since < retry[1].since):
                 return _not_reached(channel, channel.failure, now)
         if retry is not None:  # No server is away for longer.
             return _unavailable(self._in_flight.epoch, *retry, now)
         return TimeoutError(_waiting_text(self._channels, self._in_flight, timeout, now))
 
-    def _down(self) -> list[Channel]:
-        """Return the channels that are lost, longest first: the other servers may be waiting for that one."""
-        return sorted(
-            (channel for channel in self._channels if channel.opened is None),
-            key=lambda channel: channel.down_since,
-        )
+    def check_refused(self) -> None:
+        """Raise the error of a server that refused, where a retry cannot help."""
+        for channel in self._channels:
+            error = channel.failure
+            if channel.opened is None and error is not None and not channel.opening and not may_pass(error):
+                channel.failure = None
+                raise _refused(channel, error)
+
+    def _needed(self) -> list[Channel]:
+        """Return the needed channels that are lost, longest first: other servers may wait for that one."""
+        return sorted(self._channels.needed(), key=lambda channel: channel.down_since)
 
 
 def _refused(channel: Channel, error: Exception) -> Exception:

@@ -31,7 +31,7 @@ from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_client.channel import Channel
+    from gigl_client.channel import Channel, OpenChannel
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.in_flight import Ready
     from gigl_client.receiver import Receiver
@@ -100,6 +100,7 @@ class Dispatcher:
         self._frames: Responses = queue.SimpleQueue()
         self._failures: Responses = queue.SimpleQueue()
         channels.on_change = self._go_on
+        channels.on_leave = self._put_back
         work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
         work[f"settle for {name}"] = self._failures
         self._threads = [
@@ -209,6 +210,7 @@ class Dispatcher:
         except Exception as error:
             self._call_failed(sent, _translated(sent, error))
             return
+        sent.channel.server.client.heard(response.call.trailing_metadata())
         if not message_is_whole(reply, response.call.trailing_metadata()):
             sent.give_slot()
             self._came_damaged(sent, FormatError(f"{sent.channel}: a reply does not match its checksum"))
@@ -281,6 +283,10 @@ class Dispatcher:
                 self.retries += self._in_flight.put_back_all(sent.opened, time.monotonic())
                 self._channels.lose(sent.channel, bare(error))
                 self._go_on()
+
+    def _put_back(self, opened: OpenChannel) -> None:
+        """Retry all requests of a channel to a server that has left."""
+        self.retries += self._in_flight.put_back_all(opened, time.monotonic())
 
     def _land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         with self._changed:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.connection import Connection
     from gigl_loader.rpc.graph_requests import Inquiry
+    from gigl_loader.rpc.replicas import ReplicaConnection
     from gigl_loader.sampling.store import EdgeList
 
 
@@ -37,7 +38,7 @@ __all__ = ["Directory", "fetch_manifest"]
 _ANY = (-(2**63), 2**63)
 
 
-def fetch_manifest(connection: Connection) -> bytes:
+def fetch_manifest(connection: Connection | ReplicaConnection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
     layout, buffer = connection.call(encode_graph_request(ManifestRequest(), ""), assembled)
     return read_bytes(layout, buffer, "manifest")
@@ -50,7 +51,9 @@ class Directory:
     the service has another graph. Large requests are split into parts of 1 Mi nodes.
     """
 
-    def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str) -> None:
+    def __init__(
+        self, connection: Connection | ReplicaConnection, *, schema: GraphSchema, digest: str
+    ) -> None:
         """``schema`` and ``digest`` are those of the manifest."""
         self._connection = connection
         self._schema = schema

@@ -13,7 +13,13 @@ import grpc
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
-from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
+from gigl_loader.rpc.control import (
+    ANNOUNCEMENT,
+    MEMBERSHIP_HEADER,
+    STORE_METHODS,
+    STORE_SERVICE,
+    control_channel,
+)
 from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
@@ -32,7 +38,7 @@ from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gigl_loader.rpc.credentials import Caller
 
@@ -41,6 +47,7 @@ __all__ = ["ClusterView", "StoreClient"]
 _LOGGER = logging.getLogger(__name__)
 
 _PROBE_S = 2.0
+_MAX_DIGITS = 19
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -135,9 +142,20 @@ class StoreClient:
     for a missing or wrong token and after ``close``.
     """
 
-    def __init__(self, endpoint: Endpoint, caller: Caller, job: str = "") -> None:
-        """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        caller: Caller,
+        job: str = "",
+        *,
+        on_membership: Callable[[int], None] | None = None,
+    ) -> None:
+        """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``.
+
+        ``on_membership`` is called with the version of the membership that a reply tells. It must not block.
+        """
         self.endpoint = endpoint
+        self._on_membership = on_membership
         self._caller = caller
         self._closed = False
         self._metadata = (*caller.headers, *(((JOB_HEADER, job),) if job else ()))
@@ -233,6 +251,13 @@ class StoreClient:
             self._check_open()
             raise
 
+    def heard(self, trailers: Iterable[Any] | None) -> None:
+        """Read the version of the membership in the trailers of a reply."""
+        if self._on_membership is not None:
+            told = header_value(trailers or (), MEMBERSHIP_HEADER)
+            if told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
+                self._on_membership(int(told))
+
     def error(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
         return control_error(self.endpoint, self._caller, error)
@@ -277,12 +302,15 @@ class StoreClient:
         self._check_open()
         began = time.monotonic()
         try:
-            reply = self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
+            reply, call = self._calls[name].with_call(
+                request, timeout=timeout_s, metadata=self._with_checksum(request)
+            )
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:
             self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
             raise
+        self.heard(call.trailing_metadata())
         if reply is None:
             raise Damaged(f"{self.endpoint}: a reply to {name} without a message")
         _LOGGER.debug("%s: %s: %.1f ms", self.endpoint, name, 1e3 * (time.monotonic() - began))

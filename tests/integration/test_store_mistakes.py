@@ -74,10 +74,10 @@ def test_a_partition_that_two_serve(graph: Path) -> None:
     """Both are members: they are replicas. The cluster waits for the other partition, and for that alone."""
     settings: dict[str, Any] = {"graph_dir": graph, "listen": "127.0.0.1:0", "workers": 1}
     with first_server(graph) as first:
-        known = {"peers": tuple(addresses_of([first]))}
+        settings["peers"] = tuple(addresses_of([first]))
         with (
-            build_storage_server(ServeOptions(partitions=(0,), **settings, **known)) as second,
-            build_storage_server(ServeOptions(partitions=(1,), **settings, **known)) as third,
+            build_storage_server(ServeOptions(partitions=(0,), **settings)) as second,
+            build_storage_server(ServeOptions(partitions=(1,), **settings)) as third,
         ):
             for server in (first, second, third):
                 server.wait_ready(DEADLINE)
