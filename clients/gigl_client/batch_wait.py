@@ -11,6 +11,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 if TYPE_CHECKING:
     import threading
 
+    from gigl_client.batch_hedging import BatchHedging
     from gigl_client.channel import Channel
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.in_flight import InFlight, RetryState
@@ -25,12 +26,19 @@ class BatchWait:
     """Waits for responses of servers. Guarded by the lock of the dispatcher."""
 
     def __init__(
-        self, channels: ChannelPool, in_flight: InFlight, changed: threading.Condition, *, timeout_s: float
+        self,
+        channels: ChannelPool,
+        in_flight: InFlight,
+        changed: threading.Condition,
+        hedging: BatchHedging,
+        *,
+        timeout_s: float,
     ) -> None:
         """A server that does not respond, or a batch that fails to arrive, is retried for ``timeout_s``."""
         self._channels = channels
         self._in_flight = in_flight
         self._changed = changed
+        self._hedging = hedging
         self._timeout_s = timeout_s
         self._calm = 0.0
         self._received = -1
@@ -54,7 +62,7 @@ class BatchWait:
             raise _unavailable(self._in_flight.epoch, *retry, now)
         if now >= deadline:
             raise self._timed_out(now, timeout, retry)
-        until = min(deadline, give_up, self._in_flight.next_retry(now))
+        until = min(deadline, give_up, self._in_flight.next_retry(now), self._hedge_at(now))
         self._changed.wait(min(max(until - now, 0.001), _MAX_WAIT_S))
 
     def _check_channels(self, now: float, *, began: float) -> None:
@@ -71,6 +79,11 @@ class BatchWait:
                     return
                 channel.failure = None
                 raise _not_reached(channel, error, now) if may_pass(error) else _refused(channel, error)
+
+    def _hedge_at(self, now: float) -> float:
+        """Return when to look for a late request. One that no other server can take is left to its own."""
+        at = self._hedging.at()
+        return at if at > now else float("inf")
 
     def _timed_out(self, now: float, timeout: float, retry: tuple[int, RetryState] | None) -> Exception:
         for channel in self._needed():

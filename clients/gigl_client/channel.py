@@ -54,6 +54,8 @@ class Channel:
         """When the channel may be opened again if attempts were given up and the server is not needed."""
         self.gone = False
         """The server has left the cluster."""
+        self.late = False
+        """A batch was requested from another server as well, and this one has not responded since."""
         self.load = 0
         """Batches that were requested from the server and not delivered yet."""
         self.batches = 0

@@ -64,9 +64,9 @@ class ChannelPool:
         """
         needed, now = self.needed(), time.monotonic()
         for channel in self._channels:
-            if channel.opened is None and not channel.opening and not self.closed:
-                if channel in needed or now >= channel.retry_at:
-                    self._open(channel, None, pause_s=0.0)
+            may_open = channel in needed or now >= channel.retry_at
+            if channel.opened is None and not channel.opening and may_open and not self.closed:
+                self._open(channel, None, pause_s=0.0)
 
     def needed(self) -> list[Channel]:
         """Return the channels that are not open and whose servers are needed.
@@ -107,8 +107,15 @@ class ChannelPool:
         if not self.closed:
             self._open(channel, before, pause_s=channel.pause_s())
 
+    def for_hedge(self, sent: Channel) -> Channel | None:
+        """Return the channel with the lowest load, other than that of a late request."""
+        able = [each for each in self._channels if each.opened and each is not sent and not each.late]
+        return min(able, key=lambda channel: channel.load, default=None)
+
     def for_batch(self, batch: int, *, urgent: bool, needed: bool) -> Channel | None:
         """Return the channel with the lowest load. ``None`` where no channel may have another request.
+
+        Servers that are late with a batch are passed over while another server is open.
 
         ``urgent``: no other batch can be delivered before this one, so received batches must not keep it from
         being requested again. ``needed``: the trainer waits for a batch; without prefetching, batches are
@@ -117,7 +124,9 @@ class ChannelPool:
         if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
             return None
         most = self._config.max_in_flight
-        able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
+        opened = [each for each in self._channels if each.opened]
+        prompt = [each for each in opened if not each.late] or opened
+        able = [each for each in prompt if urgent or each.load < most]
         count = len(self._channels)
 
         def order(channel: Channel) -> tuple[int, int]:
@@ -222,7 +231,7 @@ class ChannelPool:
                 channel.failure = result
                 channel.retry_at = time.monotonic() + _REFUSED_S
             elif not (self.closed or channel.gone):
-                channel.opened, channel.failure = result, None
+                channel.opened, channel.failure, channel.late = result, None, False
                 self._heartbeats.keep(channel.server.number, result.id, result.lease_s)
                 channel.reconnects += 1
                 if channel.reconnects:

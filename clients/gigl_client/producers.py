@@ -156,7 +156,7 @@ class _Creation:
         self._created: list[Server] = []
         """Servers that have the producer."""
         self._failed: set[int] = set()
-        """Numbers of servers that did not answer an attempt."""
+        """Ids of servers that did not answer an attempt."""
         self._made: list[Server] = []
         """Servers that created the producer for this call."""
 
@@ -189,8 +189,8 @@ class _Creation:
     def _is_enough(self) -> bool:
         """Return whether every server was asked, and those with the producer hold all partitions."""
         with self._lock:
-            created, failed = list(self._created), set(self._failed)
-        if len({server.number for server in created} | failed) < len(self._servers):
+            created, asked = list(self._created), {*map(id, self._created), *self._failed}
+        if len(asked) < len(self._servers):
             return False
         held = {part for server in created for part in server.endpoint.partitions}
         return held.issuperset(part for server in self._servers for part in server.endpoint.partitions)
@@ -216,7 +216,7 @@ class _Creation:
                 self._made.append(server)
         except (StorageUnavailable, Busy):
             with self._lock:
-                self._failed.add(server.number)
+                self._failed.add(id(server))
             if self._deadline - time.monotonic() <= _LAST_ATTEMPT_S:
                 raise
             return False

@@ -114,7 +114,9 @@ class RemoteSource:
             request=_requests(schedule),
             timeout_s=timeout_s,
         )
-        self._batch_wait = BatchWait(self._channels, self._in_flight, self._changed, timeout_s=timeout_s)
+        self._batch_wait = BatchWait(
+            self._channels, self._in_flight, self._changed, self._dispatcher.hedging, timeout_s=timeout_s
+        )
         self._end = weakref.finalize(self, _end, self._dispatcher, self._store, self._pid)
         cluster.follow(self._channels)
         self._channels.use(cluster.servers)  # Also those that joined meanwhile.
@@ -184,7 +186,7 @@ class RemoteSource:
                 "workers": [],
                 "retries": dispatcher.retries + rows.retries,
                 "damaged": dispatcher.damaged + rows.damaged,
-                "hedged": rows.hedged,
+                "hedged": dispatcher.hedging.count + rows.hedged,
                 **self._channels.summary(),
             }
 
