@@ -49,8 +49,9 @@ _LOGGER = logging.getLogger(__name__)
 FETCHERS = 2
 """Number of threads of a source that fetch frames and their deferred features."""
 
-_MAX_MORE_FETCHERS = 4
+_MAX_MORE_FETCHERS = 16
 """Threads that are started when all others wait for a server that is late."""
+_STUCK_S = 0.5
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
@@ -94,8 +95,8 @@ class Dispatcher:
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
         self.hedging = BatchHedging(in_flight)
-        self._fetching = 0
-        """Threads that fetch a frame now."""
+        self._fetching: dict[int, float] = {}
+        """Threads that fetch a frame now, and since when."""
         self._name = name
         self._times_damaged: Counter[int] = Counter()  # By batch of the current epoch.
         self.cpu_s = 0.0
@@ -169,10 +170,7 @@ class Dispatcher:
         self.hedging.count += 1
         late.channel.late = True
         _LOGGER.debug("%s is late with batch %d: asking %s", late.channel, late.request.batch, channel)
-        if self._fetching == len(self._threads) - 1 < FETCHERS + _MAX_MORE_FETCHERS:
-            # Every thread may be waiting for the late server.
-            with suppress(RuntimeError):
-                self._start_thread(self._frames, f"fetch {len(self._threads)} of {self._name}")
+        self._keep_a_fetcher(now)
         self._send(channel, late.request, now, hedge=True)
 
     def _request_of(self, batch: int) -> BatchRequest | None:
@@ -216,18 +214,32 @@ class Dispatcher:
         thread.start()
         self._threads.append(thread)
 
+    def _keep_a_fetcher(self, now: float) -> None:
+        """Start another thread where none is free, and one has fetched for so long that it may be stuck."""
+        count = len(self._threads) - 1
+        stuck = any(now - since > _STUCK_S for since in self._fetching.values())
+        if (
+            stuck
+            and len(self._fetching) == count < FETCHERS + _MAX_MORE_FETCHERS
+            and not self._channels.closed
+        ):
+            with suppress(RuntimeError):  # The system has no thread to give.
+                self._start_thread(self._frames, f"fetch {count} of {self._name}")
+
     def _work(self, responses: Responses) -> None:
         scratch = Scratch()
         while (response := responses.get()) is not None:
             began = time.thread_time()
-            with self._changed:
-                self._fetching += responses is self._frames
+            if responses is self._frames:
+                with self._changed:
+                    self._fetching[threading.get_ident()] = now = time.monotonic()
+                    self._keep_a_fetcher(now)
             try:
                 self._settle(response, scratch)
             except Exception as error:
                 self._land(response.sent, error)
             with self._changed:
-                self._fetching -= responses is self._frames
+                self._fetching.pop(threading.get_ident(), None)
                 self.cpu_s += time.thread_time() - began
             del response
 
@@ -236,7 +248,9 @@ class Dispatcher:
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
-            sent.channel.late = False
+            if sent.channel.late:
+                sent.channel.late = False
+                self._changed.notify_all()
             current = self._in_flight.is_current(sent)
         try:
             reply: SampleReply = response.call.result()

@@ -241,22 +241,36 @@ class _Race(Generic[Result]):
         self._left = False
         self._errors: dict[str, tuple[Endpoint, Exception]] = {}
         self._damaged = 0
+        self._is_hedge = False
+        """The next attempt beside others would be a hedge, within the budget."""
         self._began = time.monotonic()
         self._deadline = self._began + self._replicas.timeout_s
 
     def run(self) -> Result:
         """Return the first result. Raises as ``ReplicaConnection.call``."""
         backoff = Backoff()
-        reserve = min(_LAST_ATTEMPT_S, self._replicas.timeout_s / 4)
-        while True:
-            holders = self._replicas.holders.of(self._connection.partition)
-            found = self._ask(holders)
-            if found is not None:
-                return self._won(found)
-            left = self._deadline - time.monotonic()
-            if left <= reserve or self._connection.closed.wait(min(backoff.next_s(), left - reserve)):
-                break
-            self._connection.count(retries=1)
+        queue = deque(self._holders())
+        ask_at = 0.0  # When to ask the next holder.
+        while (now := time.monotonic()) < self._deadline:
+            self._connection.check_open()
+            ended = None
+            if now < ask_at:
+                ended = self._next(min(ask_at, self._deadline))
+            else:
+                if not queue:
+                    queue.extend(self._holders())
+                    self._connection.count(retries=bool(queue))
+                if queue and self._may_start():
+                    ended = self._start(queue.popleft())
+                    ask_at = time.monotonic() + self._delay_s()
+                else:
+                    ask_at = now + self._stalled_s
+            if ended is None:
+                continue
+            if self._settled(ended) is not None:
+                return self._won(ended)
+            self._is_hedge = False
+            ask_at = 0.0 if queue else self._pause_until(backoff.next_s())
         self._connection.check_open()
         raise self._unavailable()
 
@@ -271,51 +285,57 @@ class _Race(Generic[Result]):
             self._left = True
             self._ended.clear()
 
-    def _ask(self, holders: tuple[Endpoint, ...]) -> _Ended | None:
-        """Ask the holders one after the other. Return the success, or ``None`` where all failed."""
-        waiting = [each for each in holders if each.control_address not in self._running]
-        if len(waiting) == 1 and not self._running:
-            return self._settled(self._attempt(waiting[0]))
-        next_s = 0.0  # When to ask the next holder.
-        hedge = False
-        while waiting or self._running:
-            self._connection.check_open()
-            now = time.monotonic()
-            if now >= self._deadline:
-                return None
-            if waiting and now >= next_s and len(self._running) < _MAX_AT_ONCE:
-                if hedge and not self._replicas.hedging.take():
-                    hedge, next_s = False, now + self._replicas.hedging.stalled_s(self._kind)
-                    continue
-                if self._running:
-                    self._connection.count(hedged=1)
-                    if not hedge:
-                        self._count_as_stalled()
-                self._start(waiting.pop(0))
-                delay = self._replicas.hedging.delay_s(self._kind)
-                hedge = delay is not None and len(self._running) == 1
-                next_s = now + (delay if hedge and delay else self._replicas.hedging.stalled_s(self._kind))
-                continue
-            ended = self._next(min(next_s if waiting else self._deadline, self._deadline))
-            if ended is not None:
-                if self._settled(ended) is not None:
-                    return ended
-                hedge, next_s = False, 0.0  # A holder failed: ask the next one at once.
-        return None
+    def _holders(self) -> list[Endpoint]:
+        """Return the holders to ask, in order: those that are not being asked."""
+        holders = self._replicas.holders.of(self._connection.partition)
+        return [each for each in holders if each.control_address not in self._running]
+
+    def _pause_until(self, seconds: float) -> float:
+        """Return when a pause ends: also in time for a last attempt."""
+        now = time.monotonic()
+        last = self._deadline - min(_LAST_ATTEMPT_S, self._replicas.timeout_s / 4)
+        return last if now < last < now + seconds else now + seconds
+
+    @property
+    def _stalled_s(self) -> float:
+        return self._replicas.hedging.stalled_s(self._kind)
+
+    def _delay_s(self) -> float:
+        """Return the time until another holder is asked as well."""
+        delay = self._replicas.hedging.delay_s(self._kind)
+        self._is_hedge = delay is not None and len(self._running) == 1
+        return delay if self._is_hedge and delay is not None else self._stalled_s
+
+    def _may_start(self) -> bool:
+        """Return whether another holder may be asked, beside those under way, and count it if it is."""
+        if not self._running:
+            return True
+        if len(self._running) >= _MAX_AT_ONCE:
+            return False
+        if self._is_hedge and not self._replicas.hedging.take():
+            self._is_hedge = False
+            return False
+        self._connection.count(hedged=1)
+        if not self._is_hedge:
+            self._count_as_stalled()
+        return True
 
     def _won(self, ended: _Ended) -> Result:
         self._replicas.hedging.record(self._kind, time.monotonic() - self._began)
         result: Result = ended.result
         return result
 
-    def _start(self, holder: Endpoint) -> None:
-        """Begin an attempt in a thread of its own."""
+    def _start(self, holder: Endpoint) -> _Ended | None:
+        """Begin an attempt in a thread. The only holder is asked in this one: no other could take over."""
+        if not self._running and len(self._replicas.holders.holding(self._connection.partition)) == 1:
+            return self._attempt(holder)
         with self._changed:
             self._running[holder.control_address] = holder
         try:
             self._replicas.threads.run(partial(self._run_attempt, holder))
         except RuntimeError as error:  # The system has no thread to give.
             self._end(_Ended(holder, None, StorageUnavailable(f"{holder}: {error}")))
+        return None
 
     def _run_attempt(self, holder: Endpoint) -> None:
         self._end(self._attempt(holder))
