@@ -23,7 +23,7 @@ from gigl_loader.rpc.row_reader import RowReader
 from gigl_loader.sampling.store import EdgeList, InducedRequest, Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         WireCounts,
     )
 
-__all__ = ["RemoteStore", "fetch_edges", "fetch_split", "open_remote_stores", "replicated_stores"]
+__all__ = ["RemoteStore", "fetch_edges", "replicated_stores"]
 
 _ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
@@ -198,24 +198,6 @@ class RemoteStore:
         return encode(self._envelope, request, self._schema)
 
 
-def open_remote_stores(
-    owners: Mapping[int, Endpoint],
-    caller: Caller,
-    *,
-    schema: GraphSchema,
-    digest: str,
-    timeout_s: float,
-    attempt_s: float = _ATTEMPT_S,
-) -> dict[int, RemoteStore]:
-    """Return a ``RemoteStore`` for each partition in ``owners``, by partition."""
-    return {
-        part: RemoteStore(
-            owner, part, caller, schema=schema, digest=digest, timeout_s=timeout_s, attempt_s=attempt_s
-        )
-        for part, owner in owners.items()
-    }
-
-
 def replicated_stores(
     replicas: Replicas, partitions: Iterable[int], *, schema: GraphSchema, digest: str
 ) -> dict[int, RemoteStore]:
@@ -224,25 +206,6 @@ def replicated_stores(
         part: RemoteStore.replicated(replicas.connection(part), schema=schema, digest=digest)
         for part in partitions
     }
-
-
-def fetch_split(
-    endpoint: Endpoint,
-    partition: int,
-    caller: Caller,
-    *,
-    schema: GraphSchema,
-    digest: str,
-    node_type: str,
-    split: str,
-    timeout_s: float,
-) -> Int64Array:
-    """Return the positions of a split in a partition of a peer, int64 [N], ascending, as in ``splits/``."""
-    store = RemoteStore(endpoint, partition, caller, schema=schema, digest=digest, timeout_s=timeout_s)
-    try:
-        return store.split(SplitRequest(node_type=node_type, split=split))
-    finally:
-        store.close()
 
 
 def fetch_edges(

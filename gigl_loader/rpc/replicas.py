@@ -399,7 +399,7 @@ class _Race(Generic[Result]):
             seconds = time.monotonic() - self._began
             self._errors.setdefault(
                 holder.control_address,
-                (holder, StorageUnavailable(f"{holder} has not answered for {seconds:.1f} s")),
+                (holder, StorageUnavailable(f"silent for {seconds:.1f} s")),
             )
             self._replicas.holders.failed(holder, f"silent for {seconds:.1f} s")
 
@@ -408,12 +408,23 @@ class _Race(Generic[Result]):
         for holder in list(self._running.values()):
             self._errors[holder.control_address] = (
                 holder,
-                StorageUnavailable(f"{holder} has not answered"),
+                StorageUnavailable("silent"),
             )
         what = self._connection.what
         if not self._errors:
             return StorageUnavailable(f"{what} has no holder, after {seconds:.1f} s")
-        errors = "; ".join(str(error) for _, error in self._errors.values())
-        if len(self._errors) == 1:
-            return StorageUnavailable(f"{errors} (the only holder of {what}; asked for {seconds:.1f} s)")
-        return StorageUnavailable(f"no holder of {what} answered within {seconds:.1f} s: {errors}")
+        reasons = [(holder, _reason(holder, error)) for holder, error in self._errors.values()]
+        if len(reasons) == 1:
+            holder, reason = reasons[0]
+            return StorageUnavailable(
+                f"{holder}, which holds {what}, did not answer within {seconds:.1f} s: {reason}"
+            )
+        listed = "; ".join(f"{holder}: {reason}" for holder, reason in reasons)
+        return StorageUnavailable(f"no holder of {what} answered within {seconds:.1f} s: {listed}")
+
+
+def _reason(holder: Endpoint, error: Exception) -> str:
+    """Return what an error says beside the holder and the time of one attempt."""
+    text = str(error)
+    reason = text.partition(" did not answer within ")[2].partition(": ")[2]
+    return reason or text.removeprefix(str(holder)).lstrip(": ")
