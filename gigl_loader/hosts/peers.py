@@ -88,27 +88,25 @@ class Peers:
     def split(self, graph: Graph, node_type: NodeType, name: str, *, timeout_s: float) -> Int64Array:
         """Return the positions of a split over all partitions, int64 [N], by ascending node id."""
         request = SplitRequest(node_type=node_type, split=name)
-        here = [graph.split_part(node_type, name, part) for part in graph.parts]
+        parts = {part: graph.split_part(node_type, name, part) for part in graph.parts}
         with self._stores(graph, timeout_s) as stores:
-            return graph.in_id_order(
-                node_type, np.concatenate([*here, *(store.split(request) for store in stores)])
-            )
+            parts |= {part: store.split(request) for part, store in stores.items()}
+        return graph.in_id_order(node_type, np.concatenate([parts[part] for part in sorted(parts)]))
 
     def edges(self, graph: Graph, edge_type: EdgeType, *, timeout_s: float) -> EdgeList:
         """Return all edges of a type over all partitions, by ascending edge id."""
         lists = [edges_of(graph, edge_type, part) for part in graph.parts]
         with self._stores(graph, timeout_s) as stores:
-            return EdgeList.joined([*lists, *(store.edges(edge_type) for store in stores)])
+            return EdgeList.joined([*lists, *(store.edges(edge_type) for store in stores.values())])
 
     @contextmanager
-    def _stores(self, graph: Graph, timeout_s: float) -> Iterator[list[RemoteStore]]:
-        """Lend a store of each partition that ``graph`` has not opened."""
+    def _stores(self, graph: Graph, timeout_s: float) -> Iterator[dict[int, RemoteStore]]:
+        """Lend a store of each partition that ``graph`` has not opened, by partition."""
         replicas = self.replicas(timeout_s=timeout_s)
         try:
-            stores = replicated_stores(
+            yield replicated_stores(
                 replicas, _elsewhere(graph), schema=graph.schema, digest=graph.manifest.digest
             )
-            yield list(stores.values())
         finally:
             replicas.close()
 
