@@ -50,6 +50,12 @@ class Channel:
         """When the current series of attempts to open the channel began."""
         self.failure: Exception | None = None
         """Error of the last attempt to open the channel."""
+        self.retry_at = 0.0
+        """When the channel may be opened again if attempts were given up and the server is not needed."""
+        self.gone = False
+        """The server has left the cluster."""
+        self.late = False
+        """A batch was requested from another server as well, and this one has not responded since."""
         self.load = 0
         """Batches that were requested from the server and not delivered yet."""
         self.batches = 0
@@ -92,19 +98,18 @@ def bare(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def open_channel(
-    server: Server, config: ChannelConfig, *, num_servers: int, has_columns: bool
-) -> OpenChannel:
+def open_channel(server: Server, config: ChannelConfig, *, defers: bool) -> OpenChannel:
     """Open a channel, and create its producer where the server has none with that key.
 
-    The channel has a ring where ``config`` allows one and the server is on this host.
+    The channel has a ring where ``config`` allows one and the server is on this host. ``defers``: frames may
+    defer their features.
     """
     if config.tries_ring(server.endpoint.host):
-        deferred = config.defers_features(ring=True, num_servers=num_servers, has_columns=has_columns)
+        deferred = config.defers_features(ring=True, defers=defers)
         opened = _open_ring(server, config, deferred_features=deferred)
         if opened is not None:
             return opened
-    deferred = config.defers_features(ring=False, num_servers=num_servers, has_columns=has_columns)
+    deferred = config.defers_features(ring=False, defers=defers)
     reply = _open(server, config, deferred_features=deferred)
     return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, deferred_features=deferred)
 

@@ -57,15 +57,19 @@ class ChannelConfig:
         """Return whether to request a ring from a server at ``host``."""
         return self.transport == "ring" or (self.transport == "auto" and is_this_host(host))
 
-    def defers_features(self, *, ring: bool, num_servers: int, has_columns: bool) -> bool:
-        """Return whether a server sends frames with deferred features.
+    def may_defer(self, *, whole: bool, has_columns: bool) -> bool:
+        """Return whether frames may come with deferred features. ``whole``: every server has all partitions.
 
-        With ``rows="auto"`` it does where features of several owners would otherwise cross the network twice:
-        with several servers, unless the server that samples is on this host.
+        With ``rows="auto"`` they may where features of other owners would otherwise cross the network twice.
         """
-        if self.rows == "auto":
-            return has_columns and num_servers > 1 and not ring
-        return has_columns and self.rows == "direct"
+        return has_columns and (self.rows == "direct" or (self.rows == "auto" and not whole))
+
+    def defers_features(self, *, ring: bool, defers: bool) -> bool:
+        """Return whether a server sends frames with deferred features, where frames may have them.
+
+        With ``rows="auto"`` it does unless it is on this host.
+        """
+        return defers and not (self.rows == "auto" and ring)
 
 
 def check_ways(transport: str, rows: str) -> None:

@@ -12,7 +12,6 @@ from gigl_client.nodes import RemoteNodes
 from gigl_client.producers import ProducerCreator
 from gigl_client.server_load import loads_of
 from gigl_client.source import RemoteSource
-from gigl_loader.group import RankGroup
 from gigl_loader.logs import log_from_environment
 from gigl_loader.options import MAX_KEY
 from gigl_loader.queries import GraphQueries
@@ -53,8 +52,7 @@ class RemoteDistDataset(GraphQueries):
         self._cluster = cluster
         self._transport, self._rows = transport, rows
         self._leaders = ProducerCreator(cluster)
-        group = RankGroup.current()
-        self._nodes = RemoteNodes(cluster, first=0 if group is None else group.rank)
+        self._nodes = RemoteNodes(cluster)
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
 
@@ -102,8 +100,11 @@ class RemoteDistDataset(GraphQueries):
 
     @property
     def num_servers(self) -> int:
-        """Number of storage servers. Their ranks are ``0 .. num_servers - 1``, by smallest partition."""
-        return len(self._cluster.servers)
+        """Number of storage servers when the first rank connected.
+
+        Their ranks are ``0 .. num_servers - 1``, by ascending partitions, then address.
+        """
+        return len(self._cluster.assignment)
 
     @property
     def schema(self) -> GraphSchema:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, StorageUnavailable
@@ -42,6 +42,8 @@ class Found:
     """By rank."""
     graph: str
     """Digest of the graph that all of them have."""
+    membership: int
+    """Version of ``endpoints``."""
 
 
 class _NotReady(Exception):
@@ -108,25 +110,42 @@ class _Search:
         if not view.servers:
             raise FormatError("a storage server says that it is ready, and names no server of its cluster")
         self._check_addresses(view)
-        with ThreadPoolExecutor(min(len(view.servers), _MAX_AT_ONCE)) as threads:
-            checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
-        errors = [error for check in checks if (error := check.exception()) is not None]
-        if errors:  # Errors that waiting cannot resolve come first.
-            raise next((error for error in errors if not isinstance(error, _PASSING)), errors[0])
-        agreed = [
-            replace(server, wire_version=check.result())
-            for server, check in zip(view.servers, checks, strict=True)
-        ]
-        return Found(endpoints=tuple(agreed), graph=view.graph)
+        errors = self._errors(view)
+        refused = [error for error in errors.values() if not isinstance(error, _PASSING)]
+        if refused:  # Errors that waiting cannot resolve come first.
+            raise refused[0]
+        answering = [server for server in view.servers if server not in errors]
+        if _partitions(answering) != _partitions(view.servers):
+            raise next(iter(errors.values()))
+        for error in errors.values():
+            _LOGGER.warning("other servers hold its partitions: %s", error)
+        return Found(endpoints=view.servers, graph=view.graph, membership=view.membership)
+
+    def _errors(self, view: ClusterView) -> dict[Endpoint, BaseException]:
+        """Check all servers of a view at the same time, and return what is wrong, by server."""
+        here = [server for server in view.servers if server.control_address not in view.away]
+        checked = here if _partitions(here) == _partitions(view.servers) else view.servers
+        with ThreadPoolExecutor(min(len(checked), _MAX_AT_ONCE)) as threads:
+            checks = {server: threads.submit(self._check, server, view.graph) for server in checked}
+        errors = {
+            server: error for server, check in checks.items() if (error := check.exception()) is not None
+        }
+        away = StorageUnavailable("the other servers say that it does not answer")
+        return errors | {server: away for server in view.servers if server not in checks}
 
     def _first_view(self) -> ClusterView:
-        """Return the view of the first server that responds and is ready."""
+        """Return the view of the first server that responds and is ready. All are asked at the same time."""
         errors: list[Exception] = []
-        for endpoint in self._endpoints:
-            found = self._view_or_reason(endpoint)
-            if not isinstance(found, Exception):
-                return found
-            errors.append(found)
+        threads = ThreadPoolExecutor(min(len(self._endpoints), _MAX_AT_ONCE))
+        try:
+            asked = [threads.submit(self._view_or_reason, endpoint) for endpoint in self._endpoints]
+            for view in as_completed(asked):
+                found = view.result()
+                if not isinstance(found, Exception):
+                    return found
+                errors.append(found)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)  # A silent server holds up nobody.
         # A server that is not ready gives a better reason than one that does not respond.
         raise next((error for error in errors if isinstance(error, _NotReady)), errors[0])
 
@@ -155,17 +174,18 @@ class _Search:
             raise _NotReady(f"{server} is not ready: {view.reason or 'it did not say why'}")
         return view
 
-    def _check(self, server: Endpoint, graph: str) -> int:
-        """Check that a server of the view has the graph, is ready, and can be reached on both ports.
-
-        Return the wire version that was agreed upon.
-        """
+    def _check(self, server: Endpoint, graph: str) -> None:
+        """Check that a server of the view has the graph, is ready, and can be reached on both ports."""
         _check_graph(server, self._view(server).graph, graph)
-        return check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait).wire
+        check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait)
 
     @property
     def _batch_wait(self) -> float:
         return max(min(self.left, _ATTEMPT_S), 0.1)
+
+
+def _partitions(servers: Iterable[Endpoint]) -> set[int]:
+    return {part for server in servers for part in server.partitions}
 
 
 def _check_cluster(endpoint: Endpoint, view: ClusterView, known: set[str]) -> None:

@@ -13,12 +13,14 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from gigl_client.batch_hedging import BatchHedging
 from gigl_client.channel import bare
 from gigl_client.in_flight import InFlight, InFlightRequest
 from gigl_client.receiver import Scratch, Unfetched
@@ -31,7 +33,7 @@ from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_client.channel import Channel
+    from gigl_client.channel import Channel, OpenChannel
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.in_flight import Ready
     from gigl_client.receiver import Receiver
@@ -47,6 +49,9 @@ _LOGGER = logging.getLogger(__name__)
 FETCHERS = 2
 """Number of threads of a source that fetch frames and their deferred features."""
 
+_MAX_MORE_FETCHERS = 16
+"""Threads that are started when all others wait for a server that is late."""
+_STUCK_S = 0.5
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
@@ -89,6 +94,10 @@ class Dispatcher:
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
+        self.hedging = BatchHedging(in_flight)
+        self._fetching: dict[int, float] = {}
+        """Threads that fetch a frame now, and since when."""
+        self._name = name
         self._times_damaged: Counter[int] = Counter()  # By batch of the current epoch.
         self.cpu_s = 0.0
         """CPU time of the threads."""
@@ -100,14 +109,11 @@ class Dispatcher:
         self._frames: Responses = queue.SimpleQueue()
         self._failures: Responses = queue.SimpleQueue()
         channels.on_change = self._go_on
-        work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
-        work[f"settle for {name}"] = self._failures
-        self._threads = [
-            threading.Thread(target=self._work, args=(responses,), name=name, daemon=True)
-            for name, responses in work.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        channels.on_leave = self._put_back
+        self._threads: list[threading.Thread] = []
+        for number in range(FETCHERS):
+            self._start_thread(self._frames, f"fetch {number} of {name}")
+        self._start_thread(self._failures, f"settle for {name}")
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         """Leave the current epoch, and request the first batches of another."""
@@ -124,6 +130,8 @@ class Dispatcher:
             if ready is not None:
                 self.needed = False
             self._hand_out()
+            if ready is None and self.needed:
+                self._hedge(time.monotonic())
             return ready
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
@@ -133,7 +141,7 @@ class Dispatcher:
             jobs = self._channels.close()
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
-        for responses in (*[self._frames] * FETCHERS, self._failures):
+        for responses in (*[self._frames] * (len(self._threads) - 1), self._failures):
             responses.put(None)
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         deadline = time.monotonic() + (_LEAVE_S if wait else 0)
@@ -153,6 +161,18 @@ class Dispatcher:
             if request is not None:
                 self._send(channel, request, now)
 
+    def _hedge(self, now: float) -> None:
+        """Request the awaited batch from a second server where its server is late."""
+        late = self.hedging.due(now)
+        channel = None if late is None else self._channels.for_hedge(late.channel)
+        if late is None or channel is None:
+            return
+        self.hedging.count += 1
+        late.channel.late = True
+        _LOGGER.debug("%s is late with batch %d: asking %s", late.channel, late.request.batch, channel)
+        self._keep_a_fetcher(now)
+        self._send(channel, late.request, now, hedge=True)
+
     def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one at every retry. ``None`` where it cannot be made."""
         request = self._in_flight.known_request(batch)
@@ -167,14 +187,17 @@ class Dispatcher:
             self._changed.notify_all()
             return None
 
-    def _send(self, channel: Channel, request: BatchRequest, now: float) -> None:
+    def _send(self, channel: Channel, request: BatchRequest, now: float, *, hedge: bool = False) -> None:
         opened = channel.opened
         assert opened is not None, "only open channels are asked"
         slot = None if opened.ring is None else opened.ring.take()
         sent = InFlightRequest(
             request=request, fence=self._in_flight.fence, channel=channel, opened=opened, slot=slot, since=now
         )
-        self._in_flight.add(sent)
+        if hedge:
+            self._in_flight.add_hedge(sent)
+        else:
+            self._in_flight.add(sent)
         message = _message(sent)
         self.calls += 1
         self.bytes_out += len(message.inputs) + len(message.index)
@@ -186,15 +209,37 @@ class Dispatcher:
         self._calls.add(call)
         call.add_done_callback(partial(_arrived, self._frames, self._failures, sent))
 
+    def _start_thread(self, responses: Responses, name: str) -> None:
+        thread = threading.Thread(target=self._work, args=(responses,), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _keep_a_fetcher(self, now: float) -> None:
+        """Start another thread where none is free, and one has fetched for so long that it may be stuck."""
+        count = len(self._threads) - 1
+        stuck = any(now - since > _STUCK_S for since in self._fetching.values())
+        if (
+            stuck
+            and len(self._fetching) == count < FETCHERS + _MAX_MORE_FETCHERS
+            and not self._channels.closed
+        ):
+            with suppress(RuntimeError):  # The system has no thread to give.
+                self._start_thread(self._frames, f"fetch {count} of {self._name}")
+
     def _work(self, responses: Responses) -> None:
         scratch = Scratch()
         while (response := responses.get()) is not None:
             began = time.thread_time()
+            if responses is self._frames:
+                with self._changed:
+                    self._fetching[threading.get_ident()] = now = time.monotonic()
+                    self._keep_a_fetcher(now)
             try:
                 self._settle(response, scratch)
             except Exception as error:
                 self._land(response.sent, error)
             with self._changed:
+                self._fetching.pop(threading.get_ident(), None)
                 self.cpu_s += time.thread_time() - began
             del response
 
@@ -203,12 +248,16 @@ class Dispatcher:
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
+            if sent.channel.late:
+                sent.channel.late = False
+                self._changed.notify_all()
             current = self._in_flight.is_current(sent)
         try:
             reply: SampleReply = response.call.result()
         except Exception as error:
             self._call_failed(sent, _translated(sent, error))
             return
+        sent.channel.server.client.heard(response.call.trailing_metadata())
         if not message_is_whole(reply, response.call.trailing_metadata()):
             sent.give_slot()
             self._came_damaged(sent, FormatError(f"{sent.channel}: a reply does not match its checksum"))
@@ -282,9 +331,14 @@ class Dispatcher:
                 self._channels.lose(sent.channel, bare(error))
                 self._go_on()
 
+    def _put_back(self, opened: OpenChannel) -> None:
+        """Retry all requests of a channel to a server that has left."""
+        self.retries += self._in_flight.put_back_all(opened, time.monotonic())
+
     def _land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         with self._changed:
             if self._in_flight.is_current(sent):
+                self.hedging.landed(sent, time.monotonic())
                 self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
                 self._changed.notify_all()
 

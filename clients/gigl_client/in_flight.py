@@ -67,6 +67,8 @@ class InFlight:
         self._requests: dict[int, BatchRequest] = {}
         self._ready: dict[int, Ready] = {}
         self.sent: dict[int, InFlightRequest] = {}
+        self.hedged: dict[int, InFlightRequest] = {}
+        """Second requests of batches in ``sent``, at other servers. The first response counts."""
         self.retries: dict[int, RetryState] = {}
 
     def start(self, epoch: int, first_batch: int) -> None:
@@ -76,7 +78,7 @@ class InFlight:
         self.fence += 1
         self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch
-        for kept in (self._returned, self._requests, self._ready, self.sent, self.retries):
+        for kept in (self._returned, self._requests, self._ready, self.sent, self.hedged, self.retries):
             kept.clear()
 
     def stop(self) -> None:
@@ -111,15 +113,35 @@ class InFlight:
         self.sent[batch] = sent
         sent.channel.load += 1
 
+    def add_hedge(self, sent: InFlightRequest) -> None:
+        """Record a second request for a batch that is in flight."""
+        self.hedged[sent.request.batch] = sent
+        sent.channel.load += 1
+
+    def oldest_awaited(self) -> InFlightRequest | None:
+        """Return the request of the next batch to be delivered; out of order, the oldest."""
+        if self._in_order:
+            return self.sent.get(self.position)
+        return min(self.sent.values(), key=lambda sent: sent.since, default=None)
+
     def is_current(self, sent: InFlightRequest) -> bool:
         """Return whether the response to this request is still awaited."""
-        return self.sent.get(sent.request.batch) is sent
+        batch = sent.request.batch
+        return self.sent.get(batch) is sent or self.hedged.get(batch) is sent
 
     def put_back(self, sent: InFlightRequest, error: Exception | None, now: float) -> None:
-        """Queue a batch again: at once, or, after an ``error``, with a delay that grows per error."""
+        """Queue a batch again: at once, or, after an ``error``, with a delay that grows per error.
+
+        A batch that another server is asked for as well is left to that server.
+        """
         batch = sent.request.batch
-        del self.sent[batch]
         sent.channel.load -= 1
+        second = self.hedged.pop(batch, None)
+        if second is not None:
+            if second is not sent:
+                self.sent[batch] = second
+            return
+        del self.sent[batch]
         self._returned.append(batch)
         if error is not None:
             before = self.retries.get(batch)
@@ -133,7 +155,7 @@ class InFlight:
 
     def put_back_all(self, opened: OpenChannel, now: float) -> int:
         """Queue all batches of a lost channel again. Return how many."""
-        lost = [each for each in self.sent.values() if each.opened is opened]
+        lost = [each for each in (*self.sent.values(), *self.hedged.values()) if each.opened is opened]
         for sent in lost:
             self.put_back(sent, None, now)
         return len(lost)
@@ -141,7 +163,9 @@ class InFlight:
     def land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         """Record a received batch, or the exception that failed it."""
         batch = sent.request.batch
-        del self.sent[batch]
+        for each in (self.sent.pop(batch), self.hedged.pop(batch, None)):
+            if each is not None and each is not sent:
+                each.channel.load -= 1
         self._ready[batch] = Ready(sent.channel, frame)
 
     def fail(self, batch: int, error: Exception) -> None:

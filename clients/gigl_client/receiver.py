@@ -120,15 +120,7 @@ class Receiver:
         bare = sent.opened.deferred_features
         memory = scratch.lend(nbytes) if bare else self._buffers.lend(nbytes)
         try:
-            server = sent.channel.server
-            fetch_frame(
-                server.connection,
-                handle,
-                nbytes,
-                memory,
-                timeout_s=self._fetch_s,
-                wire=server.endpoint.wire_version,
-            )
+            fetch_frame(sent.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
         except StorageUnavailable as error:
             raise Unfetched(error) from None
         with self._lock:

@@ -82,7 +82,7 @@ class RemoteSource:
             slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
             timeout_s=timeout_s,
         )
-        has_columns = bool(plan.columns)
+        defers = config.may_defer(whole=cluster.holds_all_everywhere, has_columns=bool(plan.columns))
         self._cluster = cluster
         self._schedule = schedule
         self._pid = os.getpid()
@@ -92,7 +92,7 @@ class RemoteSource:
         self._buffers = PrivateBuffers(channel_bytes, num_servers * prefetch + SPARE_SLOTS)
         self._store: PartitionedStore | None = None
         completion = None
-        if has_columns and (rows == "direct" or (rows == "auto" and num_servers > 1)):
+        if defers:
             self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
             completion = Completion(cluster.schema, plan, self._store)
         self._receiver = Receiver(plan.frame(cluster.schema), self._buffers, completion, timeout_s=timeout_s)
@@ -102,7 +102,7 @@ class RemoteSource:
             cluster.servers,
             config,
             self._changed,
-            has_columns=has_columns,
+            defers=defers,
             heartbeats=cluster.heartbeats,
         )
         self._dispatcher = Dispatcher(
@@ -114,10 +114,12 @@ class RemoteSource:
             request=_requests(schedule),
             timeout_s=timeout_s,
         )
-        self._batch_wait = BatchWait(self._channels, self._in_flight, self._changed, timeout_s=timeout_s)
+        self._batch_wait = BatchWait(
+            self._channels, self._in_flight, self._changed, self._dispatcher.hedging, timeout_s=timeout_s
+        )
         self._end = weakref.finalize(self, _end, self._dispatcher, self._store, self._pid)
-        with self._changed:
-            self._channels.open_all()
+        cluster.follow(self._channels)
+        self._channels.use(cluster.servers)  # Also those that joined meanwhile.
 
     @property
     def num_batches(self) -> int:
@@ -130,14 +132,20 @@ class RemoteSource:
         self._dispatcher.start_epoch(epoch, first_batch)
 
     def wait_until_up(self, timeout: float) -> None:
-        """Wait until a channel is open at every server. Raises what keeps one from it."""
+        """Wait until a channel is open at every server. Raises what keeps one from it.
+
+        A server that does not answer is not waited for where others hold its partitions.
+        """
         self._check_usable()
         deadline = time.monotonic() + timeout
         with self._changed:
             self._channels.open_all()
-            while not all(channel.opened for channel in self._channels):
+            while self._channels.needed() or not all(
+                channel.opened or channel.failure for channel in self._channels
+            ):
                 self._check_usable()
                 self._batch_wait.wait(deadline, timeout)
+            self._batch_wait.check_refused()
 
     def receive(self, timeout: float) -> Frame:
         self._check_usable()
@@ -178,6 +186,7 @@ class RemoteSource:
                 "workers": [],
                 "retries": dispatcher.retries + rows.retries,
                 "damaged": dispatcher.damaged + rows.damaged,
+                "hedged": dispatcher.hedging.count + rows.hedged,
                 **self._channels.summary(),
             }
 

@@ -95,6 +95,8 @@ class Connection:
         if timeout_s <= 0 or attempt_s <= 0:
             raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
         self._endpoint = endpoint
+        self.wire_version = endpoint.wire_version
+        """Version of requests that was agreed upon with the peer. 0: the newest of this build."""
         self._caller = caller
         self._job_header = ((JOB_HEADER, job),) if job else ()
         self._headers = self._headers_of(caller)
@@ -106,6 +108,8 @@ class Connection:
         self._streams: set[Any] = set()
         self._closed = threading.Event()
         self._counts = WireCounts()
+        self.on_membership: Callable[[int], None] | None = None
+        """Called with the version of the membership that a reply told, where replies tell one."""
 
     def counts(self) -> WireCounts:
         """Return what was sent and received since the connection was made."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.connection import Connection
     from gigl_loader.rpc.graph_requests import Inquiry
+    from gigl_loader.rpc.replicas import ReplicaConnection
     from gigl_loader.sampling.store import EdgeList
 
 
@@ -37,12 +38,11 @@ __all__ = ["Directory", "fetch_manifest"]
 _ANY = (-(2**63), 2**63)
 
 
-def fetch_manifest(connection: Connection, *, wire: int = 0) -> bytes:
-    """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks.
-
-    ``wire`` as in ``encode_graph_request``.
-    """
-    layout, buffer = connection.call(encode_graph_request(ManifestRequest(), "", wire=wire), assembled)
+def fetch_manifest(connection: Connection | ReplicaConnection) -> bytes:
+    """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
+    layout, buffer = connection.call(
+        encode_graph_request(ManifestRequest(), "", wire=connection.wire_version), assembled
+    )
     return read_bytes(layout, buffer, "manifest")
 
 
@@ -53,12 +53,13 @@ class Directory:
     the service has another graph. Large requests are split into parts of 1 Mi nodes.
     """
 
-    def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str, wire: int = 0) -> None:
-        """``schema`` and ``digest`` are those of the manifest, ``wire`` as in ``encode_graph_request``."""
+    def __init__(
+        self, connection: Connection | ReplicaConnection, *, schema: GraphSchema, digest: str
+    ) -> None:
+        """``schema`` and ``digest`` are those of the manifest."""
         self._connection = connection
         self._schema = schema
         self._digest = digest
-        self._wire = wire
 
     def ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         """Return the node ids at ``positions``, int64 [N]. ``ValueError`` for positions that no node has."""
@@ -97,7 +98,7 @@ class Directory:
         """Return the positions of a split, int64 [N], ascending, in a partition that the service holds."""
         bounds = self._schema.nodes[node_type].bounds
         request = encode(
-            Envelope(graph=self._digest, partition=partition, wire=self._wire),
+            self._envelope(partition),
             SplitRequest(node_type=node_type, split=name),
             self._schema,
         )
@@ -106,8 +107,7 @@ class Directory:
 
     def edges(self, partition: int, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type in a partition that the service holds, by ascending edge id."""
-        envelope = Envelope(graph=self._digest, partition=partition, wire=self._wire)
-        return fetch_edges(self._connection, envelope, edge_type, self._schema)
+        return fetch_edges(self._connection, self._envelope(partition), edge_type, self._schema)
 
     def texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
         """Return the texts of known node ids, int64 [N], of a type that has text ids."""
@@ -139,7 +139,10 @@ class Directory:
         return numbers.astype(np.int64)
 
     def _encoded(self, request: Inquiry) -> bytes:
-        return encode_graph_request(request, self._digest, wire=self._wire)
+        return encode_graph_request(request, self._digest, wire=self._connection.wire_version)
+
+    def _envelope(self, partition: int) -> Envelope:
+        return Envelope(graph=self._digest, partition=partition, wire=self._connection.wire_version)
 
     def _integers(self, request: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
         layout, buffer = self._connection.call(self._encoded(request), assembled)

@@ -23,7 +23,6 @@ def fetch_frame(
     out: Bytes,
     *,
     timeout_s: float | None = None,
-    wire: int = 0,
 ) -> None:
     """Write the frame behind ``handle`` to ``out[:nbytes]``, uint8. Copies run without the GIL.
 
@@ -31,7 +30,6 @@ def fetch_frame(
     longer has the frame: a handle is valid for one fetch, even if the connection breaks during it.
     ``StorageUnavailable`` where the attempt failed or took ``timeout_s`` (default: that of the connection).
     ``FormatError`` for another number of bytes. After any error, ``out`` may hold a part of the frame.
-    ``wire`` as in ``encode_graph_request``.
     """
     if len(out) < nbytes:
         raise ValueError(f"a frame of {nbytes} bytes does not fit in {len(out)}")
@@ -47,4 +45,6 @@ def fetch_frame(
             raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
 
     # One attempt: a failed one may have consumed the handle, and a retry would then fail with Gone.
-    connection.call(encode_frame_request(handle, wire=wire), land, timeout_s=timeout_s, attempts=1)
+    connection.call(
+        encode_frame_request(handle, wire=connection.wire_version), land, timeout_s=timeout_s, attempts=1
+    )

@@ -10,7 +10,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s", "oldest_wire_version", "draw_specification")
+    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s", "oldest_wire_version", "draw_specification", "incarnation")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Description(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     OLDEST_WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAW_SPECIFICATION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     version: str
     wire_version: int
     graph: str
@@ -29,7 +30,8 @@ class Description(_message.Message):
     uptime_s: float
     oldest_wire_version: int
     draw_specification: int
-    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., oldest_wire_version: _Optional[int] = ..., draw_specification: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., oldest_wire_version: _Optional[int] = ..., draw_specification: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
@@ -58,28 +60,36 @@ class ClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("self", "servers", "ready", "reason")
+    __slots__ = ("self", "servers", "ready", "reason", "membership")
     SELF_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     self: Description
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     ready: bool
     reason: str
-    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    membership: int
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., membership: _Optional[int] = ...) -> None: ...
 
 class Server(_message.Message):
-    __slots__ = ("host", "control_port", "data_port", "partitions")
+    __slots__ = ("host", "control_port", "data_port", "partitions", "incarnation", "away", "wire_version")
     HOST_FIELD_NUMBER: _ClassVar[int]
     CONTROL_PORT_FIELD_NUMBER: _ClassVar[int]
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     host: str
     control_port: int
     data_port: int
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, host: _Optional[str] = ..., control_port: _Optional[int] = ..., data_port: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+    incarnation: int
+    away: bool
+    wire_version: int
+    def __init__(self, host: _Optional[str] = ..., control_port: _Optional[int] = ..., data_port: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., incarnation: _Optional[int] = ..., away: bool = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class CreateProducerRequest(_message.Message):
     __slots__ = ("key", "plan", "graph", "draw_specification")

@@ -65,7 +65,15 @@ def view_proof(key: str, nonce: str, reply: Any) -> str:
         return ""
     own = reply.self
     servers = [
-        [each.host, each.control_port, each.data_port, list(each.partitions)] for each in reply.servers
+        [
+            each.host,
+            each.control_port,
+            each.data_port,
+            list(each.partitions),
+            each.incarnation,
+            each.wire_version,
+        ]
+        for each in reply.servers
     ]
     claim = [
         own.version,
@@ -75,7 +83,9 @@ def view_proof(key: str, nonce: str, reply: Any) -> str:
         own.graph,
         list(own.partitions),
         own.data_port,
+        own.incarnation,
         servers,
+        reply.membership,
         reply.ready,
     ]
     return _proof(key, ["view", nonce, claim])

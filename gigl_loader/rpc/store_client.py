@@ -15,7 +15,13 @@ from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.native import draws
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
-from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
+from gigl_loader.rpc.control import (
+    ANNOUNCEMENT,
+    MEMBERSHIP_HEADER,
+    STORE_METHODS,
+    STORE_SERVICE,
+    control_channel,
+)
 from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
@@ -32,6 +38,7 @@ from gigl_loader.rpc.server_proof import (
 )
 from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
+from gigl_loader.rpc.versions import newest_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,6 +52,7 @@ _LOGGER = logging.getLogger(__name__)
 _PROBE_S = 2.0
 
 Result = TypeVar("Result")
+_MAX_DIGITS = 19
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -75,6 +83,12 @@ class ClusterView:
     uptime_s: float
     servers: tuple[Endpoint, ...]
     """Servers known so far, by rank, this one included."""
+    membership: int
+    """Version of ``servers``: of two views, that with the higher version is newer. 0: not told."""
+    away: frozenset[str]
+    """Control addresses of ``servers`` that did not answer this one lately."""
+    incarnation: int
+    """Tells a server that was started again from the one before. 0: not told."""
     ready: bool
     reason: str
     """Why the server is not ready, as text."""
@@ -96,9 +110,12 @@ class ClusterView:
                 data_port=each.data_port,
                 partitions=tuple(each.partitions),
                 certificate=certificate,
+                incarnation=each.incarnation,
+                wire_version=min(each.wire_version or own.wire_version, newest_wire()),
             )
             for rank, each in enumerate(reply.servers)
         )
+        away = [server for server, each in zip(servers, reply.servers, strict=True) if each.away]
         return cls(
             version=own.version,
             wire_version=own.wire_version,
@@ -110,11 +127,21 @@ class ClusterView:
             pid=own.pid,
             uptime_s=own.uptime_s,
             servers=servers,
+            membership=reply.membership,
+            away=frozenset(server.control_address for server in away),
+            incarnation=own.incarnation,
             ready=reply.ready,
             reason=reply.reason,
             proven=proven,
             challenge=challenge,
         )
+
+    @property
+    def itself(self) -> Endpoint | None:
+        """The server of this view, as a member of its cluster. ``None`` where it does not know itself yet."""
+        own = (self.partitions, self.data_port, self.incarnation)
+        found = [each for each in self.servers if (each.partitions, each.data_port, each.incarnation) == own]
+        return found[0] if found else None
 
 
 class StoreClient:
@@ -125,9 +152,20 @@ class StoreClient:
     for a missing or wrong token and after ``close``.
     """
 
-    def __init__(self, endpoint: Endpoint, caller: Caller, job: str = "") -> None:
-        """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        caller: Caller,
+        job: str = "",
+        *,
+        on_membership: Callable[[int], None] | None = None,
+    ) -> None:
+        """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``.
+
+        ``on_membership`` is called with the version of the membership that a reply tells. It must not block.
+        """
         self.endpoint = endpoint
+        self._on_membership = on_membership
         self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
         self._lock = threading.Lock()
@@ -221,6 +259,13 @@ class StoreClient:
         except ValueError:
             self._check_open()
             raise
+
+    def heard(self, trailers: Iterable[Any] | None) -> None:
+        """Read the version of the membership in the trailers of a reply."""
+        if self._on_membership is not None:
+            told = header_value(trailers or (), MEMBERSHIP_HEADER)
+            if told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
+                self._on_membership(int(told))
 
     def error(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call. Later calls show what the caller's files hold now."""
@@ -318,14 +363,17 @@ class StoreClient:
         self._check_open()
         began = time.monotonic()
         try:
-            reply = self._with_renewal(
-                lambda: self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
+            reply, call = self._with_renewal(
+                lambda: self._calls[name].with_call(
+                    request, timeout=timeout_s, metadata=self._with_checksum(request)
+                )
             )
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:
             self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
             raise
+        self.heard(call.trailing_metadata())
         if reply is None:
             raise Damaged(f"{self.endpoint}: a reply to {name} without a message")
         _LOGGER.debug("%s: %s: %.1f ms", self.endpoint, name, 1e3 * (time.monotonic() - began))

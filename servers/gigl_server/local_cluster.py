@@ -40,6 +40,7 @@ class LocalCluster:
         graph_dir: str | os.PathLike[str],
         *,
         servers: int = 2,
+        replicas: int = 1,
         workers: int = 1,
         token: str | None = None,
         timeout_s: float = 120.0,
@@ -48,11 +49,12 @@ class LocalCluster:
     ) -> None:
         """Start ``servers`` processes on free loopback ports, and wait until all are ready.
 
-        Partitions are assigned in order, as evenly as possible. Each server samples ``workers`` batches at
-        once. ``options`` are further options of ``gigl-loader serve``, such as ``{"lease": 5}``. Raises
-        ``ValueError`` for more servers than partitions, ``TimeoutError`` or a server's own error if a server
-        does not become ready. Servers log messages from ``log_level`` on to this process's stderr. With a
-        token, they also get a new cluster key, unless ``options`` name one.
+        Partitions are assigned in order, as evenly as possible. With ``replicas``, each is held by so many
+        servers: the one that it is assigned to and those before it. Each server samples ``workers`` batches
+        at once. ``options`` are further options of ``gigl-loader serve``, such as ``{"lease": 5}``. Raises
+        ``ValueError`` for more servers than partitions or more replicas than servers, ``TimeoutError`` or a
+        server's own error if a server does not become ready. Servers log messages from ``log_level`` on to
+        this process's stderr. With a token, they also get a new cluster key, unless ``options`` name one.
         """
         given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
         base = read_settings(given, {}, {})
@@ -72,7 +74,7 @@ class LocalCluster:
                 "name": f"storage server {index}",
                 "log_level": log_level,
             }
-            for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers))
+            for index, parts in enumerate(_dealt(_num_partitions(graph_dir), servers, replicas))
         ]
         self._incarnations: list[_Incarnation] = []
         self._finish = weakref.finalize(self, _end_all, self._incarnations, os.getpid())
@@ -249,13 +251,19 @@ def _num_partitions(graph_dir: str | os.PathLike[str]) -> int:
     return Manifest.read(DiskFolder(graph_dir)).schema.num_partitions
 
 
-def _dealt(partitions: int, servers: int) -> list[tuple[int, ...]]:
+def _dealt(partitions: int, servers: int, replicas: int = 1) -> list[tuple[int, ...]]:
     if not 1 <= servers <= partitions:
         raise ValueError(
             f"a graph of {partitions} partitions can have 1 to {partitions} servers, not {servers}"
         )
+    if not 1 <= replicas <= servers:
+        raise ValueError(f"{servers} servers can hold 1 to {servers} replicas, not {replicas}")
     ends = [partitions * index // servers for index in range(servers + 1)]
-    return [tuple(range(low, high)) for low, high in pairwise(ends)]
+    dealt = [tuple(range(low, high)) for low, high in pairwise(ends)]
+    return [
+        tuple(sorted(part for more in range(replicas) for part in dealt[(index + more) % servers]))
+        for index in range(servers)
+    ]
 
 
 def _end_all(incarnations: list[_Incarnation], owner: int) -> None:

@@ -21,6 +21,7 @@ from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
 from gigl_server.certificate_renewal import check_renewal
 from gigl_server.cluster.discovery import Discovery
+from gigl_server.cluster.membership import incarnation_of_now
 from gigl_server.cluster.peers import PeerClient, PeerWatch
 from gigl_server.cluster.readiness import Readiness
 from gigl_server.cluster.stores import ClusterStores
@@ -108,8 +109,9 @@ class StorageServer:
     @property
     def endpoint(self) -> Endpoint:
         """Endpoint of the server. Its ``host_index`` is the rank once the server is ready."""
-        members = [each for each in self._discovery.members if each.partitions == self._own.partitions]
-        return members[0] if self.ready and members else self._own
+        own = self._own.control_address
+        found = [each for each in self._discovery.members if each.control_address == own]
+        return found[0] if self.ready else self._own
 
     @property
     def ready(self) -> bool:
@@ -120,8 +122,16 @@ class StorageServer:
         """``HOST:PORT`` of the metrics; empty where there are none."""
         return self._metrics.address if self._metrics else ""
 
+    def announce(self, partitions: Sequence[int]) -> None:
+        """Tell servers and trainers that this server serves ``partitions`` from now on.
+
+        Call it when the ports serve them.
+        """
+        self._control.announce(partitions)
+        self._discovery.announce(partitions)
+
     def meet(self, addresses: Sequence[str]) -> None:
-        """Add addresses of further servers, while this one waits for servers."""
+        """Add addresses of further servers."""
         for address in addresses:
             self._readiness.heard_of(address)
 
@@ -197,6 +207,7 @@ class StorageServer:
         options, graph, credentials = self._options, self._graph, self._credentials
         metrics_tokens = options.load_metrics_tokens()
         counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
+        self._incarnation = incarnation_of_now()
         digest, name = graph.manifest.digest, Path(str(graph.folder)).resolve().name
         self._access = Access(credentials, graph=name, digest=digest)
         queries = Queries(graph, graph.parts, counters, access=self._access)
@@ -244,6 +255,8 @@ class StorageServer:
             audit=audit,
             show_names=options.show_names,
             access=self._access,
+            incarnation=self._incarnation,
+            membership=self._readiness.membership_version,
         )
         stack.callback(self._control.close)
         self._meet_others(self._data.port)
@@ -257,6 +270,7 @@ class StorageServer:
             partitions=self._graph.parts,
             certificate=self._credentials.trusted,
             what="storage server",
+            incarnation=self._incarnation,
         )
         digest = self._graph.manifest.digest
         self._peer_client = PeerClient(
@@ -270,6 +284,7 @@ class StorageServer:
             query=self._peer_client.query,
             check=self._peer_client.check,
         )
+        self._peer_client.version = lambda: self._discovery.membership.version
         self._readiness.joins(self._discovery)
 
     def _supervise(self) -> None:
@@ -324,7 +339,9 @@ class StorageServer:
         finally:
             self.settled.set()
         try:
-            while not self._ending.wait(_LOOK_EVERY_S):
+            while not self._ending.is_set():
+                self._discovery.follow(_LOOK_EVERY_S)
+                self._discovery.changed.clear()
                 self._graph.verifier.check()
                 watch.look(self._ending)
         except FormatError as error:
@@ -350,12 +367,14 @@ class StorageServer:
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
         self._verify()
-        members = self._discovery.run(self._options.join_timeout_s)
+        self._discovery.run(self._options.join_timeout_s)
+        membership = self._discovery.membership
         self._stores = stores = ClusterStores(
             self._graph,
-            members,
+            membership,
             self._credentials.caller(),
             concurrency=self._options.num_workers * THREADS_PER_WORKER,
+            on_membership=self._discovery.heard,
         )
         self._service.make_ready(None if self._graph.is_whole else stores.open)
         self._readiness.is_ready(stores.traffic)
@@ -367,8 +386,7 @@ class StorageServer:
                 list(self._own.partitions),
                 self._options.num_workers,
             )
-        others = [each for each in members if each.control_address != self._own.control_address]
-        return PeerWatch(others, self._graph.manifest.digest, self._peer_client.query)
+        return PeerWatch(membership, self._graph.manifest.digest, self._peer_client.query)
 
     def _tell_health(self) -> None:
         """Set the port's health to the current readiness. The lock keeps concurrent changes in order."""

@@ -42,21 +42,22 @@ def test_credit_covers_an_epoch_that_was_left_and_has_an_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "ring", "servers", "columns", "expected"),
+    ("rows", "ring", "whole", "columns", "expected"),
     [
-        ("auto", False, 2, True, True),
-        ("auto", True, 2, True, False),
-        ("auto", False, 1, True, False),
-        ("auto", False, 2, False, False),
-        ("direct", True, 1, True, True),
-        ("direct", False, 2, False, False),
-        ("through", False, 2, True, False),
+        ("auto", False, False, True, True),
+        ("auto", True, False, True, False),
+        ("auto", False, True, True, False),
+        ("auto", False, False, False, False),
+        ("direct", True, True, True, True),
+        ("direct", False, False, False, False),
+        ("through", False, False, True, False),
     ],
 )
 def test_rows_come_from_owners_where_they_would_travel_twice(
-    rows: str, ring: bool, servers: int, columns: bool, expected: bool
+    rows: str, ring: bool, whole: bool, columns: bool, expected: bool
 ) -> None:
-    found = _config(rows=rows).defers_features(ring=ring, num_servers=servers, has_columns=columns)
+    config = _config(rows=rows)
+    found = config.defers_features(ring=ring, defers=config.may_defer(whole=whole, has_columns=columns))
     assert found is expected
 
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,8 +26,7 @@ from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.remote_store import fetch_split
-from gigl_loader.rpc.requests import Envelope, encode, encode_ping
+from gigl_loader.rpc.requests import Envelope, SplitRequest, encode, encode_ping
 from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_server.peer_server import build_server
@@ -355,15 +354,14 @@ def test_splits_come_from_who_holds_them() -> None:
     graph = store_graphs()[0].graph
     named = [(name, split) for name, nodes in graph.schema.nodes.items() for split in nodes.splits]
     with served(graph) as endpoint:
-        given: dict[str, Any] = {"schema": graph.schema, "digest": graph.manifest.digest, "timeout_s": 10.0}
-        for node_type, split in named:
-            for part in endpoint.partitions:
-                found = fetch_split(endpoint, part, CALLER, node_type=node_type, split=split, **given)
-                assert found.tolist() == graph.split_part(node_type, split, part).tolist()
-        with pytest.raises(ValueError, match="no split 'absent'"):
-            fetch_split(
-                endpoint, 0, CALLER, node_type=next(iter(graph.schema.nodes)), split="absent", **given
-            )
+        for part in endpoint.partitions:
+            with closing(remote_store(graph, endpoint, part)) as store:
+                for node_type, split in named:
+                    found = store.split(SplitRequest(node_type=node_type, split=split))
+                    assert found.tolist() == graph.split_part(node_type, split, part).tolist()
+                absent = SplitRequest(node_type=next(iter(graph.schema.nodes)), split="absent")
+                with pytest.raises(ValueError, match="no split 'absent'"):
+                    store.split(absent)
 
 
 # --- control

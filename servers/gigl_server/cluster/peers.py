@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
@@ -17,11 +18,12 @@ from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.store_client import ClusterView
+    from gigl_server.cluster.membership import Membership
 
 __all__ = [
     "JoinRefused",
@@ -29,7 +31,6 @@ __all__ = [
     "PeerResponse",
     "PeerWatch",
     "check_fit",
-    "check_partitions",
     "listed",
 ]
 
@@ -38,6 +39,7 @@ _LOGGER = logging.getLogger(__name__)
 _WHAT = "storage server"
 _OWN_S = 2.0
 _WATCH_S = 2.0
+_LEAVE_S = 60.0
 _MISSES = 2
 """A server is lost after so many queries in a row without a response: one slow response means nothing."""
 
@@ -59,6 +61,10 @@ class PeerResponse:
     """Control addresses of the other servers that it knows."""
     oldest_wire_version: int = 0
     draw_specification: int = 0
+    membership: int = 0
+    """Version of ``members``. 0: not told."""
+    members: tuple[Endpoint, ...] = ()
+    """Servers that it knows, itself included."""
 
 
 class PeerClient:
@@ -73,6 +79,8 @@ class PeerClient:
         self._caller = caller
         self._graph = graph
         self._cluster_key = cluster_key
+        self.version: Callable[[], int] = int
+        """Returns the version of this server's membership."""
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next query on."""
@@ -87,8 +95,8 @@ class PeerClient:
         endpoint = self._endpoint(address)
         with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
             view = self._proven_view(client, address, timeout_s)
-        itself = [server for server in view.servers if server.partitions == view.partitions]
-        if not itself:
+        itself = view.itself
+        if itself is None:
             raise StorageUnavailable(f"storage server at {address}: {view.reason or 'it is starting'}")
         return PeerResponse(
             version=view.version,
@@ -96,19 +104,23 @@ class PeerClient:
             oldest_wire_version=view.oldest_wire_version,
             draw_specification=view.draw_specification,
             graph=view.graph,
-            itself=itself[0],
-            others=tuple(server.control_address for server in view.servers if server is not itself[0]),
+            itself=itself,
+            others=tuple(server.control_address for server in view.servers if server is not itself),
+            membership=view.membership,
+            members=view.servers,
         )
 
     def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
-        """Return the view of a server, and announce this one to it.
+        """Return the view of a server, and announce this one to it where it lacks what this one knows.
 
         With a cluster key, the other server must prove the key first: its response has the challenge that an
         announcement responds to.
         """
         own = self._own.control_address
         if not self._cluster_key:
-            view = client.cluster(timeout_s, announce=own)
+            view = client.cluster(timeout_s)
+            if self._has_news_for(view):
+                client.cluster(timeout_s, announce=own)
             if view.challenge:
                 raise JoinRefused(
                     f"{_WHAT} at {address} has a cluster key, and this one has none: give all servers the "
@@ -121,9 +133,13 @@ class PeerClient:
                 f"{_WHAT} at {address} does not prove that it has the cluster key of this one: give all "
                 "servers the same cluster_key_file"
             )
-        if not view.ready and own not in {server.control_address for server in view.servers}:
+        if self._has_news_for(view):
             client.cluster(timeout_s, announce=own, cluster_key=self._cluster_key, challenge=view.challenge)
         return view
+
+    def _has_news_for(self, view: ClusterView) -> bool:
+        known = {server.control_address for server in view.servers}
+        return self._own.control_address not in known or view.membership < self.version()
 
     def own_fault(self) -> str | None:
         """Return why other servers will not trust this one, found by connecting to it as they do."""
@@ -164,18 +180,6 @@ def check_fit(address: str, response: PeerResponse, *, graph: str) -> int:
     return wire
 
 
-def check_partitions(address: str, itself: Endpoint, *, own: Endpoint, members: Iterable[Endpoint]) -> None:
-    """Raise ``JoinRefused`` if the server at ``address`` serves a partition of one of ``members``."""
-    for member in members:
-        twice = sorted(set(member.partitions) & set(itself.partitions))
-        if twice and member.control_address != itself.control_address:
-            other = "this one" if member is own else f"that at {member.control_address}"
-            raise JoinRefused(
-                f"storage server at {address} serves partitions {listed(twice)}, and so does {other}: "
-                "give each partition to one server"
-            )
-
-
 def listed(partitions: Sequence[int]) -> str:
     """Return ``[0, 1, 2, ... 61 more]``: a message stays one line."""
     shown = list(map(str, partitions[:10]))
@@ -194,38 +198,70 @@ def _without_rank(endpoint: Endpoint) -> Iterator[None]:
 
 
 class PeerWatch:
-    """Watch over the other servers, for the log. Sampling does not depend on it."""
+    """Watch over the other servers: those that do not answer are away, and leave after a while."""
 
     def __init__(
-        self, members: Sequence[Endpoint], graph: str, query: Callable[[str, float], PeerResponse]
+        self,
+        membership: Membership,
+        graph: str,
+        query: Callable[[str, float], PeerResponse],
+        *,
+        leave_s: float = _LEAVE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``members`` are the other servers."""
-        self._members = members
+        """A server that is away for ``leave_s`` leaves ``membership`` where others hold its partitions."""
+        self._membership = membership
         self._graph = graph
         self._query = query
-        self._misses = dict.fromkeys(members, 0)
+        self._leave_s = leave_s
+        self._clock = clock
+        self._misses: dict[str, int] = {}
+        self._away_since: dict[str, float] = {}
 
     @property
     def lost(self) -> list[Endpoint]:
         """Servers that did not respond to the last queries."""
-        return [member for member, misses in self._misses.items() if misses >= _MISSES]
+        return [each for each in self._membership.others if each.control_address in self._away_since]
 
     def look(self, until: threading.Event) -> None:
         """Query each server once, or until ``until`` is set: a silent server takes its whole timeout."""
-        for member in self._members:
+        for member in self._membership.others:
             if until.is_set():
                 return
+            address = member.control_address
             try:
-                response = self._query(member.control_address, _WATCH_S)
-                check_fit(member.control_address, response, graph=self._graph)
-                if response.itself.partitions != member.partitions:
-                    raise ValueError(f"it came back with partitions {listed(response.itself.partitions)}")
+                response = self._query(address, _WATCH_S)
+                wire = check_fit(address, response, graph=self._graph)
             except (GiglError, ValueError) as error:
-                self._misses[member] += 1
-                if self._misses[member] == _MISSES:
-                    silent = isinstance(error, StorageUnavailable)
-                    _LOGGER.warning("%s is lost%s", member, "" if silent else f": {error}")
-                continue
-            if self._misses[member] >= _MISSES:
-                _LOGGER.info("%s is back", member)
-            self._misses[member] = 0
+                self._missed(member, error)
+            else:
+                self._answered(member, response, wire)
+            self._membership.set_away(self._away_since)
+
+    def _missed(self, member: Endpoint, error: Exception) -> None:
+        address = member.control_address
+        misses = self._misses[address] = self._misses.get(address, 0) + 1
+        if misses == _MISSES:
+            silent = isinstance(error, StorageUnavailable)
+            _LOGGER.warning("%s is lost%s", member, "" if silent else f": {error}")
+        if misses >= _MISSES:
+            since = self._away_since.setdefault(address, self._clock())
+            if self._clock() - since >= self._leave_s and self._membership.others_hold(member):
+                _LOGGER.warning("%s has left: others hold its partitions", member)
+                self._membership.remove(address)
+                self._forget(address)
+
+    def _answered(self, member: Endpoint, response: PeerResponse, wire: int) -> None:
+        itself = response.itself
+        if member.control_address in self._away_since:
+            _LOGGER.info("%s is back", member)
+        self._forget(member.control_address)
+        if itself.control_address == member.control_address:
+            if itself.partitions != member.partitions:
+                _LOGGER.info("%s holds partitions %s now", member, listed(itself.partitions))
+            self._membership.put(replace(itself, wire_version=wire))
+        self._membership.merge(response.membership, response.members)
+
+    def _forget(self, address: str) -> None:
+        self._misses.pop(address, None)
+        self._away_since.pop(address, None)

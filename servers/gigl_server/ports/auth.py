@@ -60,12 +60,15 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         message_bytes: int,
         max_calls: int,
         access: Access | None = None,
+        membership: Callable[[], int] = int,
     ) -> None:
         """A message has at most ``message_bytes``. As many are read at a time as fit in 1 GiB.
 
-        ``access`` has the rights of the tokens. ``None``: every token has all.
+        ``access`` has the rights of the tokens. ``None``: every token has all. ``membership`` returns the
+        version that every reply carries. 0: none.
         """
         self._access = access
+        self._membership = membership
         self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
         self.pool: ThreadPoolExecutor | None = None
         """Threads for the callbacks of calls whose caller is gone."""
@@ -157,6 +160,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._calls.enter(call.caller):
             call.refuse(Refusal(RefusalKind.BUSY, self._calls.reason))
             return
+        call.membership = self._membership
         if call.watch_end(partial(self._end, call)):
             self._reader.read(call, partial(self._respond, handle, request, call))
         else:

@@ -20,7 +20,7 @@ from gigl_server.ports.reports import PeerCalls
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
@@ -83,12 +83,16 @@ class ControlService:
         audit: AuditLog | None = None,
         show_names: bool = False,
         access: Access | None = None,
+        incarnation: int = 0,
+        membership: Callable[[], int] = int,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` returns the view of its cluster (both or neither), and
         ``announced`` takes announcements of servers (``Announcements.exchange``). ``show_names``: any caller
         may read the names of loaders, not only their job. ``access`` has the rights of tokens.
+        ``incarnation`` tells this service from one that it replaces. ``membership`` returns the version that
+        every reply carries; 0: none.
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls
@@ -99,8 +103,11 @@ class ControlService:
             message_bytes=message_bytes,
             max_calls=max_calls,
             access=access,
+            membership=membership,
         )
-        peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
+        self._peer = peer = PeerCalls(
+            counters, graph=graph, partitions=partitions, data_port=data_port, incarnation=incarnation
+        )
         self._authenticated.add(SERVICE, peer.handlers, METHODS)
         reflected: tuple[str, ...] = ()
         self._ready_names: tuple[str, ...] = ()
@@ -142,6 +149,10 @@ class ControlService:
     def set_serving(self, serving: bool) -> None:
         """Set the health that trainers and probes see. Does nothing after ``close``."""
         self._health.set(self._ready_names, serving)
+
+    def announce(self, partitions: Iterable[int]) -> None:
+        """Describe the service as one of these partitions from now on."""
+        self._peer.announce(partitions)
 
     def renew(self, credentials: Credentials) -> None:
         """Use other certificates and tokens from now on. Raises as ``ServedCertificate.replace``."""

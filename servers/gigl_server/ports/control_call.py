@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from grpc import _server
 
+from gigl_loader.rpc.control import MEMBERSHIP_HEADER
 from gigl_loader.rpc.control_errors import status_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class ControlCall:
         """The caller sent a valid token, or the service has none."""
         self.connection = str(stream.context.peer())
         """Address and port of the caller."""
+        self.membership: Callable[[], int] = int
+        """Returns the version of the membership that the response carries. 0: none."""
+        self._trailers: tuple[tuple[str, str], ...] = ()
         self._requests, self._context, self._send = stream
         self._refused = refused
         self._lock = threading.Lock()
@@ -72,7 +76,7 @@ class ControlCall:
 
     def set_trailers(self, trailers: Sequence[tuple[str, str]]) -> None:
         """Send these pairs after the reply."""
-        self._context.set_trailing_metadata(tuple(trailers))
+        self._trailers = tuple(trailers)
 
     def read(self) -> bytes | None:
         """Wait for the next message. ``None``: the call ended or has a response. ``b""``: no more come."""
@@ -85,6 +89,7 @@ class ControlCall:
     def reply(self, message: Any) -> None:
         """Send the reply, a protobuf message. Does nothing after a response."""
         if self._claim():
+            self._tell_trailers()
             self._finish(message.SerializeToString())
 
     def stream(self, messages: Iterable[Any]) -> None:
@@ -99,6 +104,7 @@ class ControlCall:
     def refuse(self, refusal: Refusal) -> None:
         """End the call with the status of a refusal. Does nothing after a response."""
         if self._claim():
+            self._tell_trailers()
             self._context.set_code(status_of(refusal.kind))
             self._context.set_details(_header_text(refusal.message))
             self._finish(None)
@@ -126,6 +132,12 @@ class ControlCall:
             self._ended = True
             gone, self._gone = self._gone, None
         return None if self._responded else gone
+
+    def _tell_trailers(self) -> None:
+        version = self.membership()
+        told = ((MEMBERSHIP_HEADER, str(version)),) if version else ()
+        if self._trailers or told:
+            self._context.set_trailing_metadata((*self._trailers, *told))
 
     def _claim(self) -> bool:
         """Claim the right to respond. Return ``False`` if a thread has claimed it before."""

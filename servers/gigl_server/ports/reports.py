@@ -12,7 +12,7 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
@@ -24,8 +24,17 @@ __all__ = ["PeerCalls", "cluster_view", "server_load"]
 class PeerCalls:
     """Handlers of the calls of ``Peer``."""
 
-    def __init__(self, counters: Counters, *, graph: str, partitions: Sequence[int], data_port: int) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        *,
+        graph: str,
+        partitions: Sequence[int],
+        data_port: int,
+        incarnation: int = 0,
+    ) -> None:
         self._counters = counters
+        self._incarnation = incarnation
         self._began = time.monotonic()
         self._graph, self._partitions, self._data_port = graph, sorted(partitions), data_port
 
@@ -33,6 +42,10 @@ class PeerCalls:
     def handlers(self) -> dict[str, Any]:
         """Handlers by the name of the call."""
         return {"Describe": self._describe, "Stats": self._stats}
+
+    def announce(self, partitions: Iterable[int]) -> None:
+        """Describe the service as one of these partitions from now on."""
+        self._partitions = sorted(partitions)
 
     def description(self) -> Any:
         versions = BuildVersions.own()
@@ -46,6 +59,7 @@ class PeerCalls:
             data_port=self._data_port,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._began,
+            incarnation=self._incarnation,
         )
 
     def statistics(self) -> Any:
@@ -76,11 +90,15 @@ def cluster_view(description: Any, view: View) -> Any:
                 control_port=member.control_port,
                 data_port=member.data_port,
                 partitions=member.partitions,
+                incarnation=member.incarnation,
+                away=member.control_address in view.away,
+                wire_version=member.wire_version,
             )
             for member in view.members
         ],
         ready=view.ready,
         reason=view.reason,
+        membership=view.membership,
     )
     reply.self.CopyFrom(description)
     return reply
