@@ -23,8 +23,8 @@ class Access:
         self._graph, self._digest = graph, digest
         self.renew(credentials)
 
-    def renew(self, credentials: Credentials) -> None:
-        """Use the grants of other tokens from now on.
+    def renew(self, credentials: Credentials, *, before: Credentials | None = None) -> None:
+        """Use the grants of other tokens from now on, and of those of ``before``: ports change one by one.
 
         ``ValueError`` if the first token, which servers show each other, may not read the graph.
         """
@@ -34,14 +34,16 @@ class Access:
                 f"token {tokens[0].name}, the first one, which servers show each other, may not read this "
                 f"graph ({self._graph or 'without a name'}, digest {self._digest[:12]})"
             )
-        self._grants = {token.name: token.grant for token in tokens}
+        known = (*(before.tokens if before else ()), *tokens)
+        self._grants = {token.name: token.grant for token in known}
 
     def grant_of(self, caller: Identity) -> Grant:
         """Return the grant of the token that a caller showed."""
         return self._grants.get(caller.token, EVERYTHING)
 
     def check(self, token: str) -> None:
-        """Raise ``Refusal`` where the token of this name may not read the graph."""
-        grant = self._grants.get(token, EVERYTHING)
-        if not grant.reads(name=self._graph, digest=self._digest):
+        """Raise ``Refusal`` where the token of this name may not read the graph, or is not accepted."""
+        grants = self._grants
+        grant = grants.get(token, None if grants else EVERYTHING)
+        if grant is None or not grant.reads(name=self._graph, digest=self._digest):
             raise Refusal(RefusalKind.FORBIDDEN, f"token {token} has no right to read this graph")

@@ -154,13 +154,14 @@ class StorageServer:
         check_renewal(self._credentials, credentials)
         credentials = credentials.showing(self._credentials.token)
         before = self._credentials
-        self._access.renew(credentials)
+        self._access.renew(credentials, before=before)
         try:
             self._data.renew(credentials)
         except OSError:
             self._access.renew(before)
             raise
         self._control.renew(credentials)
+        self._access.renew(credentials)
         if self._metrics is not None:
             self._metrics.renew(credentials, metrics_tokens)
         self._credentials = credentials

@@ -135,6 +135,21 @@ def test_a_right_names_the_folder_or_the_digest(grant: Grant, *, reads: bool) ->
     assert refused.value.kind is RefusalKind.FORBIDDEN
 
 
+def test_a_token_that_was_taken_away_has_no_right() -> None:
+    limited = Token(name="ads", secret=OTHER, grant=Grant(graph=("ads",)))
+    before = Credentials(token=SECRET, other_tokens=(limited,))
+    after = Credentials(token=SECRET, other_tokens=(Token(name="new", secret=THIRD),))
+    access = Access(before, graph="papers", digest=DIGEST)
+    access.renew(after, before=before)
+    access.check("new")
+    with pytest.raises(Refusal):
+        access.check("ads")
+    access.renew(after)
+    with pytest.raises(Refusal):
+        access.check("ads")
+    Access(Credentials(token=""), graph="papers", digest=DIGEST).check("")
+
+
 def test_servers_must_be_able_to_show_each_other_the_first_token() -> None:
     first = Credentials(token=SECRET, token_name="ads", token_grant=Grant(graph=("ads",)))
     with pytest.raises(ValueError, match=r"^token ads, the first one, which servers show each other"):

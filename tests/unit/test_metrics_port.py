@@ -128,7 +128,7 @@ def test_silent_connections_of_a_stranger_keep_nobody_out(
     with port_of(tls=credentials() if tls else None) as port:
         lines = [socket.create_connection(place(port), timeout=20) for _ in range(40)]
         places = port._server._places
-        assert wait_until(lambda: sum(map(_is_closed, lines)) >= 40 - 8, seconds=20)
+        assert wait_until(lambda: sum(map(_is_closed, lines)) >= 40 - 16, seconds=20)
         assert places.enter(metrics_port._identity_at(("10.0.0.1", 1)))  # Another address has room.
         places.leave(metrics_port._identity_at(("10.0.0.1", 1)))
         assert wait_until(lambda: all(map(_is_closed, lines)), seconds=20)

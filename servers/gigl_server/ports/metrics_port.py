@@ -1,7 +1,7 @@
 """HTTP port for Prometheus, which may have to show a token, and for health probes, which need none.
 
 Anyone may connect, so that everything has a limit: two seconds for a connection, from its handshake to the
-last byte of its reply; 32 connections, 8 of one address; 16 KiB for the request and its headers.
+last byte of its reply; 32 connections, 16 of one address; 16 KiB for the request and its headers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["MetricsPort"]
 _LOGGER = logging.getLogger(__name__)
 _MAX_CALLS = 32
 """Connections at once, each with a thread: one that says nothing must not delay others."""
-_MAX_CALLS_PER_ADDRESS = 8
+_MAX_CALLS_PER_ADDRESS = 16
 _CALL_S = 2.0
 _MAX_HEADER_BYTES = 16 << 10
 _TEXT = "text/plain; charset=utf-8"
