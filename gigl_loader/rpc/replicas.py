@@ -21,6 +21,7 @@ from gigl_loader.rpc.checksums import MAX_DAMAGED
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.hedging import Hedging
 from gigl_loader.rpc.refusals import Gone, TooLarge
+from gigl_loader.rpc.row_reader import Outrun
 from gigl_loader.sampling.store import WireCounts
 
 if TYPE_CHECKING:
@@ -375,6 +376,8 @@ class _Race(Generic[Result]):
         if error is None:
             return ended
         self._connection.check_open()
+        if isinstance(error, Outrun):  # The winner has not ended yet.
+            return None
         if not isinstance(error, (SamplingError, FormatError)) or isinstance(error, (TooLarge, Gone)):
             raise error
         self._errors[ended.holder.control_address] = ended.holder, error
@@ -411,10 +414,7 @@ class _Race(Generic[Result]):
     def _unavailable(self) -> StorageUnavailable:
         seconds = time.monotonic() - self._began
         for holder in list(self._running.values()):
-            self._errors[holder.control_address] = (
-                holder,
-                StorageUnavailable("silent"),
-            )
+            self._errors[holder.control_address] = holder, StorageUnavailable("silent")
         what = self._connection.what
         if not self._errors:
             return StorageUnavailable(f"{what} has no holder, after {seconds:.1f} s")

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.sampling.store import FeatureRequest
 
-__all__ = ["RowReader"]
+__all__ = ["Outrun", "RowReader"]
+
+
+class Outrun(SamplingError):
+    """Another reply was complete first, or the call has ended."""
 
 
 class RowReader:
@@ -49,7 +53,7 @@ class RowReader:
         self._has_writer = self._closed = False
 
     def __call__(self, chunks: ReplyChunks) -> None:
-        """Read a reply. ``SamplingError`` if another reply was first."""
+        """Read a reply. ``Outrun`` if another reply was first."""
         with self._lock:
             self._check_open()
             direct, self._has_writer = not self._has_writer, True
@@ -104,4 +108,4 @@ class RowReader:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SamplingError("another server answered first")
+            raise Outrun("another server answered first")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -170,3 +172,12 @@ def test_each_node_is_counted_for_one_holder(cluster: LocalCluster, graph: Path)
             ids = torch.cat(list(late.fetch_node_ids("train").values()))
     alone = DistDataset.open(graph).fetch_node_ids("train")[0]
     assert sorted(ids.tolist()) == sorted(alone.tolist())
+
+
+def test_a_server_that_moved_is_found_under_its_name(graph: Path, tmp_path: Path) -> None:
+    """By connections that were open before, on both ports: names are resolved anew at every reconnect."""
+    program = [sys.executable, "-m", "tests.support.moving_name", str(graph), str(tmp_path / "hosts")]
+    ended = subprocess.run(
+        ["unshare", "--mount", *program], check=False, capture_output=True, text=True, timeout=2 * DEADLINE
+    )
+    assert ended.stdout == "moved\n", ended.stderr

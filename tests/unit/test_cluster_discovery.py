@@ -184,8 +184,10 @@ def test_a_known_one_that_has_news_is_asked_again() -> None:
 def test_what_this_one_announces_ends_the_pause_of_the_watch() -> None:
     joining = Others({}).joining(server(10, 0), partitions=1)
     before = joining.membership.version
-    joining.announce([0, 1])
+    announcing = threading.Timer(0.1, joining.announce, ([0, 1],))
+    announcing.start()
     joining.follow(300)
+    announcing.join()
     assert joining.members[0].partitions == (0, 1)
     assert joining.membership.version > before
 

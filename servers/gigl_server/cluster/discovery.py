@@ -116,7 +116,7 @@ class Discovery:
     def announce(self, partitions: Iterable[int]) -> None:
         """Tell other servers and clients that this server holds ``partitions`` from now on."""
         if self.membership.announce(partitions):
-            self.changed.set()
+            self._end_pause()
 
     def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
         """Return the members once they serve all partitions together.
@@ -145,7 +145,11 @@ class Discovery:
         now = time.monotonic()
         if version > self.membership.version and now - self._heard >= _HEARD_S:
             self._heard = now
-            self.changed.set()
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        self.changed.set()
+        self._news.set()
 
     def follow(self, seconds: float) -> None:
         """Meet servers that announce themselves, for so long or until ``changed`` is set.
@@ -176,8 +180,7 @@ class Discovery:
     def close(self) -> None:
         """End ``run`` after the attempts under way."""
         self._closed = True
-        self.changed.set()
-        self._news.set()
+        self._end_pause()
 
     def _round(self, pool: ThreadPoolExecutor, left: float) -> None:
         """Query trusted servers, then some announced ones: first those that respond, and the newest."""
