@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gigl_client.channel import Channel, OpenChannel, bare, close_channel, may_pass, open_channel
+from gigl_client.channel_config import MAX_IN_FLIGHT
 from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
@@ -74,12 +75,14 @@ class ChannelPool:
         """
         if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
             return None
+        if not urgent and sum(channel.load for channel in self._channels) >= MAX_IN_FLIGHT:
+            return None
         most = self._config.max_in_flight
         able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
-        count = len(self._channels)
+        count, first = len(self._channels), self._config.first_server + batch
 
         def order(channel: Channel) -> tuple[int, int]:
-            return channel.load, (channel.server.endpoint.host_index - batch) % count
+            return channel.load, (channel.server.endpoint.host_index - first) % count
 
         return min(able, key=order, default=None)
 

@@ -138,8 +138,12 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
 
 
 def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
-    """Return the ``graph.json`` of a server. ``ValueError`` unless it has the digest of the cluster."""
-    server = found.endpoints[0]
+    """Return the ``graph.json`` of a server. ``ValueError`` unless it has the digest of the cluster.
+
+    Ranks ask different servers: with hundreds of partitions it has a megabyte.
+    """
+    group = RankGroup.current()
+    server = found.endpoints[(0 if group is None else group.rank) % len(found.endpoints)]
     connection = Connection(server, caller, timeout_s=timeout_s)
     try:
         manifest = Manifest.parse(fetch_manifest(connection), what=f"graph.json of {server}")

@@ -193,6 +193,7 @@ class RemoteDistDataset(GraphQueries):
             transport=self._transport,
             rows=self._rows,
             timeout_s=request.timeout_s,
+            first_server=request.topology.rank,
         )
         try:
             source.wait_until_up(request.timeout_s)

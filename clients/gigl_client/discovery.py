@@ -14,7 +14,7 @@ from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.peer import check_data_port
 from gigl_loader.rpc.refusals import Busy
 from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
@@ -157,8 +157,13 @@ class _Search:
 
     def _check(self, server: Endpoint, graph: str) -> None:
         """Check that a server of the view has the graph, is ready, and can be reached on both ports."""
-        _check_graph(server, self._view(server).graph, graph)
-        check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait)
+        view = self._view(server)
+        _check_graph(server, view.graph, graph)
+        if view.partitions != server.partitions:
+            raise ValueError(
+                f"{server} holds partitions {list(view.partitions)}, not {list(server.partitions)}"
+            )
+        check_data_port(server, self._caller, digest=graph, timeout_s=self._batch_wait)
 
     @property
     def _batch_wait(self) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gigl_client.batch_wait import BatchWait
 from gigl_client.buffers import SPARE_SLOTS, PrivateBuffers
-from gigl_client.channel_config import ChannelConfig
+from gigl_client.channel_config import MAX_IN_FLIGHT, ChannelConfig
 from gigl_client.channel_pool import ChannelPool
 from gigl_client.dispatcher import FETCHERS, Dispatcher
 from gigl_client.in_flight import InFlight
@@ -60,10 +60,12 @@ class RemoteSource:
         transport: str = "auto",
         rows: str = "auto",
         timeout_s: float = 300.0,
+        first_server: int = 0,
     ) -> None:
         """Start to open a channel to each server. Returns before they are open; ``receive`` raises failures.
 
-        ``prefetch`` batches per server are in flight; 0 requests each batch when the trainer waits for it.
+        ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all; 0 requests each batch when
+        the trainer waits for it. ``first_server`` is asked for batch 0.
         ``channel_bytes`` of address space are reserved for frames. A server that does not respond is retried
         for ``timeout_s``.
         """
@@ -81,6 +83,7 @@ class RemoteSource:
             slots=slots,
             slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
             timeout_s=timeout_s,
+            first_server=first_server,
         )
         has_columns = bool(plan.columns)
         self._cluster = cluster
@@ -89,7 +92,9 @@ class RemoteSource:
         self._bytes = 0
         self._batches = 0
         self._seconds_waiting = 0.0
-        self._buffers = PrivateBuffers(channel_bytes, num_servers * prefetch + SPARE_SLOTS)
+        self._buffers = PrivateBuffers(
+            channel_bytes, min(num_servers * prefetch, MAX_IN_FLIGHT) + SPARE_SLOTS
+        )
         self._store: PartitionedStore | None = None
         completion = None
         if has_columns and (rows == "direct" or (rows == "auto" and num_servers > 1)):

@@ -19,7 +19,7 @@ from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
 from gigl_server.certificate_renewal import check_renewal
 from gigl_server.cluster.discovery import Discovery
-from gigl_server.cluster.peers import PeerClient, PeerWatch
+from gigl_server.cluster.peers import PeerClient, PeerWatch, watched_by
 from gigl_server.cluster.readiness import Readiness
 from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters
@@ -344,8 +344,7 @@ class StorageServer:
                 list(self._own.partitions),
                 self._options.num_workers,
             )
-        others = [each for each in members if each.control_address != self._own.control_address]
-        return PeerWatch(others, self._graph.manifest.digest, self._peer_client.query)
+        return PeerWatch(watched_by(self._own, members), self._graph.manifest.digest, self._peer_client.query)
 
     def _tell_health(self) -> None:
         """Set the port's health to the current readiness. The lock keeps concurrent changes in order."""

@@ -31,6 +31,7 @@ __all__ = [
     "check_fit",
     "check_partitions",
     "listed",
+    "watched_by",
 ]
 
 _LOGGER = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ _LOGGER = logging.getLogger(__name__)
 _WHAT = "storage server"
 _OWN_S = 2.0
 _WATCH_S = 2.0
+_WATCHED = 8
 _MISSES = 2
 """A server is lost after so many queries in a row without a response: one slow response means nothing."""
 
@@ -184,6 +186,15 @@ def _without_rank(endpoint: Endpoint) -> Iterator[None]:
     except (GiglError, ValueError) as error:
         text = str(error).replace(str(endpoint), f"{_WHAT} at {endpoint.control_address}")
         raise type(error)(text) from None
+
+
+def watched_by(own: Endpoint, members: Sequence[Endpoint]) -> list[Endpoint]:
+    """Return the servers that one of ``members`` watches: the next eight by rank.
+
+    Each server is watched by eight others, and calls grow with the servers, not with their square.
+    """
+    place = [member.control_address for member in members].index(own.control_address)
+    return [*members[place + 1 :], *members[:place]][:_WATCHED]
 
 
 class PeerWatch:

@@ -71,6 +71,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._identity = lru_cache(_CACHED_IDENTITIES)(Identity.of)
         self._certificate = lru_cache(_CACHED_IDENTITIES)(_fingerprint)
         self._services: dict[str, Mapping[str, Callable[..., None]]] = {}
+        self._methods: set[str] = set()
 
     @property
     def idle(self) -> bool:
@@ -90,6 +91,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         A handler takes a request and its call, and returns the reply, or ``None`` where it replies later. It
         may raise ``Refusal``. It must not wait: few threads serve all calls.
         """
+        self._methods.update(methods)
         self._services[f"/{service}/"] = {
             name: partial(self._receive, handlers[name], methods[name][0]) for name in methods
         }
@@ -117,7 +119,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def call(self, name: str, stream: Stream, token: str, *, trusted: bool = True) -> ControlCall:
         """Return a call of gRPC. ``token`` is the name of the token that the caller sent."""
         caller = self._identify(stream.context, token)
-        return ControlCall(name, caller, stream, self._refused, trusted=trusted)
+        return ControlCall(name, caller, stream, self._refused, replied=self._count_reply, trusted=trusted)
 
     def _identify(self, context: Any, token: str) -> Identity:
         """Return the identity of the caller. TLS has checked its certificate."""
@@ -133,6 +135,10 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if refusal.kind not in _ORDINARY:
             status = status_of(refusal.kind).name
             self._audit.refused(call.caller, f"{call.method}: {status}: {refusal.message}")
+
+    def _count_reply(self, call: ControlCall, nbytes: int) -> None:
+        if call.method in self._methods:  # Others need no token and are not counted.
+            self._counters.add_call("control", call.method, calls=0, bytes_out=nbytes)
 
     def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
         call = self.call(name, stream, token)
@@ -151,6 +157,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._calls.leave(call.caller)
 
     def _respond(self, handle: Handler, request: Any, call: ControlCall, data: bytes) -> None:
+        self._counters.add_call("control", call.method, bytes_in=len(data))
         try:
             # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
             reply = handle(request.FromString(data), call)

@@ -40,9 +40,10 @@ class ControlCall:
         stream: Stream,
         refused: Callable[[ControlCall, Refusal], None],
         *,
+        replied: Callable[[ControlCall, int], None] = lambda call, nbytes: None,
         trusted: bool = True,
     ) -> None:
-        """``refused`` is called with each refusal."""
+        """``refused`` is called with each refusal, ``replied`` with the size of each reply."""
         self.method = method
         self.caller = caller
         self.trusted = trusted
@@ -50,7 +51,7 @@ class ControlCall:
         self.connection = str(stream.context.peer())
         """Address and port of the caller."""
         self._requests, self._context, self._send = stream
-        self._refused = refused
+        self._refused, self._replied = refused, replied
         self._lock = threading.Lock()
         self._responded = False
         self._ended = False
@@ -85,7 +86,9 @@ class ControlCall:
     def reply(self, message: Any) -> None:
         """Send the reply, a protobuf message. Does nothing after a response."""
         if self._claim():
-            self._finish(message.SerializeToString())
+            data = message.SerializeToString()
+            self._replied(self, len(data))
+            self._finish(data)
 
     def stream(self, messages: Iterable[Any]) -> None:
         """Send messages and end the call. Waits until the caller has received each message."""

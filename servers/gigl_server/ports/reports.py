@@ -58,6 +58,18 @@ class PeerCalls:
             refused=totals.refused,
         )
 
+    def calls(self) -> list[Any]:
+        return [
+            messages.CallLoad(
+                port=port,
+                method=method,
+                calls=counts.calls,
+                bytes_in=counts.bytes_in,
+                bytes_out=counts.bytes_out,
+            )
+            for (port, method), counts in self._counters.calls().items()
+        ]
+
     def _describe(self, request: Any, call: Any) -> Any:
         return self.description()
 
@@ -85,8 +97,7 @@ def cluster_view(description: Any, view: View) -> Any:
 
 
 def server_load(
-    description: Any,
-    statistics: Any,
+    peer: PeerCalls,
     load: ServiceLoad,
     view: View,
     *,
@@ -95,7 +106,8 @@ def server_load(
 ) -> Any:
     """Return the reply to ``Load``. Only channels of ``job`` show their names, unless ``show_names``."""
     reply: Any = messages.ServerLoad(
-        totals=statistics,
+        totals=peer.statistics(),
+        calls=peer.calls(),
         workers=load.workers,
         busy=load.busy,
         jobs=load.jobs,
@@ -118,7 +130,7 @@ def server_load(
         ready=view.ready,
         reason=view.reason,
     )
-    reply.self.CopyFrom(description)
+    reply.self.CopyFrom(peer.description())
     return reply
 
 
