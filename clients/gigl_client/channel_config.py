@@ -38,8 +38,8 @@ class ChannelConfig:
     slot_bytes: int = 4096
     timeout_s: float = 300.0
     first_server: int = 0
-    """Rank of the server that is asked for batch 0, the next one for batch 1. Trainers begin at different
-    servers."""
+    """Place of the channel that batch 0 is requested of; batch 1 is of the next one. Ranks begin at different
+    ones."""
 
     def __post_init__(self) -> None:
         check_ways(self.transport, self.rows)

@@ -78,13 +78,11 @@ class ChannelPool:
         if not urgent and sum(channel.load for channel in self._channels) >= MAX_IN_FLIGHT:
             return None
         most = self._config.max_in_flight
-        able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
-        count, first = len(self._channels), self._config.first_server + batch
-
-        def order(channel: Channel) -> tuple[int, int]:
-            return channel.load, (channel.server.endpoint.host_index - first) % count
-
-        return min(able, key=order, default=None)
+        count = len(self._channels)
+        first = (self._config.first_server + batch) % count
+        in_turn = [*self._channels[first:], *self._channels[:first]]
+        able = [each for each in in_turn if each.opened and (urgent or each.load < most)]
+        return min(able, key=lambda channel: channel.load, default=None)
 
     def forget_loads(self) -> None:
         """Forget the requests of an epoch that was left."""

@@ -124,8 +124,12 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
 
     Raises what ``find_servers`` raises, and ``ValueError`` for servers that do not hold one whole graph.
     """
-    found = find_servers(read_addresses(addresses), caller, timeout_s=timeout_s)
-    schema = _manifest(found, caller, timeout_s).schema
+    group = RankGroup.current()
+    rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+    found = find_servers(
+        read_addresses(addresses), caller, timeout_s=timeout_s, rank=rank, world_size=world_size
+    )
+    schema = _manifest(found, caller, timeout_s, rank).schema
     _check_complete(found, schema)
     return Cluster(
         found.endpoints,
@@ -137,13 +141,12 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
     )
 
 
-def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
+def _manifest(found: Found, caller: Caller, timeout_s: float, rank: int) -> Manifest:
     """Return the ``graph.json`` of a server. ``ValueError`` unless it has the digest of the cluster.
 
     Ranks ask different servers: with hundreds of partitions it has a megabyte.
     """
-    group = RankGroup.current()
-    server = found.endpoints[(0 if group is None else group.rank) % len(found.endpoints)]
+    server = found.endpoints[rank % len(found.endpoints)]
     connection = Connection(server, caller, timeout_s=timeout_s)
     try:
         manifest = Manifest.parse(fetch_manifest(connection), what=f"graph.json of {server}")

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigl_client.server_share import servers_of_rank
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
@@ -66,14 +67,17 @@ def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
     return read
 
 
-def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: float) -> Found:
+def find_servers(
+    addresses: Sequence[Address], caller: Caller, *, timeout_s: float, rank: int = 0, world_size: int = 1
+) -> Found:
     """Return the servers of the cluster that one of ``addresses`` belongs to, once all are ready.
 
+    Each rank checks the servers that sample for it (``servers_of_rank``): in a small cluster, all.
     Servers that do not respond or are not ready are retried for ``timeout_s``; then ``StorageUnavailable``
     names one of them and the reason. Errors that waiting cannot resolve are raised at once: ``ValueError``
     for another version, another graph or an invalid certificate, ``SamplingError`` for a wrong token.
     """
-    search = _Search(addresses, caller, time.monotonic() + timeout_s)
+    search = _Search(addresses, caller, time.monotonic() + timeout_s, rank, world_size)
     backoff, told = Backoff(), ""
     while True:
         try:
@@ -92,10 +96,13 @@ def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: flo
 class _Search:
     """Attempts to find a cluster."""
 
-    def __init__(self, addresses: Sequence[Address], caller: Caller, deadline: float) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], caller: Caller, deadline: float, rank: int, world_size: int
+    ) -> None:
         self._endpoints = [Endpoint.of_address(address, what="storage server") for address in addresses]
         self._caller = caller
         self._deadline = deadline
+        self._place = rank, world_size
 
     @property
     def left(self) -> float:
@@ -108,8 +115,9 @@ class _Search:
         if not view.servers:
             raise FormatError("a storage server says that it is ready, and names no server of its cluster")
         self._check_addresses(view)
-        with ThreadPoolExecutor(min(len(view.servers), _MAX_AT_ONCE)) as threads:
-            checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
+        servers = servers_of_rank(view.servers, *self._place)
+        with ThreadPoolExecutor(min(len(servers), _MAX_AT_ONCE)) as threads:
+            checks = [threads.submit(self._check, server, view.graph) for server in servers]
         errors = [error for check in checks if (error := check.exception()) is not None]
         if errors:  # Errors that waiting cannot resolve come first.
             raise next((error for error in errors if not isinstance(error, _PASSING)), errors[0])

@@ -17,6 +17,7 @@ from gigl_client.channel_pool import ChannelPool
 from gigl_client.dispatcher import FETCHERS, Dispatcher
 from gigl_client.in_flight import InFlight
 from gigl_client.receiver import Receiver
+from gigl_client.server_share import servers_of_rank
 from gigl_loader.channel.slots import slot_bytes_of
 from gigl_loader.sampling.deferred_features import Completion
 from gigl_loader.sampling.source import check_epoch
@@ -60,16 +61,17 @@ class RemoteSource:
         transport: str = "auto",
         rows: str = "auto",
         timeout_s: float = 300.0,
-        first_server: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        """Start to open a channel to each server. Returns before they are open; ``receive`` raises failures.
+        """Start to open a channel to each server of the rank. Returns before they are open.
 
-        ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all; 0 requests each batch when
-        the trainer waits for it. ``first_server`` is asked for batch 0.
-        ``channel_bytes`` of address space are reserved for frames. A server that does not respond is retried
+        ``receive`` raises failures. ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all;
+        0 requests each batch when the trainer waits for it. ``channel_bytes`` of address space are reserved for frames. A server that does not respond is retried
         for ``timeout_s``.
         """
-        num_servers = len(cluster.servers)
+        servers = servers_of_rank(cluster.servers, rank, world_size)
+        num_servers = len(servers)
         slots = prefetch + SPARE_SLOTS
         config = ChannelConfig(
             key=key,
@@ -83,7 +85,7 @@ class RemoteSource:
             slots=slots,
             slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
             timeout_s=timeout_s,
-            first_server=first_server,
+            first_server=rank,
         )
         has_columns = bool(plan.columns)
         self._cluster = cluster
@@ -104,7 +106,7 @@ class RemoteSource:
         self._changed = threading.Condition(threading.RLock())
         self._in_flight = InFlight(schedule.num_batches, in_order=in_order)
         self._channels = ChannelPool(
-            cluster.servers,
+            servers,
             config,
             self._changed,
             has_columns=has_columns,

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.control_errors import status_of
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.server_proof import NONCE
 from gigl_server.identity import Identity
 from gigl_server.ports.control_call import ControlCall, handler, header_values
 from gigl_server.ports.message_reader import MessageReader
@@ -138,7 +140,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _count_reply(self, call: ControlCall, nbytes: int) -> None:
         if call.method in self._methods:  # Others need no token and are not counted.
-            self._counters.add_call("control", call.method, calls=0, bytes_out=nbytes)
+            self._counters.add_call("control", _counted_as(call), calls=0, bytes_out=nbytes)
 
     def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
         call = self.call(name, stream, token)
@@ -157,7 +159,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._calls.leave(call.caller)
 
     def _respond(self, handle: Handler, request: Any, call: ControlCall, data: bytes) -> None:
-        self._counters.add_call("control", call.method, bytes_in=len(data))
+        self._counters.add_call("control", _counted_as(call), bytes_in=len(data))
         try:
             # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
             reply = handle(request.FromString(data), call)
@@ -197,6 +199,12 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             call.refuse(Refusal(RefusalKind.BUSY, text))
         else:
             call.refuse(Refusal(RefusalKind.INVALID, "the message did not come in time"))
+
+
+def _counted_as(call: ControlCall) -> str:
+    """Return the method under which a call is counted: queries of other servers are told apart."""
+    by_server = call.method == "Cluster" and (call.headers(ANNOUNCEMENT) or call.headers(NONCE))
+    return "Cluster by servers" if by_server else call.method
 
 
 def _fingerprint(pem: bytes) -> str:

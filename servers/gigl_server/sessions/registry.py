@@ -108,7 +108,7 @@ class Sessions:
         if job is None or producer is None or options.plan_digest not in (b"", producer.digest):
             # For another plan, too: creating the producer tells in which options the plans differ.
             raise Refusal(
-                RefusalKind.NOT_FOUND, f"this job has no such producer {options.key!r} here: create it again"
+                RefusalKind.NOT_FOUND, f"this job has no producer {options.key!r} here: create it again"
             )
         _check(len(job.channels), self._limits.channels_per_job, "channels of one job")
         _check(len(self._channels), self._limits.channels, "channels on this server")
