@@ -199,11 +199,17 @@ def expected_owners(nodes: float, owners: int, of: int) -> float:
 
 
 def calls_at_join(c: Cluster, k: Constants) -> list[Line]:
-    """Servers find and check each other. ``Cluster`` calls depend on when each server starts: see the lab."""
+    """Servers find and check each other. They ask again, once a second, until all have come."""
     pairs = c.servers * (c.servers - 1)
     return [
         Line(("control", "Describe"), pairs, order="S (S - 1)"),
         Line(("data", "ping"), pairs, order="S (S - 1)"),
+        Line(
+            ("control", "Cluster by servers"),
+            2 * pairs,
+            varying_out=2 * pairs * k.member_bytes * c.servers,
+            order="S (S - 1), at least",
+        ),
     ]
 
 
