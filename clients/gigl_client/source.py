@@ -67,8 +67,8 @@ class RemoteSource:
         """Start to open a channel to each server of the rank. Returns before they are open.
 
         ``receive`` raises failures. ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all;
-        0 requests each batch when the trainer waits for it. ``channel_bytes`` of address space are reserved for frames. A server that does not respond is retried
-        for ``timeout_s``.
+        0 requests each batch when the trainer waits for it. ``channel_bytes`` of address space are reserved
+        for frames. A server that does not respond is retried for ``timeout_s``.
         """
         servers = servers_of_rank(cluster.servers, rank, world_size)
         num_servers = len(servers)
