@@ -30,7 +30,7 @@ __all__ = ["Lab", "Measured", "Run", "missing_for_hosts"]
 
 _COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
 _CONTROL, _DATA, _METRICS, _STORE = 7070, 7071, 9090, 29500
-_LIMIT_S, _END_S, _POLL_S = 120.0, 20.0, 0.1
+_LIMIT_S, _END_S, _POLL_S = 300.0, 20.0, 0.1
 _SETTLE_S = 0.3
 """Calls of a phase whose callers do not wait for the response end within this time."""
 _SAMPLE = re.compile(
@@ -274,12 +274,14 @@ class _Trainer:
         self._process.stdin.flush()
 
     def line(self, phase: str) -> dict[str, Any]:
-        """Return the line about a phase. ``RuntimeError`` where the trainer ended or is late."""
+        """Return the line about a phase. Raises ``RuntimeError`` or ``TimeoutError``."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], _LIMIT_S)
-        text = self._process.stdout.readline() if ready else ""
+        if not ready:
+            raise TimeoutError(f"a trainer did not get through {phase!r} within {_LIMIT_S:g} s")
+        text = self._process.stdout.readline()
         if not text:
-            raise RuntimeError(f"a trainer did not get through {phase!r} within {_LIMIT_S:g} s")
+            raise RuntimeError(f"a trainer ended before it got through {phase!r}: see what it printed")
         found: dict[str, Any] = json.loads(text)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,19 +52,15 @@ def _beside(measured: Measured) -> float:
 def table(c: Cluster, batch: Batch, k: Constants, rates: Rates) -> dict[str, Any]:
     """Return all figures as plain values."""
     one = replace(c, batches=1)
-    phases = {
-        "servers join": model.calls_at_join(c, k),
-        "ranks connect": model.calls_at_connect(c, k),
-        "loaders open": model.calls_at_open(c, k),
-        "a batch": model.calls_of_batches(one, batch, k),
-        "a heartbeat interval": model.calls_by_time(c, c.beat_s, k),
-        "loaders close": model.calls_at_close(c, k),
-    }
+    phases = _phases(one, batch, k)
+    twice = replace(one, servers=2 * c.servers, ranks=2 * c.ranks, partitions=2 * c.partitions)
+    grown = _phases(twice, batch, k)
     return {
         "cluster": (
             f"{c.servers} servers, {c.partitions} partitions, {c.ranks} ranks, loaders of each: {c.loaders}"
         ),
         "lines": {name: [_line(c, line, k) for line in lines] for name, lines in phases.items()},
+        "growth": {name: _calls(grown[name]) / max(_calls(phases[name]), 1) for name in phases},
         "busiest": _busiest(c, k),
         "connections": dict(model.connections_per_server(c)),
         "limits": _limits(c, batch),
@@ -72,6 +68,22 @@ def table(c: Cluster, batch: Batch, k: Constants, rates: Rates) -> dict[str, Any
         "batch": _of_a_batch(one, batch, k, rates),
         "wire_bytes_per_call": dict(rates.wire_bytes),
     }
+
+
+def _phases(c: Cluster, batch: Batch, k: Constants) -> dict[str, list[Line]]:
+    """Return the calls of each phase. Batches are those of ``c``."""
+    return {
+        "servers join": model.calls_at_join(c, k),
+        "ranks connect": model.calls_at_connect(c, k),
+        "loaders open": model.calls_at_open(c, k),
+        "a batch": model.calls_of_batches(c, batch, k),
+        "a heartbeat interval": model.calls_by_time(c, c.beat_s, k),
+        "loaders close": model.calls_at_close(c, k),
+    }
+
+
+def _calls(lines: Sequence[Line]) -> float:
+    return sum(line.calls for line in lines)
 
 
 def _line(c: Cluster, line: Line, k: Constants) -> dict[str, Any]:
@@ -173,6 +185,7 @@ def _of_a_batch(c: Cluster, batch: Batch, k: Constants, rates: Rates) -> dict[st
         "calls_of_the_server_that_samples": lines["neighbors"].calls if "neighbors" in lines else 0.0,
         "calls_of_the_rank": calls - (lines["neighbors"].calls if "neighbors" in lines else 0.0),
         "bytes": sum(line.amount(k).nbytes for line in lines.values()),
+        "server_cpu_s": calls * rates.server_ms["epoch"] / 1e3,
         "remote_share_of_neighbours": 1 - c.own_partitions / c.partitions,
     }
 
@@ -190,6 +203,8 @@ def print_table(figures: Mapping[str, Any]) -> None:
                 f"{line['calls_per_server']:11,.1f} {_short(line['bytes_in']):>10} "
                 f"{_short(line['bytes_out']):>10}  {line['grows']}"
             )
+    grown = ", ".join(f"{name} x{times:.1f}" for name, times in figures["growth"].items())
+    print(f"calls with twice the servers and ranks: {grown}")
     end = sum(line["calls"] for line in figures["lines"]["loaders close"])
     print(f"calls at the end: {end:,.0f}; {PEER}")
     busiest = figures["busiest"]
@@ -207,11 +222,14 @@ def print_table(figures: Mapping[str, Any]) -> None:
     print("seconds of CPU on one core, at the rates measured here (busiest server, each rank):")
     for name, each in figures["seconds"].items():
         print(f"  {name:8} {each['server_s']:8.1f} {each['rank_s']:8.2f}")
+    beside = ", ".join(f"{name} {count:,.0f}" for name, count in figures["wire_bytes_per_call"].items())
+    print(f"bytes that a server receives for a call beside messages (headers, handshakes, TCP): {beside}")
     of = figures["batch"]
     print(
         f"a batch: {of['calls']:,.0f} calls ({of['calls_of_the_server_that_samples']:,.0f} between servers, "
         f"{of['calls_of_the_rank']:,.0f} of the rank), {_short(of['bytes'])} bytes; "
-        f"{of['remote_share_of_neighbours']:.1%} of neighbours lie on other servers"
+        f"{of['remote_share_of_neighbours']:.1%} of neighbours lie on other servers; at most "
+        f"{of['server_cpu_s']:.2f} s of the servers' CPU for these calls"
     )
 
 

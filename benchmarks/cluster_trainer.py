@@ -18,7 +18,7 @@ import torch.distributed as dist
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 
 
 def main() -> None:
