@@ -40,13 +40,14 @@ PARTNERS = 16
 WATCHED = 8
 """Servers that a server watches (``gigl_server.cluster.peers``)."""
 WATCH_S = 5.0
-"""Between two looks at other servers, and between two probes of a server's own ports."""
+"""From the end of a look at other servers to the next one, and between probes of a server's own ports."""
 BEATS_PER_LEASE = 3
 MAX_IN_FLIGHT = 64
 """Of a loader, at all servers together (``gigl_client.channel_config``)."""
 _CHANNEL_ID_BYTES = 18  # 16 bytes in a protobuf field.
 _INDEX_BYTES = 8
 _POSITION_BYTES = 4  # On the wire, for fewer than 2^31 nodes in a partition.
+_SPLIT_BYTES = 8  # Positions of a split are stored as int64.
 _COUNT_BYTES = 4
 _NODE_ID_BYTES = 8
 
@@ -232,7 +233,7 @@ def calls_at_open(c: Cluster, k: Constants) -> list[Line]:
     reads = c.ranks * c.loaders
     split = reads * c.split_nodes
     return [
-        Line(("data", "split"), reads * c.partitions, varying_out=split * _POSITION_BYTES, order="R L P"),
+        Line(("data", "split"), reads * c.partitions, varying_out=split * _SPLIT_BYTES, order="R L P"),
         Line(
             ("data", "ids"),
             reads,

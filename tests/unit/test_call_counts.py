@@ -67,13 +67,14 @@ def test_what_a_loader_asks_of_two_servers(tmp_path: Path) -> None:
     assert counts["Cluster by servers"][0] >= 2
 
 
-def _sums(dataset: RemoteDistDataset) -> dict[str, tuple[int, int, int]]:
-    found: dict[str, tuple[int, int, int]] = {}
+def _sums(dataset: RemoteDistDataset) -> dict[str, list[int]]:
+    """Return calls, bytes in and bytes out by method, over all servers."""
+    found: dict[str, list[int]] = {}
     for load in dataset.server_stats(timeout=20).values():
         for each in load["calls"]:
-            before = found.get(each["method"], (0, 0, 0))
-            more = (each["calls"], each["bytes_in"], each["bytes_out"])
-            found[each["method"]] = tuple(a + b for a, b in zip(before, more, strict=True))  # type: ignore[assignment]
+            sums = found.setdefault(each["method"], [0, 0, 0])
+            for place, name in enumerate(("calls", "bytes_in", "bytes_out")):
+                sums[place] += each[name]
     return found
 
 
