@@ -139,3 +139,45 @@ def test_bytes_are_a_fixed_part_of_each_message_and_what_varies() -> None:
 def test_impossible_clusters_are_refused(sizes: dict[str, int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         model().Cluster(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("calls_", "nbytes", "slack", "holds"),
+    [
+        ((100, 109), (1000, 1090), 0.0, True),
+        ((100, 112), (1000, 1120), 0.0, False),
+        ((100, 100), (1000, 1180), 0.0, False),  # Larger messages.
+        ((100, 100), (1000, 1000), 0.0, True),
+        ((10, 14), (100, 140), 4.0, True),  # A timer: as many bytes for each call.
+        ((10, 14), (100, 180), 4.0, False),
+        ((2, 0), (20, 0), 4.0, True),
+        ((10, 0), (100, 0), 4.0, False),
+        ((0, 10), (0, 100), 0.0, False),
+        ((10, 40), (100, 900), None, True),  # A lower bound.
+        ((10, 9), (100, 90), None, False),
+    ],
+)
+def test_a_prediction_holds_within_its_bounds(
+    calls_: tuple[float, float], nbytes: tuple[float, float], slack: float | None, holds: bool
+) -> None:
+    script = importlib.import_module("cluster_simulation")
+    assert script.Check("4x2", "open", "Sample", calls_, nbytes, slack).holds is holds
+
+
+def test_the_table_of_a_large_cluster_says_what_grows_how(capsys: pytest.CaptureFixture[str]) -> None:
+    table = importlib.import_module("cluster_table")
+    rates = dict.fromkeys(("connect", "open", "epoch", "close"), 1.0)
+    figures = table.table(
+        cluster(split_nodes=1000),
+        batch(),
+        model().Constants(),
+        table.Rates(server_ms=rates, trainer_ms=rates, wire_bytes=rates),
+    )
+    growth = {name: round(times, 1) for name, times in figures["growth"].items()}
+    assert growth["servers join"] == 4.0
+    assert growth["ranks connect"] == growth["loaders close"] == growth["a heartbeat interval"] == 2.0
+    assert figures["busiest"]["named"] - figures["busiest"]["mean"] == 480
+    table.print_table(figures)
+    printed = capsys.readouterr().out
+    assert "calls at the end: 7,680; a peer system with 120 servers: 57,000" in printed
+    assert "lasting connections to a server: 1,143" in printed
