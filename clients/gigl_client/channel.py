@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_client.buffers import RingBuffers
@@ -12,6 +13,7 @@ from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.refusals import Busy, Unknown
 from gigl_loader.rpc.ring_client import RingRefused, receive_ring
+from gigl_loader.sampling.plan import plan_digest
 
 if TYPE_CHECKING:
     from gigl_client.channel_config import ChannelConfig
@@ -99,7 +101,7 @@ def bare(error: Exception) -> Exception:
 
 
 def open_channel(server: Server, config: ChannelConfig, *, defers: bool) -> OpenChannel:
-    """Open a channel, and create its producer where the server has none with that key.
+    """Open a channel, and create its producer where the server has none with that key and plan.
 
     The channel has a ring where ``config`` allows one and the server is on this host. ``defers``: frames may
     defer their features.
@@ -151,10 +153,14 @@ def _mapped(server: Server, config: ChannelConfig, *, deferred_features: bool) -
 def _open(
     server: Server, config: ChannelConfig, *, deferred_features: bool, ring: bool = False
 ) -> ChannelReply:
-    """Open a channel of the producer of this plan. The server refuses another plan under the same key."""
+    """Open a channel of the producer of this plan. The server refuses another plan under the same key.
+
+    The producer is created only where it is missing: its leader has created it on every server, and a plan
+    may have megabytes.
+    """
     attempt_s = min(_ATTEMPT_S, config.timeout_s)
-    server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
-    return server.client.open_channel(
+    open_once = partial(
+        server.client.open_channel,
         config.key,
         name=config.name,
         credit=config.credit,
@@ -164,3 +170,7 @@ def _open(
         ring_slot_bytes=config.slot_bytes if ring else 0,
         timeout_s=attempt_s,
     )
+    with suppress(Unknown):
+        return open_once(plan_digest=plan_digest(config.plan))
+    server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
+    return open_once()

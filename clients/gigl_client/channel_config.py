@@ -6,9 +6,13 @@ import socket
 from contextlib import closing
 from dataclasses import dataclass
 
-__all__ = ["ChannelConfig", "check_ways", "is_this_host"]
+__all__ = ["MAX_IN_FLIGHT", "ChannelConfig", "check_ways", "is_this_host"]
 
 _WAYS = {"transport": ("auto", "ring", "flight"), "rows": ("auto", "direct", "through")}
+
+MAX_IN_FLIGHT = 64
+"""Batches of a source in flight at all servers together: with a hundred servers, a few at each would fill the
+trainer's memory."""
 
 _MAX_CREDIT = 64
 """Default limit of a server on the open batches of one channel."""
@@ -33,6 +37,9 @@ class ChannelConfig:
     """Number of slots of each ring."""
     slot_bytes: int = 4096
     timeout_s: float = 300.0
+    first_server: int = 0
+    """Place of the channel that batch 0 is requested of; batch 1 is of the next one. Ranks begin at different
+    ones."""
 
     def __post_init__(self) -> None:
         check_ways(self.transport, self.rows)

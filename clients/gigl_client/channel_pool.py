@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gigl_client.channel import Channel, OpenChannel, bare, close_channel, may_pass, open_channel
+from gigl_client.channel_config import MAX_IN_FLIGHT
 from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
@@ -37,9 +38,14 @@ class ChannelPool:
         *,
         defers: bool,
         heartbeats: Heartbeats,
+        choose: Callable[[Sequence[Server]], Sequence[Server]] = lambda servers: servers,
     ) -> None:
-        """``heartbeats`` renew the leases of open channels. ``defers``: frames may defer their features."""
-        self._channels = [Channel(server) for server in servers]
+        """``heartbeats`` renew the leases of open channels. ``defers``: frames may defer their features.
+
+        ``choose`` returns those of a cluster's servers that sample for this rank.
+        """
+        self._choose = choose
+        self._channels = [Channel(server) for server in choose(servers)]
         self._config = config
         self._lock = lock
         self._defers = defers
@@ -82,7 +88,8 @@ class ChannelPool:
         return [each for each in down if not up or not held.issuperset(each.server.endpoint.partitions)]
 
     def use(self, servers: Sequence[Server]) -> None:
-        """Open channels to ``servers`` that have none, and give up channels to all other servers."""
+        """Open channels to this rank's of ``servers`` that have none, and give up channels to all others."""
+        servers = self._choose(servers)
         with self._lock:
             if self.closed:
                 return
@@ -123,16 +130,15 @@ class ChannelPool:
         """
         if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
             return None
+        if not urgent and sum(channel.load for channel in self._channels) >= MAX_IN_FLIGHT:
+            return None
         most = self._config.max_in_flight
-        opened = [each for each in self._channels if each.opened]
+        first = (self._config.first_server + batch) % max(len(self._channels), 1)
+        in_turn = [*self._channels[first:], *self._channels[:first]]
+        opened = [each for each in in_turn if each.opened]
         prompt = [each for each in opened if not each.late] or opened
         able = [each for each in prompt if urgent or each.load < most]
-        count = len(self._channels)
-
-        def order(channel: Channel) -> tuple[int, int]:
-            return channel.load, (channel.server.endpoint.host_index - batch) % count
-
-        return min(able, key=order, default=None)
+        return min(able, key=lambda channel: channel.load, default=None)
 
     def forget_loads(self) -> None:
         """Forget the requests of an epoch that was left."""

@@ -229,7 +229,11 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
 
     Raises what ``find_servers`` raises, and ``ValueError`` for servers that do not hold one whole graph.
     """
-    found = find_servers(read_addresses(addresses), caller, timeout_s=timeout_s)
+    group = RankGroup.current()
+    rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+    found = find_servers(
+        read_addresses(addresses), caller, timeout_s=timeout_s, rank=rank, world_size=world_size
+    )
     schema = _manifest(found, caller, timeout_s).schema
     _check_complete(found, schema)
     job, assignment = _shared(found, timeout_s)

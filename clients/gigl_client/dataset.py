@@ -194,6 +194,8 @@ class RemoteDistDataset(GraphQueries):
             transport=self._transport,
             rows=self._rows,
             timeout_s=request.timeout_s,
+            rank=request.topology.rank,
+            world_size=request.topology.world_size,
         )
         try:
             source.wait_until_up(request.timeout_s)

@@ -10,11 +10,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigl_client.server_share import servers_of_rank
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.peer import check_data_port
 from gigl_loader.rpc.refusals import Busy
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
@@ -68,14 +69,17 @@ def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
     return read
 
 
-def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: float) -> Found:
+def find_servers(
+    addresses: Sequence[Address], caller: Caller, *, timeout_s: float, rank: int = 0, world_size: int = 1
+) -> Found:
     """Return the servers of the cluster that one of ``addresses`` belongs to, once all are ready.
 
+    Each rank checks the servers that sample for it (``servers_of_rank``): in a small cluster, all.
     Servers that do not respond or are not ready are retried for ``timeout_s``; then ``StorageUnavailable``
     names one of them and the reason. Errors that waiting cannot resolve are raised at once: ``ValueError``
     for another version, another graph or an invalid certificate, ``SamplingError`` for a wrong token.
     """
-    search = _Search(addresses, caller, time.monotonic() + timeout_s)
+    search = _Search(addresses, caller, time.monotonic() + timeout_s, rank, world_size)
     backoff, told = Backoff(), ""
     while True:
         try:
@@ -94,10 +98,13 @@ def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: flo
 class _Search:
     """Attempts to find a cluster."""
 
-    def __init__(self, addresses: Sequence[Address], caller: Caller, deadline: float) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], caller: Caller, deadline: float, rank: int, world_size: int
+    ) -> None:
         self._endpoints = [Endpoint.of_address(address, what="storage server") for address in addresses]
         self._caller = caller
         self._deadline = deadline
+        self._place = rank, world_size
 
     @property
     def left(self) -> float:
@@ -122,16 +129,18 @@ class _Search:
         return Found(endpoints=view.servers, graph=view.graph, membership=view.membership)
 
     def _errors(self, view: ClusterView) -> dict[Endpoint, BaseException]:
-        """Check all servers of a view at the same time, and return what is wrong, by server."""
+        """Check the servers of this rank at the same time. Return what is wrong in the cluster, by server."""
         here = [server for server in view.servers if server.control_address not in view.away]
-        checked = here if _partitions(here) == _partitions(view.servers) else view.servers
+        usable = here if _partitions(here) == _partitions(view.servers) else view.servers
+        checked = servers_of_rank(usable, *self._place)
         with ThreadPoolExecutor(min(len(checked), _MAX_AT_ONCE)) as threads:
             checks = {server: threads.submit(self._check, server, view.graph) for server in checked}
         errors = {
             server: error for server, check in checks.items() if (error := check.exception()) is not None
         }
         away = StorageUnavailable("the other servers say that it does not answer")
-        return errors | {server: away for server in view.servers if server not in checks}
+        unchecked = [server for server in view.servers if server not in checks]
+        return errors | {server: away for server in unchecked if server.control_address in view.away}
 
     def _first_view(self) -> ClusterView:
         """Return the view of the first server that responds and is ready. All are asked at the same time."""
@@ -176,8 +185,13 @@ class _Search:
 
     def _check(self, server: Endpoint, graph: str) -> None:
         """Check that a server of the view has the graph, is ready, and can be reached on both ports."""
-        _check_graph(server, self._view(server).graph, graph)
-        check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait)
+        view = self._view(server)
+        _check_graph(server, view.graph, graph)
+        if view.partitions != server.partitions:
+            raise ValueError(
+                f"{server} holds partitions {list(view.partitions)}, not {list(server.partitions)}"
+            )
+        check_data_port(server, self._caller, digest=graph, timeout_s=self._batch_wait)
 
     @property
     def _batch_wait(self) -> float:

@@ -6,17 +6,19 @@ import os
 import threading
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gigl_client.batch_wait import BatchWait
 from gigl_client.buffers import SPARE_SLOTS, PrivateBuffers
-from gigl_client.channel_config import ChannelConfig
+from gigl_client.channel_config import MAX_IN_FLIGHT, ChannelConfig
 from gigl_client.channel_pool import ChannelPool
 from gigl_client.dispatcher import FETCHERS, Dispatcher
 from gigl_client.in_flight import InFlight
 from gigl_client.receiver import Receiver
+from gigl_client.server_share import servers_of_rank
 from gigl_loader.channel.slots import slot_bytes_of
 from gigl_loader.sampling.deferred_features import Completion
 from gigl_loader.sampling.source import check_epoch
@@ -60,14 +62,17 @@ class RemoteSource:
         transport: str = "auto",
         rows: str = "auto",
         timeout_s: float = 300.0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        """Start to open a channel to each server. Returns before they are open; ``receive`` raises failures.
+        """Start to open a channel to each server of the rank. Returns before they are open.
 
-        ``prefetch`` batches per server are in flight; 0 requests each batch when the trainer waits for it.
-        ``channel_bytes`` of address space are reserved for frames. A server that does not respond is retried
-        for ``timeout_s``.
+        ``receive`` raises failures. ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all;
+        0 requests each batch when the trainer waits for it. ``channel_bytes`` of address space are reserved
+        for frames. A server that does not respond is retried for ``timeout_s``.
         """
-        num_servers = len(cluster.servers)
+        choose = partial(servers_of_rank, rank=rank, world_size=world_size)
+        num_servers = len(choose(cluster.servers))
         slots = prefetch + SPARE_SLOTS
         config = ChannelConfig(
             key=key,
@@ -81,6 +86,7 @@ class RemoteSource:
             slots=slots,
             slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
             timeout_s=timeout_s,
+            first_server=rank,
         )
         defers = config.may_defer(whole=cluster.holds_all_everywhere, has_columns=bool(plan.columns))
         self._cluster = cluster
@@ -89,7 +95,9 @@ class RemoteSource:
         self._bytes = 0
         self._batches = 0
         self._seconds_waiting = 0.0
-        self._buffers = PrivateBuffers(channel_bytes, num_servers * prefetch + SPARE_SLOTS)
+        self._buffers = PrivateBuffers(
+            channel_bytes, min(num_servers * prefetch, MAX_IN_FLIGHT) + SPARE_SLOTS
+        )
         self._store: PartitionedStore | None = None
         completion = None
         if defers:
@@ -104,6 +112,7 @@ class RemoteSource:
             self._changed,
             defers=defers,
             heartbeats=cluster.heartbeats,
+            choose=choose,
         )
         self._dispatcher = Dispatcher(
             self._channels,

@@ -110,7 +110,7 @@ class CreateProducerReply(_message.Message):
     def __init__(self, created: bool = ...) -> None: ...
 
 class OpenChannelRequest(_message.Message):
-    __slots__ = ("key", "name", "credit", "share", "without_rows", "ring_slots", "ring_slot_bytes")
+    __slots__ = ("key", "name", "credit", "share", "without_rows", "ring_slots", "ring_slot_bytes", "plan_digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class OpenChannelRequest(_message.Message):
     WITHOUT_ROWS_FIELD_NUMBER: _ClassVar[int]
     RING_SLOTS_FIELD_NUMBER: _ClassVar[int]
     RING_SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     key: str
     name: str
     credit: int
@@ -125,7 +126,8 @@ class OpenChannelRequest(_message.Message):
     without_rows: bool
     ring_slots: int
     ring_slot_bytes: int
-    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., credit: _Optional[int] = ..., share: _Optional[int] = ..., without_rows: bool = ..., ring_slots: _Optional[int] = ..., ring_slot_bytes: _Optional[int] = ...) -> None: ...
+    plan_digest: bytes
+    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., credit: _Optional[int] = ..., share: _Optional[int] = ..., without_rows: bool = ..., ring_slots: _Optional[int] = ..., ring_slot_bytes: _Optional[int] = ..., plan_digest: _Optional[bytes] = ...) -> None: ...
 
 class Channel(_message.Message):
     __slots__ = ("id", "lease_s", "ring_door")
@@ -212,7 +214,7 @@ class LoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerLoad(_message.Message):
-    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason", "batches", "bytes")
+    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason", "batches", "bytes", "calls")
     SELF_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +229,7 @@ class ServerLoad(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     self: Description
     totals: Statistics
     workers: int
@@ -241,7 +244,22 @@ class ServerLoad(_message.Message):
     reason: str
     batches: int
     bytes: int
-    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[CallLoad]
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[CallLoad, _Mapping]]] = ...) -> None: ...
+
+class CallLoad(_message.Message):
+    __slots__ = ("port", "method", "calls", "bytes_in", "bytes_out")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    port: str
+    method: str
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    def __init__(self, port: _Optional[str] = ..., method: _Optional[str] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ...) -> None: ...
 
 class ChannelLoad(_message.Message):
     __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "ready", "sampling_s", "waiting_s", "idle_s")

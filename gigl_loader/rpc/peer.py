@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Description", "PeerStats", "check_peer", "peer_stats"]
+__all__ = ["Description", "PeerStats", "check_data_port", "check_peer", "peer_stats"]
 
 _LOOK_S = 2.0
 """For a handshake that says what a failed call does not."""
@@ -92,6 +92,13 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
         pid=found.pid,
         uptime_s=found.uptime_s,
     )
+
+
+def check_data_port(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> None:
+    """Check that the data port of a peer responds to requests about this graph. Raises as ``check_peer``."""
+    deadline = time.monotonic() + timeout_s
+    tcp_probe(endpoint, endpoint.data_port, deadline)
+    _ping(endpoint, caller, digest, _left(deadline))
 
 
 def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:

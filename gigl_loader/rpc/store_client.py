@@ -233,9 +233,13 @@ class StoreClient:
         deferred_features: bool = False,
         ring_slots: int = 0,
         ring_slot_bytes: int = 0,
+        plan_digest: bytes = b"",
         timeout_s: float,
     ) -> messages.Channel:
-        """Open a channel of a producer. The reply has ``id``, ``lease_s``, and ``ring_door`` for a ring."""
+        """Open a channel of a producer. The reply has ``id``, ``lease_s``, and ``ring_door`` for a ring.
+
+        With ``plan_digest``, also raises ``Unknown`` where the producer has another plan.
+        """
         request = messages.OpenChannelRequest(
             key=key,
             name=name,
@@ -244,6 +248,7 @@ class StoreClient:
             without_rows=deferred_features,
             ring_slots=ring_slots,
             ring_slot_bytes=ring_slot_bytes,
+            plan_digest=plan_digest,
         )
         channel: messages.Channel = self._call("OpenChannel", request, timeout_s)
         return channel

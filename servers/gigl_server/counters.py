@@ -6,12 +6,20 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Counters", "Totals"]
+__all__ = ["CallCounts", "Counters", "Totals"]
+
+
+class CallCounts(NamedTuple):
+    """Calls of one method, and the bytes of their messages without headers and framing."""
+
+    calls: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +40,26 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals = Totals()
+        self._calls: dict[tuple[str, str], CallCounts] = {}
 
     def read(self) -> Totals:
         with self._lock:
             return self._totals
+
+    def calls(self) -> dict[tuple[str, str], CallCounts]:
+        """Return the calls by port (``"control"``, ``"data"``) and method, by ascending name."""
+        with self._lock:
+            return dict(sorted(self._calls.items()))
+
+    def add_call(
+        self, port: str, method: str, *, calls: int = 1, bytes_in: int = 0, bytes_out: int = 0
+    ) -> None:
+        """Count a call. ``method`` must be one of a fixed set, never text of a caller."""
+        with self._lock:
+            before = self._calls.get((port, method), CallCounts())
+            self._calls[port, method] = CallCounts(
+                before.calls + calls, before.bytes_in + bytes_in, before.bytes_out + bytes_out
+            )
 
     def add(self, **amounts: float) -> None:
         """Add ``amounts`` to the totals, by name."""

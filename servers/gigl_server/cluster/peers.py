@@ -32,6 +32,7 @@ __all__ = [
     "PeerWatch",
     "check_fit",
     "listed",
+    "watched_by",
 ]
 
 _LOGGER = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ _WHAT = "storage server"
 _OWN_S = 2.0
 _WATCH_S = 2.0
 _LEAVE_S = 60.0
+_WATCHED = 8
 _MISSES = 2
 """A server is lost after so many queries in a row without a response: one slow response means nothing."""
 
@@ -65,6 +67,8 @@ class PeerResponse:
     """Version of ``members``. 0: not told."""
     members: tuple[Endpoint, ...] = ()
     """Servers that it knows, itself included."""
+    away: frozenset[str] = frozenset()
+    """Control addresses of those that did not answer it lately."""
 
 
 class PeerClient:
@@ -108,6 +112,7 @@ class PeerClient:
             others=tuple(server.control_address for server in view.servers if server is not itself),
             membership=view.membership,
             members=view.servers,
+            away=view.away,
         )
 
     def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
@@ -197,6 +202,15 @@ def _without_rank(endpoint: Endpoint) -> Iterator[None]:
         raise type(error)(text) from None
 
 
+def watched_by(own: Endpoint, members: Sequence[Endpoint]) -> list[Endpoint]:
+    """Return the servers that one of ``members`` watches: the next eight by rank.
+
+    Each server is watched by eight others, and calls grow with the servers, not with their square.
+    """
+    place = [member.control_address for member in members].index(own.control_address)
+    return [*members[place + 1 :], *members[:place]][:_WATCHED]
+
+
 class PeerWatch:
     """Watch over the other servers: those that do not answer are away, and leave after a while."""
 
@@ -217,6 +231,8 @@ class PeerWatch:
         self._clock = clock
         self._misses: dict[str, int] = {}
         self._away_since: dict[str, float] = {}
+        self._suspects: set[str] = set()
+        """Servers that another one misses, and that this one queries, too, until they answer."""
 
     @property
     def lost(self) -> list[Endpoint]:
@@ -224,8 +240,15 @@ class PeerWatch:
         return [each for each in self._membership.others if each.control_address in self._away_since]
 
     def look(self, until: threading.Event) -> None:
-        """Query each server once, or until ``until`` is set: a silent server takes its whole timeout."""
-        for member in self._membership.others:
+        """Query servers once, or until ``until`` is set: a silent server takes its whole timeout.
+
+        Each server watches the next eight by rank, and those that one of them misses, so word of a server
+        that is gone goes round while calls grow with the servers and not with their square.
+        """
+        membership = self._membership
+        watched = watched_by(membership.own, membership.members)
+        suspects = [each for each in membership.others if each.control_address in self._suspects]
+        for member in dict.fromkeys([*watched, *suspects]):
             if until.is_set():
                 return
             address = member.control_address
@@ -261,7 +284,18 @@ class PeerWatch:
                 _LOGGER.info("%s holds partitions %s now", member, listed(itself.partitions))
             self._membership.put(replace(itself, wire_version=wire))
         self._membership.merge(response.membership, response.members)
+        self._suspect(response)
+
+    def _suspect(self, response: PeerResponse) -> None:
+        """Query the servers that another one misses, or that have left its newer membership."""
+        newer = response.membership > self._membership.version
+        known = {each.control_address for each in response.members}
+        for member in self._membership.others:
+            address = member.control_address
+            if address in response.away or (newer and address not in known):
+                self._suspects.add(address)
 
     def _forget(self, address: str) -> None:
+        self._suspects.discard(address)
         self._misses.pop(address, None)
         self._away_since.pop(address, None)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.control_errors import status_of
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.server_proof import NONCE
 from gigl_server.identity import Identity
 from gigl_server.ports.control_call import ControlCall, handler, header_values
 from gigl_server.ports.message_reader import MessageReader
@@ -80,6 +82,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._identity = lru_cache(_CACHED_IDENTITIES)(Identity.of)
         self._certificate = lru_cache(_CACHED_IDENTITIES)(_fingerprint)
         self._services: dict[str, Mapping[str, Callable[..., None]]] = {}
+        self._methods: set[str] = set()
 
     @property
     def idle(self) -> bool:
@@ -99,6 +102,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         A handler takes a request and its call, and returns the reply, or ``None`` where it replies later. It
         may raise ``Refusal``. It must not wait: few threads serve all calls.
         """
+        self._methods.update(methods)
         self._services[f"/{service}/"] = {
             name: partial(self._receive, handlers[name], methods[name][0]) for name in methods
         }
@@ -132,7 +136,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def call(self, name: str, stream: Stream, token: str, *, trusted: bool = True) -> ControlCall:
         """Return a call of gRPC. ``token`` is the name of the token that the caller sent."""
         caller = self._identify(stream.context, token)
-        return ControlCall(name, caller, stream, self._refused, trusted=trusted)
+        return ControlCall(name, caller, stream, self._refused, replied=self._count_reply, trusted=trusted)
 
     def _identify(self, context: Any, token: str) -> Identity:
         """Return the identity of the caller. TLS has checked its certificate."""
@@ -148,6 +152,10 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if refusal.kind not in _ORDINARY:
             status = status_of(refusal.kind).name
             self._audit.refused(call.caller, f"{call.method}: {status}: {refusal.message}")
+
+    def _count_reply(self, call: ControlCall, nbytes: int) -> None:
+        if call.method in self._methods:  # Others need no token and are not counted.
+            self._counters.add_call("control", _counted_as(call), calls=0, bytes_out=nbytes)
 
     def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
         call = self.call(name, stream, token)
@@ -167,6 +175,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._calls.leave(call.caller)
 
     def _respond(self, handle: Handler, request: Any, call: ControlCall, data: bytes) -> None:
+        self._counters.add_call("control", _counted_as(call), bytes_in=len(data))
         try:
             # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
             reply = handle(request.FromString(data), call)
@@ -210,6 +219,12 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 def _refuse_with(refusal: Refusal, call: ControlCall) -> None:
     call.refuse(Refusal(refusal.kind, refusal.message))
+
+
+def _counted_as(call: ControlCall) -> str:
+    """Return the method under which a call is counted: queries of other servers are told apart."""
+    by_server = call.method == "Cluster" and (call.headers(ANNOUNCEMENT) or call.headers(NONCE))
+    return "Cluster by servers" if by_server else call.method
 
 
 def _fingerprint(pem: bytes) -> str:

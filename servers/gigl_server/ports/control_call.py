@@ -41,9 +41,10 @@ class ControlCall:
         stream: Stream,
         refused: Callable[[ControlCall, Refusal], None],
         *,
+        replied: Callable[[ControlCall, int], None] = lambda call, nbytes: None,
         trusted: bool = True,
     ) -> None:
-        """``refused`` is called with each refusal."""
+        """``refused`` is called with each refusal, ``replied`` with the size of each reply."""
         self.method = method
         self.caller = caller
         self.trusted = trusted
@@ -54,7 +55,7 @@ class ControlCall:
         """Returns the version of the membership that the response carries. 0: none."""
         self._trailers: tuple[tuple[str, str], ...] = ()
         self._requests, self._context, self._send = stream
-        self._refused = refused
+        self._refused, self._replied = refused, replied
         self._lock = threading.Lock()
         self._responded = False
         self._ended = False
@@ -90,7 +91,9 @@ class ControlCall:
         """Send the reply, a protobuf message. Does nothing after a response."""
         if self._claim():
             self._tell_trailers()
-            self._finish(message.SerializeToString())
+            data = message.SerializeToString()
+            self._replied(self, len(data))
+            self._finish(data)
 
     def stream(self, messages: Iterable[Any]) -> None:
         """Send messages and end the call. Waits until the caller has received each message."""

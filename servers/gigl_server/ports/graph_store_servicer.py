@@ -73,8 +73,7 @@ class GraphStoreServicer:
     def _load(self, request: Any, call: ControlCall) -> Any:
         values = call.headers(JOB_HEADER)
         return server_load(
-            self._peer.description(),
-            self._peer.statistics(),
+            self._peer,
             self._service.load(),
             self._view(),
             job=job_key(values),
@@ -137,6 +136,7 @@ class GraphStoreServicer:
                 deferred_features=request.without_rows,
                 ring_slots=request.ring_slots,
                 ring_slot_bytes=request.ring_slot_bytes,
+                plan_digest=request.plan_digest,
             ),
         )
         return messages.Channel(

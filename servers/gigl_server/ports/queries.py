@@ -15,6 +15,7 @@ from gigl_loader.rpc.graph_requests import (
     IdsRequest,
     ListRequest,
     LocateRequest,
+    ManifestRequest,
     TextsRequest,
 )
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
@@ -29,7 +30,7 @@ from gigl_loader.rpc.replies import (
     row_layout,
     split_document,
 )
-from gigl_loader.rpc.requests import EdgeListRequest, SplitRequest, parse
+from gigl_loader.rpc.requests import EdgeListRequest, Ping, SplitRequest, parse
 from gigl_loader.rpc.texts import text_arrays
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
@@ -37,7 +38,7 @@ from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.ports.byte_semaphore import ByteSemaphore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.graph import Graph
@@ -67,6 +68,24 @@ _TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the rep
 _EDGE_BYTES = 24  # Position, edge id and slot.
 _NODE_BYTES = 64  # Of a set of nodes: its table, at most 3/4 empty, and its order by node id.
 _EDGE_COPIES = 2  # Of listed edges: as int64, and in the reply.
+
+
+_VERBS: Mapping[type[Request | Inquiry], str] = {
+    EdgeListRequest: "edges",
+    EdgeRequest: "contains",
+    FeatureRequest: "rows",
+    FindTextsRequest: "find_texts",
+    IdsRequest: "ids",
+    InducedRequest: "induced",
+    ListRequest: "list",
+    LocateRequest: "locate",
+    ManifestRequest: "manifest",
+    NeighborRequest: "neighbors",
+    Ping: "ping",
+    SplitRequest: "split",
+    TextsRequest: "texts",
+}
+"""Names of requests, as on the wire."""
 
 
 class Reply(NamedTuple):
@@ -117,7 +136,19 @@ class Queries:
             self._access.check(caller.token)
         with self._reading.lend(_COPIES * len(ticket), caller):
             partition, request = self.parse(ticket)
-        kept = _TICKET_COPIES * len(ticket)
+        reply = self._reply(partition, request, _TICKET_COPIES * len(ticket), caller, checksum)
+        nbytes = sum(map(len, reply.chunks))
+        self._counters.add_call("data", _VERBS[type(request)], bytes_in=len(ticket), bytes_out=nbytes)
+        return reply
+
+    def _reply(
+        self,
+        partition: int | None,
+        request: Request | Inquiry,
+        kept: int,
+        caller: Identity,
+        checksum: Checksum,
+    ) -> Reply:
         if partition is not None and isinstance(request, FeatureRequest):
             return self._rows(partition, request, kept, caller, checksum)
         return self._document(partition, request, kept, caller, checksum)

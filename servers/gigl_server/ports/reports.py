@@ -74,6 +74,18 @@ class PeerCalls:
             refused=totals.refused,
         )
 
+    def calls(self) -> list[Any]:
+        return [
+            messages.CallLoad(
+                port=port,
+                method=method,
+                calls=counts.calls,
+                bytes_in=counts.bytes_in,
+                bytes_out=counts.bytes_out,
+            )
+            for (port, method), counts in self._counters.calls().items()
+        ]
+
     def _describe(self, request: Any, call: Any) -> Any:
         return self.description()
 
@@ -105,8 +117,7 @@ def cluster_view(description: Any, view: View) -> Any:
 
 
 def server_load(
-    description: Any,
-    statistics: Any,
+    peer: PeerCalls,
     load: ServiceLoad,
     view: View,
     *,
@@ -115,7 +126,8 @@ def server_load(
 ) -> Any:
     """Return the reply to ``Load``. Only channels of ``job`` show their names, unless ``show_names``."""
     reply: Any = messages.ServerLoad(
-        totals=statistics,
+        totals=peer.statistics(),
+        calls=peer.calls(),
         workers=load.workers,
         busy=load.busy,
         jobs=load.jobs,
@@ -138,7 +150,7 @@ def server_load(
         ready=view.ready,
         reason=view.reason,
     )
-    reply.self.CopyFrom(description)
+    reply.self.CopyFrom(peer.description())
     return reply
 
 

@@ -90,7 +90,7 @@ class SamplingService:
         self.ring_door = ""
         """Name of the socket of the ring server. While it is empty, no channel gets a ring."""
         self.limits = limits or Limits()
-        self.frames = FrameStore(self.limits.frame_memory, clock)
+        self.frames = FrameStore(self.limits.frame_memory, clock, counters)
         self.rings = RingMemory(self.limits.ring_memory)
         self._graph = graph
         self._allowed_samplers = frozenset(allowed_samplers)
@@ -194,7 +194,7 @@ class SamplingService:
         check_channel_options(options, self.limits)
         with self._lock:
             self._check_ready()
-            self._sessions.check_room(job, options.key)
+            self._sessions.check_room(job, options)
             return self._sessions.open_channel(job, options, self._new_ring(job, options))
 
     def submit(self, job: bytes, message: SampleRequest, done: Callable[[Result], None]) -> SampleTask:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gigl_loader.sampling.plan import plan_digest
 from gigl_server.identity import LOCAL, Identity
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class ChannelOptions:
     deferred_features: bool = False
     ring_slots: int = 0
     ring_slot_bytes: int = 0
+    plan_digest: bytes = b""
+    """Of the producer that is expected. Empty: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +123,11 @@ class Producer:
     seen: float
     """When a call last named the producer. Its lease counts only while no channel is open."""
     channels: set[bytes] = field(default_factory=set)
-    digest: bytes = b""
-    """Digest of the text, computed when first needed."""
+    digest: bytes = field(init=False)
+    """``plan_digest`` of the text."""
+
+    def __post_init__(self) -> None:
+        self.digest = plan_digest(self.plan_text)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -111,12 +111,14 @@ class Sessions:
         job.producers[name] = Producer(key=name, plan=plan, plan_text=plan.to_json(), seen=self._clock())
         return True
 
-    def check_room(self, key: bytes, producer: str) -> None:
+    def check_room(self, key: bytes, options: ChannelOptions) -> None:
         """Raise ``Refusal`` unless the job may open one more channel of the producer."""
         job = self._jobs.get(key)
-        if job is None or producer not in job.producers:
+        producer = None if job is None else job.producers.get(options.key)
+        if job is None or producer is None or options.plan_digest not in (b"", producer.digest):
+            # For another plan, too: creating the producer tells in which options the plans differ.
             raise Refusal(
-                RefusalKind.NOT_FOUND, f"this job has no producer {producer!r} here: create it again"
+                RefusalKind.NOT_FOUND, f"this job has no producer {options.key!r} here: create it again"
             )
         _check(len(job.channels), self._limits.channels_per_job, "channels of one job")
         _check(len(self._channels), self._limits.channels, "channels on this server")
@@ -125,7 +127,7 @@ class Sessions:
 
     def open_channel(self, key: bytes, options: ChannelOptions, ring: FrameRing | None) -> Channel:
         """Open a channel. Raises ``Refusal`` as ``check_room``."""
-        self.check_room(key, options.key)
+        self.check_room(key, options)
         job = self._jobs[key]
         channel = Channel(
             id=secrets.token_bytes(_CHANNEL_BYTES),
