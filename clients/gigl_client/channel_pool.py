@@ -75,7 +75,11 @@ class ChannelPool:
         if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
             return None
         most = self._config.max_in_flight
-        able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
+        able = [
+            each
+            for each in self._channels
+            if each.opened and (urgent or each.load < min(each.allowance, most))
+        ]
         count = len(self._channels)
 
         def order(channel: Channel) -> tuple[int, int]:
@@ -86,7 +90,7 @@ class ChannelPool:
     def forget_loads(self) -> None:
         """Forget the requests of an epoch that was left."""
         for channel in self._channels:
-            channel.load = 0
+            channel.load, channel.allowance = 0, 1
 
     def summary(self) -> dict[str, Any]:
         """Return transport, batches and reconnects, in total and by server."""

@@ -8,7 +8,6 @@ server.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ import grpc
 from gigl_client.channel import bare
 from gigl_client.in_flight import InFlight, InFlightRequest
 from gigl_client.receiver import Scratch, Unfetched
+from gigl_client.response_queue import ResponseQueue
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.request import BatchRequest
 
-    Responses = queue.SimpleQueue["Response | None"]
+    Responses = ResponseQueue["Response"]
 
 __all__ = ["FETCHERS", "Dispatcher"]
 
@@ -97,8 +97,8 @@ class Dispatcher:
         self._calls: set[Any] = set()
         """Calls whose end was not handled yet."""
         # Two queues, so that a lost server is noticed even while every fetching thread waits for a frame.
-        self._frames: Responses = queue.SimpleQueue()
-        self._failures: Responses = queue.SimpleQueue()
+        self._frames: Responses = ResponseQueue()
+        self._failures: Responses = ResponseQueue()
         channels.on_change = self._go_on
         work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
         work[f"settle for {name}"] = self._failures
@@ -134,7 +134,7 @@ class Dispatcher:
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
         for responses in (*[self._frames] * FETCHERS, self._failures):
-            responses.put(None)
+            responses.end()
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         deadline = time.monotonic() + (_LEAVE_S if wait else 0)
         for thread in self._threads:
@@ -286,7 +286,7 @@ class Dispatcher:
         with self._changed:
             if self._in_flight.is_current(sent):
                 self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
-                self._changed.notify_all()
+                self._go_on()
 
     def _go_on(self) -> None:
         self._hand_out()
@@ -296,7 +296,7 @@ class Dispatcher:
 def _arrived(frames: Responses, failures: Responses, sent: InFlightRequest, call: Any) -> None:
     """Queue a call that has ended. Runs on a thread of gRPC, which must not block."""
     failed = call.cancelled() or call.exception() is not None
-    (failures if failed else frames).put(Response(sent, call))
+    (failures if failed else frames).put(Response(sent, call), fence=sent.fence, batch=sent.request.batch)
 
 
 def _cancel(calls: set[Any]) -> None:

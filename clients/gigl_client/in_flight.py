@@ -142,6 +142,7 @@ class InFlight:
         """Record a received batch, or the exception that failed it."""
         batch = sent.request.batch
         del self.sent[batch]
+        sent.channel.allowance += 1
         self._ready[batch] = Ready(sent.channel, frame)
 
     def fail(self, batch: int, error: Exception) -> None:

@@ -13,7 +13,7 @@ from gigl_loader.sampling.request import BatchRequest
 
 
 def _channel() -> Any:
-    return SimpleNamespace(load=0, batches=0)
+    return SimpleNamespace(load=0, batches=0, allowance=1)
 
 
 def _ask(in_flight: InFlight, channel: Any, opened: object = None, now: float = 0.0) -> InFlightRequest:
