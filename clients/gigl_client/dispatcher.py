@@ -47,6 +47,7 @@ _LOGGER = logging.getLogger(__name__)
 FETCHERS = 2
 """Number of threads of a source that fetch frames and their deferred features."""
 
+_FIRST_S = 1.0
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
@@ -203,7 +204,8 @@ class Dispatcher:
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
-            current = self._in_flight.is_current(sent)
+            current = self._in_flight.replied(sent)
+            self._hand_out()
         try:
             reply: SampleReply = response.call.result()
         except Exception as error:
@@ -217,6 +219,7 @@ class Dispatcher:
             sent.give_slot()
             self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
             return
+        self._let_first_pass(sent)
         try:
             frame = self._receiver.frame(sent, reply, scratch)
         except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
@@ -227,6 +230,21 @@ class Dispatcher:
             self._came_damaged(sent, error)
         else:
             self._land(sent, frame)
+
+    def _let_first_pass(self, sent: InFlightRequest) -> None:
+        """Wait until the first batch of the epoch was received, at most for ``_FIRST_S``.
+
+        Frames of later batches would take half of the network and of the cores from it.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._in_flight.has_first
+                    or self._in_flight.holds_up_others(sent.request.batch)
+                    or not self._in_flight.is_current(sent)
+                ),
+                _FIRST_S,
+            )
 
     def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
         """Give up the channel, retry the batch, or fail the batch, depending on ``error``."""

@@ -2,14 +2,13 @@
 
 Frames are large (125 MB is usual), and the first touch of a page costs a fault, several times the price
 of copying the page. So slots are reused, lowest first: the number of touched slots stays as small as
-the number of batches alive. Private slots with large frames also get huge pages where the system has them.
+the number of batches alive.
 """
 
 from __future__ import annotations
 
 import mmap
 import sys
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,6 @@ from gigl_loader.resources import naming_channel
 
 __all__ = ["SlotPool", "private_slots", "slot_bytes_of", "slot_of"]
 
-_LARGE_BYTES = 16 << 20
-"""Frames from this size on get huge pages: the first write of 128 MB took 22 ms of CPU with them, 95 ms without.
-Smaller frames would commit up to 2 MB more than they need."""
-
 
 class SlotPool:
     """Equal slots of one memory. A lent slot is free again when the last array made from it is collected.
@@ -32,13 +27,10 @@ class SlotPool:
     processes. One of them then only takes slots, and the other only lends them and gives them back.
     """
 
-    def __init__(self, memory: Bytes, flags: Bytes, *, mapping: mmap.mmap | None = None) -> None:
-        """``mapping`` is that of ``memory``, where it is private and may have huge pages."""
+    def __init__(self, memory: Bytes, flags: Bytes) -> None:
         self._memory = memory
         self._flags = flags
-        self._mapping = mapping
         self._lent = np.zeros(len(flags), np.uint8)
-        self._huge = np.zeros(len(flags), np.bool_)
         self.slot_bytes = len(memory) // len(flags)
 
     def __len__(self) -> int:
@@ -80,9 +72,6 @@ class SlotPool:
         Views and tensors made from the array own the slot, too. The slot is freed with the last of them,
         in any thread, without a line of Python: an interrupt cannot lose it. The memory outlives the pool.
         """
-        if nbytes >= _LARGE_BYTES and self._mapping is not None and not self._huge[slot]:
-            self._huge[slot] = True
-            _prefer_huge_pages(self._mapping, slot * self.slot_bytes, self.slot_bytes)
         return np.asarray(_Lease(self.buffer(slot), nbytes, lease_slot(self._lent, self._flags, slot)))
 
 
@@ -112,16 +101,8 @@ def private_slots(nbytes: int, slots: int) -> SlotPool:
     if sys.platform == "linux":  # Reserves address space only: a machine may map more memory than it has.
         flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
     with naming_channel(nbytes):
-        mapping = mmap.mmap(-1, slot_bytes * slots, flags=flags)
-    return SlotPool(np.frombuffer(mapping, np.uint8), np.zeros(slots, np.uint8), mapping=mapping)
-
-
-def _prefer_huge_pages(mapping: mmap.mmap, begin: int, nbytes: int) -> None:
-    """Advise the kernel to back a range of whole pages with huge pages. Does nothing where it cannot."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is not None:
-        with suppress(OSError):  # A kernel without them.
-            mapping.madvise(advice, begin, nbytes)
+        memory = np.frombuffer(mmap.mmap(-1, slot_bytes * slots, flags=flags), np.uint8)
+    return SlotPool(memory, np.zeros(slots, np.uint8))
 
 
 def slot_of(array: Bytes) -> Bytes | None:
