@@ -25,6 +25,7 @@ from gigl_client.response_queue import ResponseQueue
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
+from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Unknown
 
@@ -339,6 +340,7 @@ def _message(sent: InFlightRequest) -> SampleRequest:
         inputs=request.input_bytes(),
         index=request.index.astype("<i8", copy=False).tobytes(),
         slot=0 if sent.slot is None else sent.slot + 1,
+        inline_bytes=MAX_INLINE_BYTES,
     )
 
 

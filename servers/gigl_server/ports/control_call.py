@@ -55,6 +55,7 @@ class ControlCall:
         self._responded = False
         self._ended = False
         self._gone: Callable[[], None] | None = None
+        self._kept: object = None
 
     @property
     def responded(self) -> bool:
@@ -84,8 +85,17 @@ class ControlCall:
 
     def reply(self, message: Any) -> None:
         """Send the reply, a protobuf message. Does nothing after a response."""
+        self.reply_bytes(message.SerializeToString())
+
+    def reply_bytes(self, data: bytes, *, keep: object = None) -> None:
+        """Send the reply, a serialized message, and ``keep`` an object until it was sent.
+
+        Does nothing after a response.
+        """
+        with self._lock:
+            self._kept = None if self._ended or self._responded else keep
         if self._claim():
-            self._finish(message.SerializeToString())
+            self._finish(data)
 
     def stream(self, messages: Iterable[Any]) -> None:
         """Send messages and end the call. Waits until the caller has received each message."""
@@ -124,7 +134,7 @@ class ControlCall:
         """Record that gRPC ended the call. Return the callback of ``on_gone`` if there was no response."""
         with self._lock:
             self._ended = True
-            gone, self._gone = self._gone, None
+            gone, self._gone, self._kept = self._gone, None, None
         return None if self._responded else gone
 
     def _claim(self) -> bool:
