@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_INLINE_BYTES", "fetch_frame"]
 
 MAX_INLINE_BYTES = 512 << 10
-"""A frame of at most so many bytes may come in the reply of a request, which saves a call to the data port."""
+"""A frame of at most so many bytes may come in the reply of a request: that saves a call to the data port."""
 
 
 def fetch_frame(

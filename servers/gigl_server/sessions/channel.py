@@ -44,7 +44,7 @@ class ChannelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a request: one of ``in_slot``, ``handle``, ``frame``, ``failure``, ``skipped`` and ``refusal``."""
+    """Result of a request: ``in_slot``, ``handle``, ``frame``, ``failure``, ``skipped`` or ``refusal``."""
 
     in_slot: bool = False
     handle: bytes = b""
