@@ -60,6 +60,9 @@ class Channel:
         """A batch was requested from another server as well, and this one has not responded since."""
         self.load = 0
         """Batches that were requested from the server and not delivered yet."""
+        self.allowance = 1
+        """Batches of the current epoch that may be in flight: 1 at its start, and 1 more with each that was
+        received. Else the first batch of an epoch would share cores and network with several later ones."""
         self.batches = 0
         self.reconnects = -1  # Opening the first channel counts 0.
         self._backoff = Backoff()

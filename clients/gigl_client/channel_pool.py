@@ -137,13 +137,13 @@ class ChannelPool:
         in_turn = [*self._channels[first:], *self._channels[:first]]
         opened = [each for each in in_turn if each.opened]
         prompt = [each for each in opened if not each.late] or opened
-        able = [each for each in prompt if urgent or each.load < most]
+        able = [each for each in prompt if urgent or each.load < min(each.allowance, most)]
         return min(able, key=lambda channel: channel.load, default=None)
 
     def forget_loads(self) -> None:
         """Forget the requests of an epoch that was left."""
         for channel in self._channels:
-            channel.load = 0
+            channel.load, channel.allowance = 0, 1
 
     def summary(self) -> dict[str, Any]:
         """Return transport, batches and reconnects, in total and by server."""

@@ -8,7 +8,6 @@ server.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import Counter
@@ -24,9 +23,11 @@ from gigl_client.batch_hedging import BatchHedging
 from gigl_client.channel import bare
 from gigl_client.in_flight import InFlight, InFlightRequest
 from gigl_client.receiver import Scratch, Unfetched
+from gigl_client.response_queue import ResponseQueue
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
+from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Unknown
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.request import BatchRequest
 
-    Responses = queue.SimpleQueue["Response | None"]
+    Responses = ResponseQueue["Response"]
 
 __all__ = ["FETCHERS", "Dispatcher"]
 
@@ -52,6 +53,7 @@ FETCHERS = 2
 _MAX_MORE_FETCHERS = 16
 """Threads that are started when all others wait for a server that is late."""
 _STUCK_S = 0.5
+_FIRST_S = 1.0
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
@@ -106,8 +108,8 @@ class Dispatcher:
         self._calls: set[Any] = set()
         """Calls whose end was not handled yet."""
         # Two queues, so that a lost server is noticed even while every fetching thread waits for a frame.
-        self._frames: Responses = queue.SimpleQueue()
-        self._failures: Responses = queue.SimpleQueue()
+        self._frames: Responses = ResponseQueue()
+        self._failures: Responses = ResponseQueue()
         channels.on_change = self._go_on
         channels.on_leave = self._put_back
         self._threads: list[threading.Thread] = []
@@ -142,7 +144,7 @@ class Dispatcher:
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
         for responses in (*[self._frames] * (len(self._threads) - 1), self._failures):
-            responses.put(None)
+            responses.end()
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         deadline = time.monotonic() + (_LEAVE_S if wait else 0)
         for thread in self._threads:
@@ -251,7 +253,8 @@ class Dispatcher:
             if sent.channel.late:
                 sent.channel.late = False
                 self._changed.notify_all()
-            current = self._in_flight.is_current(sent)
+            current = self._in_flight.replied(sent)
+            self._hand_out()
         try:
             reply: SampleReply = response.call.result()
         except Exception as error:
@@ -266,6 +269,7 @@ class Dispatcher:
             sent.give_slot()
             self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
             return
+        self._let_first_pass(sent)
         try:
             frame = self._receiver.frame(sent, reply, scratch)
         except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
@@ -276,6 +280,21 @@ class Dispatcher:
             self._came_damaged(sent, error)
         else:
             self._land(sent, frame)
+
+    def _let_first_pass(self, sent: InFlightRequest) -> None:
+        """Wait until the first batch of the epoch was received, at most for ``_FIRST_S``.
+
+        Frames of later batches would take half of the network and of the cores from it.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._in_flight.has_first
+                    or self._in_flight.holds_up_others(sent.request.batch)
+                    or not self._in_flight.is_current(sent)
+                ),
+                _FIRST_S,
+            )
 
     def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
         """Give up the channel, retry the batch, or fail the batch, depending on ``error``."""
@@ -340,7 +359,7 @@ class Dispatcher:
             if self._in_flight.is_current(sent):
                 self.hedging.landed(sent, time.monotonic())
                 self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
-                self._changed.notify_all()
+                self._go_on()
 
     def _go_on(self) -> None:
         self._hand_out()
@@ -350,7 +369,7 @@ class Dispatcher:
 def _arrived(frames: Responses, failures: Responses, sent: InFlightRequest, call: Any) -> None:
     """Queue a call that has ended. Runs on a thread of gRPC, which must not block."""
     failed = call.cancelled() or call.exception() is not None
-    (failures if failed else frames).put(Response(sent, call))
+    (failures if failed else frames).put(Response(sent, call), fence=sent.fence, batch=sent.request.batch)
 
 
 def _cancel(calls: set[Any]) -> None:
@@ -375,6 +394,7 @@ def _message(sent: InFlightRequest) -> SampleRequest:
         inputs=request.input_bytes(),
         index=request.index.astype("<i8", copy=False).tobytes(),
         slot=0 if sent.slot is None else sent.slot + 1,
+        inline_bytes=MAX_INLINE_BYTES,
     )
 
 

@@ -61,6 +61,10 @@ class InFlight:
         self.position = self._next_batch = num_batches
         """Next batch to be delivered, in order."""
         self.remaining = 0
+        self._begun = True
+        """Some server has sampled a batch of the epoch."""
+        self.has_first = True
+        """Later batches need not wait for the first one of the epoch: it was received, or must be retried."""
         self.taken = 0
         """Batches received, in all epochs."""
         self._returned: list[int] = []
@@ -78,6 +82,7 @@ class InFlight:
         self.fence += 1
         self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch
+        self._begun = self.has_first = not self._in_order
         for kept in (self._returned, self._requests, self._ready, self.sent, self.hedged, self.retries):
             kept.clear()
 
@@ -91,10 +96,16 @@ class InFlight:
         return f"batch {self.position}" if self._in_order else "any batch"
 
     def next(self, now: float) -> int | None:
-        """Return the batch to request now. ``None`` where every batch is requested, ready or backing off."""
+        """Return the batch to request now. ``None`` where every batch is requested, ready or backing off.
+
+        In order, the first batch of an epoch is requested alone until a server has sampled it: the trainer
+        waits for it, and all servers would be busy with later ones.
+        """
         due = [batch for batch in self._returned if not self._waits(batch, now)]
         if due:
             return min(due)
+        if not self._begun and self.sent:
+            return None
         return self._next_batch if self._next_batch < self._num_batches else None
 
     def holds_up_others(self, batch: int) -> bool:
@@ -124,6 +135,12 @@ class InFlight:
             return self.sent.get(self.position)
         return min(self.sent.values(), key=lambda sent: sent.since, default=None)
 
+    def replied(self, sent: InFlightRequest) -> bool:
+        """Record that a server responded. Return whether the response is still awaited."""
+        current = self.is_current(sent)
+        self._begun |= current
+        return current
+
     def is_current(self, sent: InFlightRequest) -> bool:
         """Return whether the response to this request is still awaited."""
         batch = sent.request.batch
@@ -136,6 +153,7 @@ class InFlight:
         """
         batch = sent.request.batch
         sent.channel.load -= 1
+        self._begun = self.has_first = True
         second = self.hedged.pop(batch, None)
         if second is not None:
             if second is not sent:
@@ -166,6 +184,8 @@ class InFlight:
         for each in (self.sent.pop(batch), self.hedged.pop(batch, None)):
             if each is not None and each is not sent:
                 each.channel.load -= 1
+        sent.channel.allowance += 1
+        self.has_first = True
         self._ready[batch] = Ready(sent.channel, frame)
 
     def fail(self, batch: int, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,13 @@ __all__ = [
     "FRAMES",
     "FRAMES_WARM",
     "RING",
+    "SMALL",
+    "SMALL_RING",
     "THROUGH",
     "THROUGH_4",
     "Setup",
+    "small_batches",
+    "small_case",
     "store_case",
 ]
 
@@ -59,6 +63,8 @@ DIRECT = Setup(servers=2, workers=1, transport="flight", rows="direct")
 THROUGH = Setup(servers=2, workers=1, transport="flight", rows="through")
 DIRECT_4 = Setup(servers=4, workers=1, transport="flight", rows="direct")
 THROUGH_4 = Setup(servers=4, workers=1, transport="flight", rows="through")
+SMALL = Setup(servers=2, workers=1, transport="flight")
+SMALL_RING = Setup(servers=2, workers=1, transport="ring")
 
 
 def store_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epochs: int = 2) -> Case:
@@ -76,6 +82,23 @@ def store_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epo
         return {str(setup): figures} | (_bare(workload, figures, epochs) if setup == FLIGHT else {})
 
     return case
+
+
+def small_batches(workload: Workload) -> Workload:
+    """Return the same seeds in batches of an eighth, one hop less: calls cost more there than bytes."""
+    size = max(workload.batch_size // 8, 1)
+    fanout = workload.fanout[1:] or workload.fanout
+    return replace(workload, batch_size=size, batches=workload.num_seeds // size, fanout=fanout)
+
+
+def small_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epochs: int = 2) -> Case:
+    """Measure ``small_batches`` as ``store_case`` does."""
+    case = store_case(graph, seeds, small_batches(workload), setup, epochs=epochs)
+    return lambda: {_small(name): figures for name, figures in case().items()}
+
+
+def _small(name: str) -> str:
+    return f"small batches, {name.removeprefix('store, ')}"
 
 
 def _measured(

@@ -26,9 +26,12 @@ from gigl_loader.bench.store import (
     DIRECT_4,
     FLIGHT,
     RING,
+    SMALL,
+    SMALL_RING,
     THROUGH,
     THROUGH_4,
     Setup,
+    small_case,
     store_case,
 )
 from gigl_loader.bench.store_load import crowd_case, idle_case, kill_case
@@ -147,6 +150,9 @@ def _store(suite: Suite, graph: Path) -> dict[str, Case]:
     for setup in _STORES:
         path = prepare(suite.workload, suite.folder, partitions=setup.servers)
         cases[str(setup)] = store_case(path, seeds, suite.workload, setup)
+    for setup in (SMALL, SMALL_RING):
+        path = prepare(suite.workload, suite.folder, partitions=setup.servers)
+        cases[f"small batches, {setup}"] = small_case(path, seeds, suite.workload, setup)
     cases |= {
         **{f"store, kill, {setup}": _kill(suite, seeds, setup) for setup in (FLIGHT, DIRECT)},
         "store, idle": idle_case(graph, suite.workload),

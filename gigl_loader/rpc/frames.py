@@ -1,4 +1,4 @@
-"""Fetch of a ready frame from a storage server, into memory of the caller."""
+"""Frames on their way from a storage server: fetched from the data port, or small ones in a reply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.connection import Connection
 
 
-__all__ = ["fetch_frame"]
+__all__ = ["MAX_INLINE_BYTES", "fetch_frame"]
+
+MAX_INLINE_BYTES = 512 << 10
+"""A frame of at most so many bytes may come in the reply of a request: that saves a call to the data port."""
 
 
 def fetch_frame(

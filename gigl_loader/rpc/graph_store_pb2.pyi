@@ -140,7 +140,7 @@ class Channel(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., ring_door: _Optional[str] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot")
+    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot", "inline_bytes")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class SampleRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     channel: bytes
     epoch: int
     batch: int
@@ -155,14 +156,16 @@ class SampleRequest(_message.Message):
     inputs: bytes
     index: bytes
     slot: int
-    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ...) -> None: ...
+    inline_bytes: int
+    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ..., inline_bytes: _Optional[int] = ...) -> None: ...
 
 class SampleReply(_message.Message):
-    __slots__ = ("in_slot", "handle", "failure", "skipped", "nbytes", "unavailable", "sampling_s", "waiting_s")
+    __slots__ = ("in_slot", "handle", "failure", "skipped", "frame", "nbytes", "unavailable", "sampling_s", "waiting_s")
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_S_FIELD_NUMBER: _ClassVar[int]
@@ -171,11 +174,12 @@ class SampleReply(_message.Message):
     handle: bytes
     failure: bytes
     skipped: bool
+    frame: bytes
     nbytes: int
     unavailable: bool
     sampling_s: float
     waiting_s: float
-    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., frame: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("channels",)

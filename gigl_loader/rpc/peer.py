@@ -98,7 +98,7 @@ def check_data_port(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_
     """Check that the data port of a peer responds to requests about this graph. Raises as ``check_peer``."""
     deadline = time.monotonic() + timeout_s
     tcp_probe(endpoint, endpoint.data_port, deadline)
-    _ping(endpoint, caller, digest, _left(deadline))
+    _ping(endpoint, caller, digest, endpoint.wire_version, _left(deadline))
 
 
 def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:

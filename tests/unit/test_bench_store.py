@@ -15,7 +15,7 @@ from gigl_client import RemoteDistDataset
 from gigl_loader.bench import store, store_load
 from gigl_loader.bench.loading import Pass
 from gigl_loader.bench.store_load import CROWDED, IDLE, crowd_case, idle_case, kill_case, recovered
-from gigl_loader.bench.workload import Workload, prepare
+from gigl_loader.bench.workload import FULL, Workload, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,6 +41,13 @@ def test_setups_are_named() -> None:
         "store, 2 servers, Flight, rows direct",
         "store, 4 servers, Flight, rows through",
     ]
+
+
+def test_small_batches_take_the_same_seeds_in_an_eighth() -> None:
+    small = store.small_batches(FULL)
+    assert (small.batch_size, small.batches, small.fanout) == (128, 480, (10, 5))
+    assert small.num_seeds == FULL.num_seeds
+    assert store.small_batches(TINY).fanout == (2,)
 
 
 TOTAL = Pass(seeds=1000, nodes=1, edges=1_900_000, targets=200_000, batches=2)

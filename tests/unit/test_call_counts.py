@@ -118,7 +118,7 @@ def _pool(count: int, *, first_server: int, prefetch: int = 4) -> ChannelPool:
         key="key", name="name", plan="{}", graph="", prefetch=prefetch, first_server=first_server
     )
     heartbeats: Any = None
-    pool = ChannelPool(servers, config, threading.Condition(), has_columns=True, heartbeats=heartbeats)
+    pool = ChannelPool(servers, config, threading.Condition(), defers=True, heartbeats=heartbeats)
     for channel in pool:
         channel.opened = SimpleNamespace()  # type: ignore[assignment]
     return pool

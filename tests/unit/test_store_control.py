@@ -389,7 +389,7 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
         metadata=[],
         on_gone=lambda _: None,
         set_trailers=lambda _: None,
-        reply=replies.append,
+        reply_bytes=lambda data, keep: replies.append(messages.SampleReply.FromString(data)),
     )
     service: Any = Service()
     request: Any = Request()

@@ -99,8 +99,27 @@ class FrameStore:
             if ready.channel in self._channels:
                 self._fetched[ready.channel] = self._clock()
         self._counters.add_call("data", "frame", bytes_in=_REQUEST_BYTES, bytes_out=ready.nbytes)
-        sending = _Sending(ready.memory)
-        weakref.finalize(sending, self._ended.append, (job, ready.nbytes)).atexit = False
+        return self._in_transit(ready.memory, job)
+
+    def send(self, memory: Bytes, *, job: bytes, owner: Identity = LOCAL) -> Bytes | None:
+        """Return a frame, uint8 [nbytes], that is sent at once. It counts as being sent, as after ``take``.
+
+        ``None`` where the job or its owner has too much in transit.
+        """
+        with self._lock:
+            self._owners[job] = owner
+            try:
+                self._check_sent(job, len(memory))
+            except Refusal:
+                self._forget_owner(job)
+                return None
+            self._sent[job] += 1
+            self._sent_bytes[job] += len(memory)
+        return self._in_transit(memory, job)
+
+    def _in_transit(self, memory: Bytes, job: bytes) -> Bytes:
+        sending = _Sending(memory)
+        weakref.finalize(sending, self._ended.append, (job, len(memory))).atexit = False
         return np.asarray(sending)
 
     @property

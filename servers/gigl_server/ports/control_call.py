@@ -60,6 +60,7 @@ class ControlCall:
         self._responded = False
         self._ended = False
         self._gone: Callable[[], None] | None = None
+        self._kept: object = None
 
     @property
     def responded(self) -> bool:
@@ -89,9 +90,17 @@ class ControlCall:
 
     def reply(self, message: Any) -> None:
         """Send the reply, a protobuf message. Does nothing after a response."""
+        self.reply_bytes(message.SerializeToString())
+
+    def reply_bytes(self, data: bytes, *, keep: object = None) -> None:
+        """Send the reply, a serialized message, and ``keep`` an object until it was sent.
+
+        Does nothing after a response.
+        """
+        with self._lock:
+            self._kept = None if self._ended or self._responded else keep
         if self._claim():
             self._tell_trailers()
-            data = message.SerializeToString()
             self._replied(self, len(data))
             self._finish(data)
 
@@ -133,7 +142,7 @@ class ControlCall:
         """Record that gRPC ended the call. Return the callback of ``on_gone`` if there was no response."""
         with self._lock:
             self._ended = True
-            gone, self._gone = self._gone, None
+            gone, self._gone, self._kept = self._gone, None, None
         return None if self._responded else gone
 
     def _tell_trailers(self) -> None:

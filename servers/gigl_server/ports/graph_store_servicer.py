@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message_is_whole
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text, message_is_whole
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.versions import check_draws
@@ -198,9 +198,9 @@ class _Waiting:
         with self._lock:
             self._settled, self._task = True, None
         if result.refusal is None:
-            reply = _reply(result)
-            self._call.set_trailers(((CHECKSUM_HEADER, message_checksum(reply)),))
-            self._call.reply(reply)
+            data = _reply(result).SerializeToString(deterministic=True)
+            self._call.set_trailers(((CHECKSUM_HEADER, checksum_text(data)),))
+            self._call.reply_bytes(data, keep=result.frame)
             return
         self._call.refuse(self._with_reason(result.refusal))
 
@@ -228,4 +228,6 @@ def _reply(result: Result) -> Any:
     for name in ("in_slot", "handle", "failure", "skipped"):
         if value := getattr(result, name):
             setattr(reply, name, value)
+    if result.frame is not None:
+        reply.frame = result.frame.tobytes()
     return reply

@@ -18,6 +18,7 @@ from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.grants import Grant
     from gigl_server.frames.buffer_pool import BufferPool
     from gigl_server.frames.store import FrameStore
@@ -127,7 +128,7 @@ class Scheduler:
                 return
             self._forget(channel, [task])
             result = self._result(task, made)
-            if result.in_slot or result.handle:
+            if result.in_slot or result.handle or result.frame is not None:
                 channel.totals.add(result)
                 self.totals.add(result)
         if not task.abandoned:
@@ -238,7 +239,8 @@ class Scheduler:
             return SKIPPED
         if not made.nbytes:
             return SKIPPED if self._refusal is None else Result(refusal=self._refusal)
-        if made.memory is not None:
+        frame = self._sent_with_reply(task, made)
+        if made.memory is not None and frame is None:
             task.handle = self._frames.put(
                 made.memory,
                 job=task.channel.job,
@@ -249,12 +251,19 @@ class Scheduler:
         return Result(
             in_slot=made.in_slot,
             handle=task.handle,
+            frame=frame,
             failure=made.failure,
             nbytes=made.nbytes,
             unavailable=made.unavailable,
             sampling_s=made.sampling_s,
             waiting_s=max(self._clock() - task.came - made.sampling_s, 0.0),
         )
+
+    def _sent_with_reply(self, task: SampleTask, made: MadeFrame) -> Bytes | None:
+        """Return the frame, now in transit, where the reply may hold it. ``None``: it must be fetched."""
+        if made.memory is None or made.nbytes > task.inline_bytes:
+            return None
+        return self._frames.send(made.memory, job=task.channel.job, owner=task.channel.owner)
 
     def _forget(self, channel: Channel, tasks: Iterable[SampleTask]) -> None:
         """Stop counting the bytes of these requests."""

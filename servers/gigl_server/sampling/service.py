@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
+from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.frames.buffer_pool import BufferPool
@@ -212,6 +213,7 @@ class SamplingService:
             request=read_request(message, inputs, schema=self._graph.schema, limits=self.limits),
             fence=message.fence,
             slot=message.slot,
+            inline_bytes=min(message.inline_bytes, MAX_INLINE_BYTES),
             done=done,
             came=self._clock(),
         )

@@ -12,6 +12,7 @@ from gigl_server.identity import LOCAL, Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.refusals import Refusal
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
@@ -46,10 +47,12 @@ class ChannelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a request: one of ``in_slot``, ``handle``, ``failure``, ``skipped`` and ``refusal``."""
+    """Result of a request: ``in_slot``, ``handle``, ``frame``, ``failure``, ``skipped`` or ``refusal``."""
 
     in_slot: bool = False
     handle: bytes = b""
+    frame: Bytes | None = None
+    """Frame to be sent in the reply, uint8 [nbytes]. It counts as being sent while it is referenced."""
     failure: bytes = b""
     skipped: bool = False
     refusal: Refusal | None = None
@@ -73,6 +76,8 @@ class SampleTask:
     slot: int
     done: Callable[[Result], None]
     came: float
+    inline_bytes: int = 0
+    """A frame of at most so many bytes may be sent in the reply."""
     abandoned: bool = False
     """The caller is gone, and gets no result."""
     handle: bytes = b""
