@@ -198,7 +198,10 @@ def test_a_second_server_of_a_partition_joins_a_cluster_that_is_ready(graph: Pat
             assert wait_until(lambda: len(client.cluster(10).servers) == 2, seconds=30)
             joined = client.cluster(10)
             assert joined.membership > before.membership
-            assert wait_until(lambda: other.cluster(10).membership == joined.membership, seconds=30)
+            assert wait_until(
+                lambda: other.cluster(10).membership == client.cluster(10).membership, seconds=30
+            )
+            joined = client.cluster(10)
             assert [each.partitions for each in joined.servers] == [(0,), (0, 1)]
             second.announce([0, 1])
             assert wait_until(lambda: client.cluster(10).membership > joined.membership, seconds=30)
