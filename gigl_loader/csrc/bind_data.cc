@@ -118,9 +118,10 @@ void BindData(nb::module_& m) {
       }, "roots"_a, "chain"_a = nb::bytes("", 0), "key"_a = nb::bytes("", 0));
 
   nb::class_<DataClient>(m, "DataClient")
-      .def("__init__", [](DataClient* self, std::string host, uint16_t port, const Context& tls) {
-        new (self) DataClient(std::move(host), port, tls);
-      }, "host"_a, "port"_a, "tls"_a.none() = nb::none())
+      .def("__init__", [](DataClient* self, std::string host, uint16_t port, const Context& tls,
+                           const std::string& name) {
+        new (self) DataClient(std::move(host), port, tls, name);
+      }, "host"_a, "port"_a, "tls"_a.none() = nb::none(), "name"_a = "")
       .def("connect", &DataClient::Connect, "timeout_s"_a, Release())
       .def("call", &Call, "header"_a, "body"_a, "timeout_s"_a)
       .def("read", &ReadInto, "out"_a.noconvert())

@@ -55,8 +55,9 @@ struct PendingLookup {
 
 }  // namespace
 
-DataClient::DataClient(std::string host, uint16_t port, std::shared_ptr<const TlsContext> tls)
-    : host_(std::move(host)), port_(port), tls_(std::move(tls)) {}
+DataClient::DataClient(std::string host, uint16_t port, std::shared_ptr<const TlsContext> tls,
+                       const std::string& name)
+    : host_(std::move(host)), port_(port), tls_(std::move(tls)), name_(name.empty() ? host_ : name) {}
 
 DataClient::~DataClient() = default;
 
@@ -113,7 +114,7 @@ void DataClient::Connect(double timeout_s) {
     {
       const std::lock_guard lock(mutex_);
       stream_.reset();
-      stream_ = std::make_unique<DataStream>(fd, tls_, host_);
+      stream_ = std::make_unique<DataStream>(fd, tls_, name_);
       if (cancelled_) stream_->Cancel();
     }
     if (failure != 0 && failure != EINPROGRESS) {

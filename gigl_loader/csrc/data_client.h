@@ -17,8 +17,9 @@ namespace gigl {
 // connection is of no further use.
 class DataClient {
  public:
-  // Without a context, plain text. `host` is a name or an address.
-  DataClient(std::string host, uint16_t port, std::shared_ptr<const TlsContext> tls);
+  // Without a context, plain text. `host` is a name or an address, `name` what the certificate must name, if
+  // that is another.
+  DataClient(std::string host, uint16_t port, std::shared_ptr<const TlsContext> tls, const std::string& name = "");
   ~DataClient();
 
   // Resolves the name anew, and tries its addresses one after the other. Throws StreamError.
@@ -50,6 +51,7 @@ class DataClient {
   const std::string host_;
   const uint16_t port_;
   const std::shared_ptr<const TlsContext> tls_;
+  const std::string name_;
   std::mutex mutex_;  // guards `stream_` against Cancel
   std::unique_ptr<DataStream> stream_;
   bool cancelled_ = false;

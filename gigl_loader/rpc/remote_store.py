@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import BoolArray, Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
-    from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.rpc.requests import PartitionRequest
     from gigl_loader.sampling.store import (
         EdgeRequest,
@@ -127,10 +127,7 @@ class RemoteStore:
         self._connection.renew(caller)
 
     def close(self) -> None:
-        """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
-
-        An attempt whose reply has not begun ends at its own deadline.
-        """
+        """Cancel calls under way, start no further attempt, and disconnect. Closing twice is fine."""
         self._connection.close()
 
     def split(self, request: SplitRequest) -> Int64Array:
@@ -173,12 +170,10 @@ class RemoteStore:
         return read_flags(layout, buffer, "found", len(request.targets))
 
     def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
-        def scatter(chunks: ReplyChunks) -> None:
-            rows = RowScatter(request, places, out, chunks.checksum)
+        def scatter(reply: ReplyStream) -> None:
+            rows = RowScatter(request, places, out)
             try:
-                for chunk, _ in chunks:
-                    rows.add(chunk)
-                rows.finish()
+                rows.receive(reply)
             finally:
                 self._connection.count(placing_ns=rows.placing_ns)
 

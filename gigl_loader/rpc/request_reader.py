@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "RequestReader", "are_names", "known_name"]
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Version of requests and replies. Services refuse any other version."""
 
 MAX_HEADER_BYTES = 64 << 10
