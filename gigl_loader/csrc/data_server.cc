@@ -393,9 +393,8 @@ DataCall::DataCall(std::shared_ptr<DataServerCore> core, std::shared_ptr<DataCon
       subject_(std::move(connection)),
       head_(*ReadHead<RequestHead>(subject_->head)),
       header_(reinterpret_cast<const char*>(subject_->head.data()) + kHeadBytes, head_.header_bytes),
-      early_(subject_->head.begin() + kHeadBytes + head_.header_bytes, subject_->head.end()) {
-  body_read_ = head_.body_bytes == 0;
-}
+      early_(subject_->head.begin() + kHeadBytes + head_.header_bytes, subject_->head.end()),
+      body_read_(head_.body_bytes == 0) {}
 
 DataCall::~DataCall() {
   if (connection_) core_->Drop(connection_, "");
@@ -410,7 +409,8 @@ void DataCall::Trust() { core_->Trust(*subject_); }
 void DataCall::Cancel() { subject_->stream.Cancel(); }
 
 bool DataCall::ReadBody(std::span<std::byte> out, const Patience& patience) {
-  if (!connection_ || body_read_ || out.size() != head_.body_bytes) throw std::logic_error("the body is read once");
+  if (!connection_ || body_taken_ || out.size() != head_.body_bytes) throw std::logic_error("the body is read once");
+  body_taken_ = true;
   const bool checked = !connection_->stream.encrypted();
   std::memcpy(out.data(), early_.data(), early_.size());
   uint32_t crc = checked ? Crc32c(early_) : 0;

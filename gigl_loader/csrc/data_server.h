@@ -74,7 +74,8 @@ class DataCall {
   const RequestHead head_;
   const std::string header_;
   std::vector<std::byte> early_;  // of the body, which came with the head
-  bool body_read_ = false;
+  bool body_taken_ = false;
+  bool body_read_;
 };
 
 // Any number of threads call Next; whichever wakes accepts, makes a step of a handshake or reads a head. No thread

@@ -49,6 +49,8 @@ _SWEEP_S = 1.0
 _FREELY_S = 1.0
 _SHUTDOWN_S = 5.0
 _MAX_STRANGERS = 256
+_STRANGER_S = 15.0
+"""Time for a connection to show a token. Clients of this library show it with the first bytes."""
 _STRANGERS_SHARE = 4
 """Divisor of this process's descriptor limit: so many connections may be without a token."""
 _ADDRESS_SHARE = 2
@@ -101,6 +103,7 @@ class DataPort:
                 credentials.data_context(),
                 strangers=min(_MAX_STRANGERS, max(files // _STRANGERS_SHARE, 1)),
                 per_address=max(files // _ADDRESS_SHARE, 1),
+                stranger_s=_STRANGER_S,
             )
         except OSError as error:
             raise OSError(f"cannot listen on {address}: {error}") from None
