@@ -93,7 +93,7 @@ class DataPort:
         self._callers = DataCallers(credentials)
         self._calls = ByteSemaphore(_MAX_CALLS, wait_s=0.0, what="calls")
         self._turns = ByteSemaphore(_MAX_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
-        self._receiving = ByteSemaphore(_RECEIVED_BYTES, free=_SMALL_BYTES)
+        self._receiving = ByteSemaphore(_RECEIVED_BYTES, free=_SMALL_BYTES, what="requests that come")
         self._under_way = CallsUnderWay(self._tell_cut, self._hoarders)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         try:
