@@ -136,6 +136,7 @@ class Liar:
 
     def __init__(self, reply: bytes) -> None:
         self._reply = reply
+        self._connection: socket.socket | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -146,6 +147,7 @@ class Liar:
             while True:
                 connection = self._listener.accept()[0]
                 with connection, suppress(OSError):
+                    self._connection = connection
                     connection.settimeout(_CALL_S)
                     connection.recv(1 << 20)
                     connection.sendall(self._reply)
@@ -155,6 +157,9 @@ class Liar:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(_CALL_S)
 
