@@ -54,7 +54,7 @@ class Store:
         self._stack = stack
         self.dataset = stack.enter_context(
             RemoteDistDataset.connect(
-                self.control, credentials=Caller(token=TOKEN), transport="flight", timeout=30
+                self.control, credentials=Caller(token=TOKEN), transport="network", timeout=30
             )
         )
         view = messages.ClusterView.FromString(self.stranger().say("Cluster", b""))

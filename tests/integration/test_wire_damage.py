@@ -128,7 +128,7 @@ def test_batches_of_a_storage_server_come_right_or_not_at_all(
         ]
         servers = stack.enter_context(servers_of(graph, 2, special={1: listen}))
         dataset = stack.enter_context(
-            RemoteDistDataset.connect(addresses_of(servers), timeout=30, transport="flight", rows=rows)
+            RemoteDistDataset.connect(addresses_of(servers), timeout=30, transport="network", rows=rows)
         )
         loader = stack.enter_context(
             DistNeighborLoader(dataset, FANOUT, "train", **OPTIONS | {"timeout": 30.0})

@@ -90,7 +90,7 @@ class Trainer(Honest):
             RemoteDistDataset.connect(
                 self.service.target.control,
                 credentials=self.service.caller,
-                transport="flight",
+                transport="network",
                 timeout=_TIMEOUT_S,
             )
         )
