@@ -79,8 +79,8 @@ class RemoteDistDataset(GraphQueries):
             Plain text to other machines is refused unless the caller says ``insecure=True``.
         ``transport``
             ``"ring"`` receives batches through memory shared with the servers, all of which must be on this
-            machine; ``"network"`` receives them over the network (older name: ``"flight"``); ``"auto"`` chooses
-            for each server.
+            machine; ``"network"`` (older name: ``"flight"``) receives them over the network; ``"auto"``
+            chooses for each server.
         ``rows``
             ``"direct"`` fetches feature rows from their owners (deferred features); ``"through"`` receives
             them with the batch, through the server that sampled it; ``"auto"`` chooses.

@@ -63,7 +63,7 @@ THROUGH_4 = Setup(servers=4, workers=1, transport="network", rows="through")
 def store_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epochs: int = 2) -> Case:
     """Start servers, fetch an epoch to warm everything and time the first batch, then measure some more.
 
-    For one server over the network, a bare transfer of as many messages of the same size is measured after it.
+    For one server over the network, a bare transfer of as many messages of the same size is measured, too.
 
     The CPU seconds of all processes are told apart: *sampling* and *gathering* in the servers' kernels;
     *rest*: the trainer's own thread; *wire*: all else that servers and trainer did.

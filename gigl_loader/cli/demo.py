@@ -76,7 +76,7 @@ def demo(
     transport: Annotated[
         Transport,
         typer.Option(
-            help="Of batches (graph-store): shared memory, the network (older name: flight), or what there is."
+            help="Of batches (graph-store): shared memory, the network (flight: its older name), or either."
         ),
     ] = Transport.auto,
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: what suits the data set.")] = None,

@@ -106,9 +106,8 @@ def test_garbage_without_end_is_not_read(server: Server) -> None:
         taken.append(sent)
 
     wrong = request_bytes(bytes(1 << 20), header_of("wrong-token-of-some-length"), body_bytes=GARBAGE_BYTES)
-    threads = [
-        threading.Thread(target=pour, args=(data,)) for data in (bytes(1 << 20), b"GIGL" * 4096, wrong)
-    ]
+    poured = (bytes(1 << 20), b"GIGL" * 4096, wrong)
+    threads = [threading.Thread(target=pour, args=(data,)) for data in poured]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):

@@ -14,6 +14,7 @@ from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
+from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.store_client import StoreClient
 
 if TYPE_CHECKING:
