@@ -81,7 +81,7 @@ def test_no_byte_leaves_before_it_is_refused(listener: socket.socket) -> None:
         closing(Connection(at(listener), caller, timeout_s=2)) as data,
         pytest.raises(ValueError, match=REFUSED),
     ):
-        data.call(b"request", list)
+        data.call(b"request", assembled)
     with pytest.raises(TimeoutError):
         listener.accept()
 
