@@ -58,9 +58,9 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 2 << 20
-"""Rows are received in chunks of about this size. Measured in CPU seconds per GB of rows of 64 bytes, gather and
-scatter included, on a busy machine: 1.39 at 128 KiB, 1.27 at 256 KiB, 1.14 at 1 MiB, 1.13 at 2 MiB, 1.16 at
-4 MiB."""
+"""Rows are received in chunks of about this size. Measured in CPU seconds per GB of rows of 64 bytes, gather
+and scatter included, on a busy machine: 1.39 at 128 KiB, 1.27 at 256 KiB, 1.14 at 1 MiB, 1.13 at 2 MiB,
+1.16 at 4 MiB."""
 
 MAX_REPLY_BYTES = 4 << 30
 """The caller refuses a larger reply."""

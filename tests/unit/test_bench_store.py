@@ -37,9 +37,9 @@ def test_setups_are_named() -> None:
     names = [str(setup) for setup in (store.RING, store.NETWORK, store.DIRECT, store.THROUGH_4)]
     assert names == [
         "store, 1 server, ring",
-        "store, 1 server, Flight",
-        "store, 2 servers, Flight, rows direct",
-        "store, 4 servers, Flight, rows through",
+        "store, 1 server, network",
+        "store, 2 servers, network, rows direct",
+        "store, 4 servers, network, rows through",
     ]
 
 
