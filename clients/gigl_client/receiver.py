@@ -70,7 +70,7 @@ class Receiver:
         self._fetch_s = min(_FETCH_S, timeout_s)
         self._lock = threading.Lock()
         self.wire_bytes = 0
-        """Bytes of frames that were fetched over Flight."""
+        """Bytes of frames that were fetched over the network."""
         self.sampling_s = 0.0
         """Seconds that servers sampled."""
 

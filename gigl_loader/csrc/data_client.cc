@@ -61,6 +61,7 @@ DataClient::DataClient(std::string host, uint16_t port, std::shared_ptr<const Tl
 
 DataClient::~DataClient() = default;
 
+// Resolves a name until the deadline, or until `is_cancelled` returns true.
 static std::vector<Place> Resolve(const std::string& host, uint16_t port, Clock::time_point deadline,
                                   const auto& is_cancelled) {
   try {

@@ -115,8 +115,7 @@ struct DataConnection {
   // ---
   bool resting = true;  // in the epoll
   bool trusted = false;
-  Clock::time_point since;     // of the connection, or of the end of its last call
-  Clock::time_point deadline;  // for what it is waited for
+  Clock::time_point deadline;  // for what is waited for
 };
 
 struct DataServerCore : std::enable_shared_from_this<DataServerCore> {
@@ -239,8 +238,7 @@ void DataServerCore::Admit(int fd, const sockaddr_storage& peer) {
   }
   connection->handshaken = !connection->stream.encrypted();
   connection->id = next_id++;
-  connection->since = Clock::now();
-  connection->deadline = connection->since + Seconds(limits.stranger_s);
+  connection->deadline = Clock::now() + Seconds(limits.stranger_s);
   try {
     Watch(fd, connection->id, EPOLLIN | EPOLLRDHUP | EPOLLONESHOT, EPOLL_CTL_ADD);
   } catch (const std::runtime_error&) {
@@ -374,10 +372,6 @@ void DataServerCore::EndCall(const Held& connection, bool closes) {
   if (connection->head.capacity() > kMaxHeaderText + kHeadBytes) connection->head.shrink_to_fit();
   if (connection->stream.HasPending()) closes = true;  // bytes that follow a request
   if (!closes) {
-    {
-      const std::lock_guard lock(mutex);
-      connection->since = Clock::now();
-    }
     Rest(connection, EPOLLIN, limits.idle_s, false);
     return;
   }

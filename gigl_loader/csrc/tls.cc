@@ -106,9 +106,9 @@ void Find(void* library, Function*& function, std::initializer_list<const char*>
                     ": install OpenSSL 3 (libssl3), or 1.1.1");
 }
 
-// Reads and writes of OpenSSL. BIO_should_retry tells it that the socket is not ready.
 }  // namespace
 
+// Reads and writes of OpenSSL. Its flags tell it that the socket is not ready.
 struct SocketBio {
   static const OpenSsl& Api();
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ __all__ = ["DataThreads"]
 
 _LOGGER = logging.getLogger(__name__)
 _IDLE_S = 10.0
+_PAUSE_S = 0.5
 _SPARE = 2
 """Threads that wait, however long nothing comes."""
 
@@ -81,6 +83,9 @@ class DataThreads:
         call = None
         try:
             call = self._take(_IDLE_S)
+        except RuntimeError:
+            _LOGGER.exception("the data port cannot wait for calls")
+            time.sleep(_PAUSE_S)
         finally:
             with self._changed:
                 self._waiting -= 1

@@ -1,4 +1,4 @@
-"""Graph store: one or two servers, over ring or Flight, rows direct or through."""
+"""Graph store: one or two servers, over ring or network, rows direct or through."""
 
 from __future__ import annotations
 
