@@ -40,6 +40,7 @@ from gigl_loader.bench.workload import QUICK, prepare
 from gigl_loader.errors import GiglError
 from gigl_loader.graph.graph import Graph
 from gigl_loader.loaders.neighbor import DistNeighborLoader
+from gigl_loader.native import DataClient, StreamError
 from gigl_loader.rpc.credentials import Credentials
 
 FAIR = 0.7
@@ -114,7 +115,7 @@ def _honest(
             RemoteDistDataset.connect(
                 server.scene.control,
                 credentials=Caller(token=server.tokens[0]),
-                transport="flight",
+                transport="network",
                 timeout=_TIMEOUT_S,
             )
         )
@@ -197,14 +198,12 @@ def _stranger(graph: Path, folder: Path) -> dict[str, float]:
 
 def _large_messages(scene: Scene) -> None:
     """Send requests of 16 MiB without a token to the data port."""
-    import pyarrow as pa
-    from pyarrow import flight
-
-    client = flight.FlightClient(f"grpc+tcp://{scene.data}")
+    host, _, port = scene.data.rpartition(":")
     for _ in range(16):
-        with suppress(pa.ArrowException):
-            client.do_get(flight.Ticket(bytes(16 << 20)), flight.FlightCallOptions(timeout=10)).read_all()
-    client.close()
+        client = DataClient(host, int(port))
+        with suppress(StreamError):
+            client.connect(10)
+            client.call(b"", bytes(16 << 20), 10)
 
 
 class _Server:

@@ -19,9 +19,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-import pyarrow as pa
-from pyarrow import flight
 
+from gigl_loader.native import DataClient, StreamError
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.job import JOB_HEADER, new_job
 from gigl_loader.rpc.request_reader import WIRE_VERSION
@@ -56,7 +55,6 @@ class _Caller:
         self.job = new_job()
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         self.channel = grpc.insecure_channel(scene.control, options)
-        self.data = flight.FlightClient(f"grpc+tcp://{scene.data}")
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -87,11 +85,13 @@ class _Caller:
             ),
         )
 
-    def fetch(self, ticket: bytes) -> Any:
-        options = flight.FlightCallOptions(
-            headers=[(name.encode(), value.encode()) for name, value in self.headers], timeout=_CALL_S
-        )
-        return self.data.do_get(flight.Ticket(ticket), options)
+    def fetch(self, ticket: bytes) -> tuple[DataClient, int]:
+        """Ask the data port. Return the connection, and the size of the reply that it can read."""
+        host, _, port = self.scene.data.rpartition(":")
+        client = DataClient(host, int(port))
+        client.connect(_CALL_S)
+        header = "".join(f"{name}: {value}\n" for name, value in self.headers)
+        return client, client.call(header.encode(), ticket, _CALL_S)[1]
 
 
 def _asking(
@@ -108,10 +108,11 @@ def _asking(
         calls = [caller.ask(channel, batch + place, seeds) for channel in channels for place in range(16)]
         batch += 16
         for call in calls:
-            with suppress(grpc.RpcError, pa.ArrowException):
+            with suppress(grpc.RpcError, StreamError):
                 reply = messages.SampleReply.FromString(call.result())
                 if read:
-                    caller.fetch(encode_frame_request(reply.handle)).read_all()
+                    client, nbytes = caller.fetch(encode_frame_request(reply.handle))
+                    client.read(np.empty(nbytes, np.uint8))
         time.sleep(_PAUSE_S)
 
 
@@ -199,7 +200,7 @@ def _unread(scene: Scene, fields: Mapping[str, str], rows: Any, count: int) -> N
 
     def hold(place: int) -> None:
         while True:
-            with suppress(pa.ArrowException):
+            with suppress(StreamError):
                 held[place] = caller.fetch(ticket)
                 time.sleep(_CALL_S)
             time.sleep(0.5)

@@ -80,7 +80,7 @@ class Channel:
     def transport(self) -> str:
         if self.opened is None:
             return "none"
-        return "flight" if self.opened.ring is None else "ring"
+        return "network" if self.opened.ring is None else "ring"
 
     @property
     def rows(self) -> str:
@@ -143,7 +143,7 @@ def _mapped(server: Server, config: ChannelConfig, *, deferred_features: bool) -
     reply = _open(server, config, deferred_features=deferred_features, ring=True)
     try:
         if not reply.ring_door:
-            raise RingRefused(f'{server.endpoint} hands out no rings: set transport="flight"')
+            raise RingRefused(f'{server.endpoint} hands out no rings: set transport="network"')
         nbytes = config.slots * config.slot_bytes
         fd = receive_ring(reply.ring_door, reply.id, nbytes, min(_ATTEMPT_S, config.timeout_s))
         ring = RingBuffers(fd, slots=config.slots, slot_bytes=config.slot_bytes)

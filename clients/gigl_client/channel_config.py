@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 __all__ = ["MAX_IN_FLIGHT", "ChannelConfig", "check_ways", "is_this_host"]
 
-_WAYS = {"transport": ("auto", "ring", "flight"), "rows": ("auto", "direct", "through")}
+_WAYS = {"transport": ("auto", "ring", "network"), "rows": ("auto", "direct", "through")}
+_OLDER_NAMES = {"transport": "flight"}
+"""Of ``network``: Arrow Flight carried what the network carries, up to wire version 2."""
 
 MAX_IN_FLIGHT = 64
 """Batches of a source in flight at all servers together: with a hundred servers, a few at each would fill the
@@ -82,7 +84,7 @@ class ChannelConfig:
 def check_ways(transport: str, rows: str) -> None:
     """Raise ``ValueError`` for an unknown ``transport`` or ``rows``."""
     for name, value in (("transport", transport), ("rows", rows)):
-        if value not in _WAYS[name]:
+        if value not in _WAYS[name] and value != _OLDER_NAMES.get(name):
             raise ValueError(f"{name} must be one of {', '.join(_WAYS[name])}, got {value!r}")
 
 

@@ -62,7 +62,7 @@ class RemoteDistDataset(GraphQueries):
         addresses: str | Sequence[str],
         *,
         credentials: Caller | None = None,
-        transport: Literal["auto", "ring", "flight"] = "auto",
+        transport: Literal["auto", "ring", "network", "flight"] = "auto",
         rows: Literal["auto", "direct", "through"] = "auto",
         timeout: float = 300.0,
     ) -> RemoteDistDataset:
@@ -77,7 +77,8 @@ class RemoteDistDataset(GraphQueries):
             Plain text to other machines is refused unless the caller says ``insecure=True``.
         ``transport``
             ``"ring"`` receives batches through memory shared with the servers, all of which must be on this
-            machine; ``"flight"`` receives them over the network; ``"auto"`` chooses for each server.
+            machine; ``"network"`` (older name: ``"flight"``) receives them over the network; ``"auto"``
+            chooses for each server.
         ``rows``
             ``"direct"`` fetches feature rows from their owners (deferred features); ``"through"`` receives
             them with the batch, through the server that sampled it; ``"auto"`` chooses.

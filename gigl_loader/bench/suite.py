@@ -24,7 +24,7 @@ from gigl_loader.bench.sampling import gather_case, sampler_case
 from gigl_loader.bench.store import (
     DIRECT,
     DIRECT_4,
-    FLIGHT,
+    NETWORK,
     RING,
     SMALL,
     SMALL_RING,
@@ -49,7 +49,7 @@ QUICK_GROUPS = ("sampling", "loading", "memory")
 _TWO = 2
 """Hosts of the group of that name; partitions of its graph."""
 
-_STORES = (RING, FLIGHT, DIRECT, THROUGH, DIRECT_4, THROUGH_4)
+_STORES = (RING, NETWORK, DIRECT, THROUGH, DIRECT_4, THROUGH_4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def _store(suite: Suite, graph: Path) -> dict[str, Case]:
         path = prepare(suite.workload, suite.folder, partitions=setup.servers)
         cases[f"small batches, {setup}"] = small_case(path, seeds, suite.workload, setup)
     cases |= {
-        **{f"store, kill, {setup}": _kill(suite, seeds, setup) for setup in (FLIGHT, DIRECT)},
+        **{f"store, kill, {setup}": _kill(suite, seeds, setup) for setup in (NETWORK, DIRECT)},
         "store, idle": idle_case(graph, suite.workload),
         "store, crowd": crowd_case(graph, seeds, suite.workload),
     }

@@ -6,6 +6,7 @@ NB_MODULE(_core, m) {
   gigl::BindRandom(m);
   gigl::BindAdjacency(m);
   gigl::BindChecksums(m);
+  gigl::BindData(m);
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);

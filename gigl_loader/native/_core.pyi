@@ -528,3 +528,124 @@ def texts_at(bytes: npt.NDArray[np.uint8], offsets: Int64Array, numbers: Int64Ar
     ``RuntimeError`` for a number that no text has, and where the offsets leave the bytes.
     ``UnicodeDecodeError`` for bytes that are not UTF-8.
     """
+
+class TlsUnusable(ValueError):
+    """This machine has no OpenSSL, or a PEM cannot be used."""
+
+class StreamError(Exception):
+    """A connection of the data port failed. It is of no further use."""
+
+class StreamClosed(StreamError):
+    """The other side closed the connection."""
+
+class StreamTimedOut(StreamError):
+    """A deadline passed, or no byte came or went for too long."""
+
+class StreamCancelled(StreamError):
+    """Another thread cancelled the connection."""
+
+class TlsContext:
+    """Certificates, key and rules of one side of TLS. See ``csrc/tls.h``. ``TlsUnusable`` for bad PEM."""
+
+    @staticmethod
+    def server(chain: bytes, key: bytes, client_roots: bytes = b"") -> TlsContext:
+        """Return the context of a server. With ``client_roots``, callers must show a certificate."""
+    @staticmethod
+    def client(roots: bytes, chain: bytes = b"", key: bytes = b"") -> TlsContext:
+        """Return the context of a caller that trusts ``roots``, and shows ``chain`` if it is not empty."""
+
+class DataClient:
+    """Connection to a data port. One call at a time; any thread may cancel. See ``csrc/data_client.h``."""
+
+    def __init__(self, host: str, port: int, tls: TlsContext | None = None, name: str = "") -> None:
+        """``name`` is what the certificate must name, if that is not ``host``."""
+    def connect(self, timeout_s: float) -> None:
+        """Connect, once. Raises ``StreamError``."""
+    def call(self, header: bytes, body: bytes, timeout_s: float) -> tuple[int, int, int]:
+        """Send a request. Return 0 or 1 (refused), the size of the payload, and the membership's version.
+
+        The whole call, with its ``read`` and ``finish``, has ``timeout_s``. Raises ``StreamError``.
+        """
+    def read(self, out: npt.NDArray[np.uint8]) -> None:
+        """Fill ``out``, uint8 [N], with the next bytes of the payload. ``ValueError`` beyond its end."""
+    def finish(self) -> bool:
+        """Read what follows the payload. Return whether the checksum matches, which TLS makes sure of."""
+    def cancel(self) -> None:
+        """End the call under way, and all later ones, with ``StreamCancelled``."""
+    def is_stale(self) -> bool:
+        """Return whether the other side has closed this idle connection."""
+    @property
+    def left(self) -> int:
+        """Bytes of the payload that were not read yet."""
+    @property
+    def reusable(self) -> bool:
+        """Whether a further call can be made."""
+
+class DataCall:
+    """A request whose head has come. Any thread may reply, once. See ``csrc/data_server.h``."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def unread(self) -> bool:
+        """Whether the caller ignores the checksum of the reply."""
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def header(self) -> bytes:
+        """Header text, at most 4 KiB."""
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def certificate(self) -> bytes:
+        """Certificate that the caller showed (DER); empty without one."""
+    def trust(self) -> None:
+        """Say that the caller has shown a good token."""
+    def read_body(self, total_s: float, stall_s: float) -> bytes | None:
+        """Receive the body. ``None`` where it does not match its checksum. Raises ``StreamError``."""
+    def reply(
+        self,
+        chunks: Sequence[npt.NDArray[np.uint8]],
+        total_s: float,
+        stall_s: float,
+        crc: int | None = None,
+        membership: int = 0,
+    ) -> None:
+        """Send a reply of these chunks. Without their ``crc`` it is computed while they are sent."""
+    def refuse(self, record: bytes, total_s: float, closes: bool = False) -> None:
+        """Send a refusal. The connection ends where the body was not read, or ``closes``."""
+    def cancel(self) -> None:
+        """End transfers of this call with ``StreamCancelled``."""
+
+class DataServer:
+    """Listening side of a data port. See ``csrc/data_server.h``. ``OSError`` where it cannot listen."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: TlsContext | None = None,
+        strangers: int = 256,
+        per_address: int = 4096,
+        stranger_s: float = 15.0,
+        idle_s: float = 300.0,
+    ) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def renew(self, tls: TlsContext | None) -> None:
+        """Use another context for new connections."""
+    def next(self, timeout_s: float) -> DataCall | None:
+        """Wait for a call. ``None`` after the time, or once the server was stopped."""
+    def sweep(self) -> list[tuple[str, int, str]]:
+        """End connections whose time is over. Return address, port and reason of those that were ended."""
+    def stop(self) -> None:
+        """Stop listening, and end resting connections and all waits. Calls under way go on."""
+    def cut_all(self) -> int:
+        """Cancel the calls under way, and return their number."""
+    @property
+    def num_connections(self) -> int: ...
+    @property
+    def num_strangers(self) -> int:
+        """Connections that have shown no token."""

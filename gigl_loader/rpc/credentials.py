@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gigl_loader.native import TlsContext
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import (
     check_authority,
@@ -354,13 +355,11 @@ class Credentials:
         pair = (self.key, self.certificate)
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
-    def flight_options(self) -> dict[str, Any]:
-        """Return the TLS arguments of a Flight server."""
+    def data_context(self) -> TlsContext | None:
+        """Return the TLS context of a data port. ``None``: plain text."""
         if not self.certificate:
-            return {}
-        pairs = {"tls_certificates": [(self.certificate, self.key)]}
-        verification = {"verify_client": True, "root_certificates": self.client_authority}
-        return {**pairs, **verification} if self.client_authority else pairs
+            return None
+        return TlsContext.server(self.certificate, self.key, self.client_authority)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything including secrets, for a child process over a private socket."""

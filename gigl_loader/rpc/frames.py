@@ -9,8 +9,8 @@ from gigl_loader.rpc.graph_requests import encode_frame_request
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
-    from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.connection import Connection
+    from gigl_loader.rpc.reply_stream import ReplyStream
 
 
 __all__ = ["MAX_INLINE_BYTES", "fetch_frame"]
@@ -27,7 +27,7 @@ def fetch_frame(
     *,
     timeout_s: float | None = None,
 ) -> None:
-    """Write the frame behind ``handle`` to ``out[:nbytes]``, uint8. Copies run without the GIL.
+    """Write the frame behind ``handle`` to ``out[:nbytes]``, uint8. The socket is read without the GIL.
 
     ``connection`` sends the secret of the job that requested the frame. Raises ``Gone`` if the server no
     longer has the frame: a handle is valid for one fetch, even if the connection breaks during it.
@@ -37,15 +37,11 @@ def fetch_frame(
     if len(out) < nbytes:
         raise ValueError(f"a frame of {nbytes} bytes does not fit in {len(out)}")
 
-    def land(chunks: ReplyChunks) -> None:
-        end = 0
-        for chunk, _ in chunks:
-            begin, end = end, end + len(chunk)
-            if end > nbytes:
-                break
-            chunks.checksum.copy(chunk, out[begin:end])
-        if end != nbytes:
-            raise FormatError(f"reply: {end} bytes or more of a frame that was said to have {nbytes}")
+    def land(reply: ReplyStream) -> None:
+        if reply.nbytes != nbytes:
+            raise FormatError(f"reply: {reply.nbytes} bytes of a frame that was said to have {nbytes}")
+        reply.read(out[:nbytes])
+        reply.finish()
 
     # One attempt: a failed one may have consumed the handle, and a retry would then fail with Gone.
     connection.call(

@@ -141,10 +141,7 @@ class RemoteStore:
         self._connection.renew(caller)
 
     def close(self) -> None:
-        """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
-
-        An attempt whose reply has not begun ends at its own deadline.
-        """
+        """Cancel calls under way, start no further attempt, and disconnect. Closing twice is fine."""
         self._connection.close()
 
     def split(self, request: SplitRequest) -> Int64Array:

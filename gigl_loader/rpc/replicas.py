@@ -27,10 +27,10 @@ from gigl_loader.sampling.store import WireCounts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.holders import Holders
+    from gigl_loader.rpc.reply_stream import ReplyStream
 
 __all__ = ["ReplicaConnection", "Replicas"]
 
@@ -133,7 +133,7 @@ class ReplicaConnection:
         self._races: set[_Race[Any]] = set()
         self.closed = threading.Event()
 
-    def call(self, request: bytes, read: Callable[[ReplyChunks], Result]) -> Result:
+    def call(self, request: bytes, read: Callable[[ReplyStream], Result]) -> Result:
         """Send a request to a holder, and return ``read(chunks)`` for the chunks of its reply.
 
         ``read`` may run several times, in several threads at once: what it writes to must allow that.
@@ -235,7 +235,7 @@ class _Race(Generic[Result]):
     """Attempts of one call. The first that succeeds wins; the others are left to end by themselves."""
 
     def __init__(
-        self, connection: ReplicaConnection, request: bytes, read: Callable[[ReplyChunks], Result]
+        self, connection: ReplicaConnection, request: bytes, read: Callable[[ReplyStream], Result]
     ) -> None:
         self._connection = connection
         self._replicas = connection.replicas

@@ -55,6 +55,7 @@ __all__ = [
     "Ping",
     "Request",
     "SplitRequest",
+    "check_size",
     "encode",
     "encode_ping",
     "parse",
@@ -190,6 +191,14 @@ def _document(
     return b"".join([layout.header, *(arrays[name].tobytes() for name in layout.specs)])
 
 
+def check_size(nbytes: int) -> None:
+    """Raise ``Refusal`` for the size of a request that is too large to be read."""
+    if nbytes > MAX_REQUEST_BYTES:
+        raise Refusal(
+            RefusalKind.TOO_LARGE, f"a request of {nbytes} bytes; at most {MAX_REQUEST_BYTES} are read"
+        )
+
+
 def parse(
     ticket: bytes,
     schema: GraphSchema,
@@ -201,10 +210,7 @@ def parse(
     ``partitions`` maps each partition of the service to a function from edge type to number of edges. Raises
     ``Refusal`` for a request that breaks a rule.
     """
-    if len(ticket) > MAX_REQUEST_BYTES:
-        raise Refusal(
-            RefusalKind.TOO_LARGE, f"a request of {len(ticket)} bytes; at most {MAX_REQUEST_BYTES} are read"
-        )
+    check_size(len(ticket))
     buffer = np.frombuffer(ticket, np.uint8)
     try:
         layout = Layout.parse(buffer, what="request", max_header=MAX_HEADER_BYTES)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gigl_loader.arrays import Bytes, Int64Array
-    from gigl_loader.rpc.checksums import ReplyChunks
+    from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.sampling.store import FeatureRequest
 
 __all__ = ["Outrun", "RowReader"]
@@ -52,30 +52,30 @@ class RowReader:
         self._lock = threading.Lock()
         self._has_writer = self._closed = False
 
-    def __call__(self, chunks: ReplyChunks) -> None:
+    def __call__(self, reply: ReplyStream) -> None:
         """Read a reply. ``Outrun`` if another reply was first."""
         with self._lock:
             self._check_open()
             direct, self._has_writer = not self._has_writer, True
         if direct:
             try:
-                self._write(chunks)
+                self._write(reply)
             finally:
                 with self._lock:
                     self._has_writer = False
         else:
-            self._receive(chunks)
+            self._receive(reply)
 
     def close(self) -> None:
         """Write nothing more. Waits for the chunk that is being written, never for a server."""
         with self._lock:
             self._closed = True
 
-    def _write(self, chunks: ReplyChunks) -> None:
+    def _write(self, reply: ReplyStream) -> None:
         """Write each chunk to its places as it comes."""
-        rows = RowScatter(self._request, self._places, self._out, chunks.checksum)
+        rows = RowScatter(self._request, self._places, self._out)
         try:
-            for chunk, _ in chunks:
+            for chunk in rows.chunks(reply):
                 with self._lock:  # Held while memory is copied, so that ``close`` waits for that.
                     self._check_open()
                     rows.add(chunk)
@@ -86,14 +86,14 @@ class RowReader:
         finally:
             self._placed(rows.placing_ns)
 
-    def _receive(self, chunks: ReplyChunks) -> None:
+    def _receive(self, reply: ReplyStream) -> None:
         """Receive all rows in private memory, and copy them to their places if no other reply was first."""
         count = len(self._request.rows)
         private = [np.empty((count, out.shape[1]), np.uint8) for out in self._out]
         every = np.arange(count, dtype=np.int64)
-        rows = RowScatter(self._request, every, private, chunks.checksum)
+        rows = RowScatter(self._request, every, private)
         try:
-            for chunk, _ in chunks:
+            for chunk in rows.chunks(reply):
                 if self._closed:
                     break
                 rows.add(chunk)

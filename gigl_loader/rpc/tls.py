@@ -1,4 +1,4 @@
-"""Diagnosis of TLS failures, as text: gRPC and Flight say little more than that a connection failed."""
+"""Diagnosis of TLS failures, as text: gRPC says little more than that a connection failed."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ __all__ = [
     "wire_range",
 ]
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Newest version of requests and replies, of both ports. Raised by every change of them."""
 
-OLDEST_WIRE_VERSION = 2
+OLDEST_WIRE_VERSION = 3
 """Oldest version of requests that services still read, and callers still send: usually the one before."""
 
 _FIRST_DRAWS = 1

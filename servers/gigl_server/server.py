@@ -30,13 +30,13 @@ from gigl_server.frames.ring_server import RingServer
 from gigl_server.limits import Limits
 from gigl_server.ports.announcements import Announcements
 from gigl_server.ports.control import ControlService
-from gigl_server.ports.flight_port import DataPort
+from gigl_server.ports.data import DataPort
 from gigl_server.ports.metrics_port import MetricsPort
 from gigl_server.ports.probe import ControlProbe, DataProbe
 from gigl_server.ports.queries import Queries
 from gigl_server.sampling.journal import Journal, default_path
 from gigl_server.sampling.service import THREADS_PER_WORKER, SamplingService
-from gigl_server.supervision import Part, PartDead, Supervisor
+from gigl_server.supervision import Part, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,7 +228,13 @@ class StorageServer:
         stack.callback(self._ring_server.close)
         self._service.ring_door = self._ring_server.name
         self._data = DataPort(
-            options.data_address, queries, counters, credentials, audit=audit, frames=self._service.frames
+            options.data_address,
+            queries,
+            counters,
+            credentials,
+            audit=audit,
+            frames=self._service.frames,
+            membership=self._readiness.membership_version,
         )
         stack.callback(self._data.close)
         self._metrics: MetricsPort | None = None
@@ -291,9 +297,16 @@ class StorageServer:
     def _supervise(self) -> None:
         own, options = self._own, self._options
         control = ControlProbe(options.address, own.control_port, lambda: self._credentials, host=own.host)
+        data = DataProbe(
+            options.data_address,
+            own.data_port,
+            lambda: self._credentials,
+            host=own.host,
+            ping=Envelope(graph=self._graph.manifest.digest, partition=self._graph.parts[0]),
+        )
         parts = [
             Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
-            Part(name="the data port", threads=lambda: self._data.threads, check=self._check_data),
+            Part(name="the data port", threads=lambda: self._data.threads, check=data.check),
             Part(name="the ring server", threads=lambda: (self._ring_server.thread,)),
             Part(name="the sampling service", threads=lambda: self._service.threads),
             Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
@@ -301,22 +314,6 @@ class StorageServer:
         ]
         self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
         self._supervisor.start()
-
-    def _check_data(self) -> None:
-        own, service = self._own, self._data.service
-        probe = DataProbe(
-            self._options.data_address,
-            own.data_port,
-            lambda: self._credentials,
-            host=own.host,
-            ping=Envelope(graph=self._graph.manifest.digest, partition=self._graph.parts[0]),
-        )
-        try:
-            probe.check()
-        except PartDead:
-            if self._data.reopening or self._data.service is not service:
-                return  # The port was closed for a moment, for another certificate.
-            raise
 
     def _watching(self) -> tuple[threading.Thread, ...]:
         return (self._thread,) if self.ready and not self._ending.is_set() else ()

@@ -140,7 +140,7 @@ def _server(graph: Graph, **options: Any) -> tuple[StorageServer, SamplingServic
 
 def _warm(small: SmallCluster) -> None:
     """Have all connections opened, so that a test finds at its end what it found at its beginning."""
-    for transport in ("ring", "flight"):
+    for transport in ("ring", "network"):
         source = small.open(transport=transport)
         source.start_epoch(0)
         drain(source)
@@ -204,10 +204,10 @@ class RemoteKind:
 
 REMOTE_KINDS = [
     RemoteKind(1, "ring", "auto"),
-    RemoteKind(1, "flight", "auto"),
-    RemoteKind(2, "flight", "direct"),
-    RemoteKind(2, "flight", "through"),
+    RemoteKind(1, "network", "auto"),
+    RemoteKind(2, "network", "direct"),
+    RemoteKind(2, "network", "through"),
     RemoteKind(2, "ring", "auto"),
-    RemoteKind(2, "flight", "direct", "links"),
+    RemoteKind(2, "network", "direct", "links"),
     RemoteKind(2, "ring", "auto", "anchors"),
 ]

@@ -24,7 +24,7 @@ def _config(**options: Any) -> ChannelConfig:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"transport": "pigeon"}, "auto, ring, flight"),
+        ({"transport": "pigeon"}, "auto, ring, network"),
         ({"rows": "both"}, "auto, direct, through"),
         ({"prefetch": -1}, "prefetch_size must not be negative, got -1"),
         ({"share": 0}, "at least 1, got 0"),
@@ -69,7 +69,7 @@ def test_this_host_is_known_by_what_can_be_bound(host: str, here: bool) -> None:
     assert is_this_host(host) is here
     assert _config().tries_ring(host) is here
     assert _config(transport="ring").tries_ring(host)
-    assert not _config(transport="flight").tries_ring(host)
+    assert not _config(transport="network").tries_ring(host)
 
 
 def test_slots_are_whole_pages() -> None:

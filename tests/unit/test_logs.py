@@ -23,7 +23,7 @@ import os
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 
-with RemoteDistDataset.connect(os.environ["GIGL_STORE"], timeout=20, transport="flight") as dataset:
+with RemoteDistDataset.connect(os.environ["GIGL_STORE"], timeout=20, transport="network") as dataset:
     with DistNeighborLoader(dataset, [2], batch_size=100, seed=1) as loader:
         for _ in loader:
             pass

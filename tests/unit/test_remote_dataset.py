@@ -355,7 +355,7 @@ def test_a_forked_child_that_ends_disturbs_nothing(there: RemoteDistDataset) -> 
         ({"addresses": "0.0.0.0:7070"}, ValueError, r"0\.0\.0\.0:7070 cannot be asked"),
         ({"addresses": "127.0.0.1:0"}, ValueError, r"127\.0\.0\.1:0 cannot be asked"),
         ({"timeout": 0}, ValueError, "timeout must be a positive number of seconds, got 0"),
-        ({"transport": "mail"}, ValueError, "transport must be one of auto, ring, flight, got 'mail'"),
+        ({"transport": "mail"}, ValueError, "transport must be one of auto, ring, network, got 'mail'"),
         ({"rows": "no"}, ValueError, "rows must be one of auto, direct, through, got 'no'"),
         ({"credentials": "token"}, TypeError, r"credentials must be a gigl_client\.Caller, got a str"),
     ],

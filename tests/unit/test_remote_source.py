@@ -129,7 +129,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gigl_client.dispatcher.MAX_INLINE_BYTES", 0)
 
 
-KINDS = [("ring", "auto"), ("flight", "through"), ("flight", "direct")]
+KINDS = [("ring", "auto"), ("network", "through"), ("network", "direct")]
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
@@ -305,7 +305,7 @@ def test_frames_that_cannot_be_fetched_do_not_keep_their_server_from_sampling(
         fetch_frame(*arguments, **options)
 
     monkeypatch.setattr("gigl_client.receiver.fetch_frame", fetch)
-    with closing(one.open(transport="flight")) as source:
+    with closing(one.open(transport="network")) as source:
         source.start_epoch(0)
         assert drain(source) == expected
     assert len(one.service(0).frames) == 0
@@ -318,7 +318,7 @@ def test_a_data_port_that_stays_away_is_told_and_nothing_is_lost(
     def fail(*_: Any, **__: Any) -> None:
         raise StorageUnavailable("no way there")
 
-    with closing(one.open(transport="flight", timeout_s=0.5)) as source:
+    with closing(one.open(transport="network", timeout_s=0.5)) as source:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gigl_client.receiver.fetch_frame", fail)
             source.start_epoch(0)
@@ -380,7 +380,7 @@ def test_a_frame_that_is_gone_is_asked_for_again(
         return None if len(taken) in (1, 5) else found
 
     monkeypatch.setattr(frames, "take", forgetful)
-    with closing(one.open(transport="flight")) as source:
+    with closing(one.open(transport="network")) as source:
         source.start_epoch(0)
         assert drain(source) == expected
         assert source.stats()["retries"] == 2
@@ -495,7 +495,7 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
 
     monkeypatch.setattr("gigl_client.receiver.fetch_frame", held_up)
     monkeypatch.setattr(FrameMaker, "make", made)
-    with closing(one.open(transport="flight", prefetch=FETCHERS + 1)) as source:
+    with closing(one.open(transport="network", prefetch=FETCHERS + 1)) as source:
         source.start_epoch(0)
         frames = drain(source, received)
         holding.set()
@@ -543,7 +543,7 @@ def test_a_ring_can_be_insisted_on(one: SmallCluster, monkeypatch: pytest.Monkey
     monkeypatch.setattr(one.service(0), "ring_door", "")
     with closing(one.open(transport="ring")) as source:
         for _ in range(2):
-            with pytest.raises(SamplingError, match=r'hands out no rings: set transport="flight"'):
+            with pytest.raises(SamplingError, match=r'hands out no rings: set transport="network"'):
                 source.wait_until_up(20)
 
 
@@ -565,7 +565,7 @@ def test_what_nobody_hands_out_is_not_needed(
         with closing(one.open()) as source:
             source.start_epoch(0)
             assert drain(source) == expected
-            assert source.stats()["transport"] == "flight"
+            assert source.stats()["transport"] == "network"
         assert not service.load().channels
         (record,) = [each for each in caplog.records if each.name == "gigl_client.channel"]
         assert "batches come over the network, not by a ring" in record.message
@@ -576,8 +576,8 @@ def test_what_nobody_hands_out_is_not_needed(
     ("servers", "transport", "rows", "found"),
     [
         (1, "auto", "auto", ("ring", "through")),
-        (1, "flight", "auto", ("flight", "through")),
-        (2, "flight", "auto", ("flight", "direct")),
+        (1, "network", "auto", ("network", "through")),
+        (2, "network", "auto", ("network", "direct")),
         (2, "auto", "auto", ("ring", "through")),
         (2, "ring", "direct", ("ring", "direct")),
     ],

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.rpc.checksums import Crc32c, ReplyChunks
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.remote_store import RemoteStore
 from gigl_loader.rpc.replicas import Replicas
 from gigl_loader.rpc.replies import row_layout
+from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
 from gigl_loader.rpc.row_reader import RowReader
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import FeatureRequest
@@ -143,29 +143,28 @@ def test_closing_ends_a_call_that_waits_for_silent_holders() -> None:
 
 
 class Reply:
-    """Chunks of a reply with the rows of ``REQUEST``, which pause after the first until ``go``."""
+    """A reply with the rows of ``REQUEST``, in two pieces, which pauses after the first until ``go``."""
 
-    def __init__(self, *, damaged: bool = False, paused: bool = True) -> None:
+    def __init__(self, *, damaged: bool = False) -> None:
         layout = row_layout({"x": EXPECTED.shape[1]}, len(EXPECTED))
-        checksum = Crc32c()
-        whole = np.frombuffer(layout.header + EXPECTED.tobytes(), np.uint8)
-        checksum.add(whole)
-        half = len(layout.header) + EXPECTED.shape[1]
-        rest = whole[half:] ^ np.uint8(255 * damaged)
-        self._parts = [whole[:half], rest, np.frombuffer(checksum.trailer(), np.uint8)]
+        self._sent = np.frombuffer(layout.header + EXPECTED.tobytes(), np.uint8)
+        self._data = self._sent.copy()
+        self._data[len(layout.header) + EXPECTED.shape[1] :] ^= np.uint8(255 * damaged)
+        self._read = 0
         self.begun, self.go = threading.Event(), threading.Event()
-        if not paused:
-            self.go.set()
 
-    def chunks(self) -> ReplyChunks:
-        def parts() -> Iterator[tuple[Any, int | None]]:
-            yield self._parts[0], None
+    def read(self, out: np.ndarray[Any, Any]) -> None:
+        if self._read:
             self.begun.set()
             assert self.go.wait(30)
-            yield self._parts[1], None
-            yield self._parts[2], None
+        out[:] = self._data[self._read :][: len(out)]
+        self._read += len(out)
 
-        return ReplyChunks(parts(), Crc32c())
+    def finish(self) -> bool:
+        return bool((self._data == self._sent).all())
+
+    def stream(self) -> ReplyStream:
+        return ReplyStream(self, len(self._data), Scratch())
 
 
 class Reading:
@@ -181,7 +180,7 @@ class Reading:
 
     def _read(self) -> None:
         try:
-            self._reader(self.reply.chunks())
+            self._reader(self.reply.stream())
         except Exception as error:
             self.error = error
 
@@ -197,7 +196,9 @@ def out() -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture
-def reader(out: np.ndarray[Any, Any]) -> RowReader:
+def reader(out: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> RowReader:
+    header = row_layout({"x": EXPECTED.shape[1]}, len(EXPECTED)).header
+    monkeypatch.setattr("gigl_loader.rpc.replies.CHUNK_BYTES", len(header) + 2 * EXPECTED.shape[1])
     return RowReader(REQUEST, np.arange(3, dtype=np.int64), [out], placed=lambda ns: None)
 
 

@@ -1,4 +1,4 @@
-"""Graph store: one or two servers, over ring or Flight, rows direct or through."""
+"""Graph store: one or two servers, over ring or network, rows direct or through."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Way:
     """Number of servers, and how frames and rows come from them."""
 
     servers: int
-    transport: Literal["ring", "flight"]
+    transport: Literal["ring", "network"]
     rows: Literal["auto", "direct", "through"]
 
     @property
@@ -107,8 +107,8 @@ class _Other:
 
 WAYS = (
     Way(1, "ring", "auto"),
-    Way(1, "flight", "auto"),
+    Way(1, "network", "auto"),
     Way(2, "ring", "auto"),
-    Way(2, "flight", "through"),
-    Way(2, "flight", "direct"),
+    Way(2, "network", "through"),
+    Way(2, "network", "direct"),
 )

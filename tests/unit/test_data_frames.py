@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from pyarrow import flight
 
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
@@ -26,17 +23,17 @@ from gigl_loader.rpc.refusals import Gone
 from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
 from gigl_server.frames.store import FrameStore
-from gigl_server.ports.flight import open_data_service, shut_down
+from gigl_server.ports.data import DataPort
 from gigl_server.ports.queries import Queries
 from tests.support.leftovers import wait_until
 from tests.support.proxy import Proxy
+from tests.support.raw_data import RawCaller, header_of
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.arrays import Bytes
-    from gigl_server.ports.flight import DataService
 
 
 NBYTES = (5 << 20) + 77
@@ -68,18 +65,18 @@ def shelf() -> Shelf:
 
 
 @contextmanager
-def serving(shelf: Shelf | None) -> Iterator[DataService]:
+def serving(shelf: Shelf | None) -> Iterator[DataPort]:
     counters = Counters()
     answers = Queries(small_graph(), [0], counters)
-    service = open_data_service(
+    service = DataPort(
         Address("127.0.0.1", 0), answers, counters, Credentials(token=""), audit=AuditLog(), frames=shelf
     )
     yield service
-    shut_down(service)
+    service.close()
 
 
 @pytest.fixture(scope="module")
-def service(shelf: Shelf) -> Iterator[DataService]:
+def service(shelf: Shelf) -> Iterator[DataPort]:
     with serving(shelf) as found:
         yield found
 
@@ -98,21 +95,14 @@ def frame(seed: int, nbytes: int = NBYTES) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
-def refusal(port: int, ticket: bytes, *jobs: str, checksum: str = "") -> str:
+def refusal(port: int, ticket: bytes, *jobs: str) -> str:
     """Ask without any of our client's code. Return the kind of the refusal."""
-    headers = [(b"gigl-job", job.encode()) for job in jobs]
-    headers += [(CHECKSUM_HEADER.encode(), checksum.encode())] if checksum else []
-    options = flight.FlightCallOptions(timeout=10, headers=headers)
-    client = flight.FlightClient(f"grpc+tcp://127.0.0.1:{port}")
-    with pytest.raises(flight.FlightError) as raised:
-        list(client.do_get(flight.Ticket(ticket), options))
-    client.close()
-    assert "Traceback" not in str(raised.value)
-    return str(json.loads(raised.value.extra_info)["kind"])
+    with RawCaller(f"127.0.0.1:{port}") as caller:
+        return caller.kind(ticket, header_of("", *(("gigl-job", job) for job in jobs)))
 
 
 @pytest.mark.parametrize("nbytes", [1, 2 << 20, (2 << 20) + 1, NBYTES])
-def test_a_frame_arrives_as_it_is(service: DataService, shelf: Shelf, nbytes: int) -> None:
+def test_a_frame_arrives_as_it_is(service: DataPort, shelf: Shelf, nbytes: int) -> None:
     sent, out = frame(nbytes, nbytes), np.zeros(NBYTES + 1, np.uint8)
     with connected(service.port) as connection:
         fetch_frame(connection, shelf.lay(sent), nbytes, out)
@@ -122,7 +112,7 @@ def test_a_frame_arrives_as_it_is(service: DataService, shelf: Shelf, nbytes: in
     assert (counts.calls, counts.bytes_in, counts.retries) == (1, nbytes, 0)
 
 
-def test_a_frame_is_fetched_once_and_by_its_job(service: DataService, shelf: Shelf) -> None:
+def test_a_frame_is_fetched_once_and_by_its_job(service: DataPort, shelf: Shelf) -> None:
     handle, out = shelf.lay(frame(1)), np.zeros(NBYTES, np.uint8)
     with connected(service.port) as own, connected(service.port, job=THIEF) as thief:
         for _ in range(2):
@@ -135,24 +125,22 @@ def test_a_frame_is_fetched_once_and_by_its_job(service: DataService, shelf: She
     assert (out == frame(1)).all()
 
 
-def test_the_secret_of_a_job_is_asked_for(service: DataService, shelf: Shelf) -> None:
+def test_the_secret_of_a_job_is_asked_for(service: DataPort, shelf: Shelf) -> None:
     handle, taken = shelf.lay(frame(2)), len(shelf.taken)
     ask = encode_frame_request(handle)
     for jobs in ([], [""], [JOB[:-1]], [JOB.upper()], [JOB, JOB], [JOB, THIEF]):
         assert refusal(service.port, ask, *jobs) == "invalid"
-        # Callers that send a checksum send the job as well: it came damaged.
-        assert refusal(service.port, ask, *jobs, checksum=checksum_text(ask)) == "damaged"
     assert len(shelf.taken) == taken
     out = np.zeros(NBYTES, np.uint8)
     with connected(service.port) as connection:
         fetch_frame(connection, handle, NBYTES, out)
 
 
-def test_asks_that_break_a_rule_are_refused(service: DataService, shelf: Shelf) -> None:
+def test_asks_that_break_a_rule_are_refused(service: DataPort, shelf: Shelf) -> None:
     taken = len(shelf.taken)
     ask = encode_frame_request(bytes(16))
     broken = [ask[:-1], ask + b"\0", ask[:9], encode_frame_request(b""), encode_frame_request(bytes(15))]
-    broken += [ask.replace(b'"wire":"2"', b'"wire":"1"'), ask.replace(b'"handle"', b'"hondle"')]
+    broken += [ask.replace(b'"wire":"3"', b'"wire":"2"'), ask.replace(b'"handle"', b'"hondle"')]
     broken += [ask.replace(b'"0000', b'"000x'), ask.replace(b'"frame"', b'"fr\xc3me"')]
     broken += [encode_frame_request(bytes(500)), np.random.default_rng(0).bytes(200)]
     assert [refusal(service.port, ticket, JOB) for ticket in broken] == ["malformed"] * len(broken)
@@ -164,7 +152,7 @@ def test_a_service_without_frames_has_none() -> None:
         assert refusal(service.port, encode_frame_request(bytes(16)), JOB) == "gone"
 
 
-def test_a_frame_of_another_size_is_not_believed(service: DataService, shelf: Shelf) -> None:
+def test_a_frame_of_another_size_is_not_believed(service: DataPort, shelf: Shelf) -> None:
     out = np.zeros(NBYTES, np.uint8)
     with connected(service.port) as connection:
         for said in (NBYTES - 1, 1):
@@ -176,24 +164,19 @@ def test_a_frame_of_another_size_is_not_believed(service: DataService, shelf: Sh
             fetch_frame(connection, bytes(16), 11, out[:10])
 
 
-def test_memory_comes_back_when_a_frame_was_sent_or_cannot_be(service: DataService, shelf: Shelf) -> None:
+def test_memory_comes_back_when_a_frame_was_sent_or_cannot_be(service: DataPort, shelf: Shelf) -> None:
     handles = [shelf.lay(frame(4)) for _ in range(3)]
     out = np.zeros(NBYTES, np.uint8)
     with connected(service.port) as connection:
         fetch_frame(connection, handles[0], NBYTES, out)
-    client = flight.FlightClient(f"grpc+tcp://127.0.0.1:{service.port}")
     for handle in handles[1:]:
-        options = flight.FlightCallOptions(timeout=10, headers=[(b"gigl-job", JOB.encode())])
-        reader = client.do_get(flight.Ticket(encode_frame_request(handle)), options)
-        reader.read_chunk()
-        reader.cancel()
-        del reader
-    client.close()
+        with RawCaller(f"127.0.0.1:{service.port}") as caller:
+            assert caller.begin(encode_frame_request(handle), header_of("", ("gigl-job", JOB))) == NBYTES
     assert wait_until(lambda: not any(memory() is not None for memory in shelf.lent[-3:]), seconds=5)
     assert wait_until(lambda: shelf.sent == 0, seconds=5)
 
 
-def test_any_number_of_threads_share_a_connection(service: DataService, shelf: Shelf) -> None:
+def test_any_number_of_threads_share_a_connection(service: DataPort, shelf: Shelf) -> None:
     handles = [shelf.lay(frame(seed, 3 << 20)) for seed in range(12)]
 
     def fetched(seed: int) -> bool:
@@ -205,14 +188,13 @@ def test_any_number_of_threads_share_a_connection(service: DataService, shelf: S
         assert all(threads.map(fetched, range(12)))
 
 
-def test_who_asks_and_does_not_read_is_bounded(service: DataService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_and_does_not_read_is_bounded(service: DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Shelf(512 << 20)  # One job's part while they are sent: 128 MiB.
     monkeypatch.setattr(service, "_frames", shelf)
-    options = flight.FlightCallOptions(timeout=20, headers=[(b"gigl-job", JOB.encode())])
-    client = flight.FlightClient(f"grpc+tcp://127.0.0.1:{service.port}")
     large = np.zeros(64 << 20, np.uint8)  # More than the connection takes before it is read.
-    handles = [shelf.lay(large) for _ in range(2)]
-    readers = [client.do_get(flight.Ticket(encode_frame_request(handle)), options) for handle in handles]
+    readers = [RawCaller(f"127.0.0.1:{service.port}") for _ in range(2)]
+    for reader in readers:
+        reader.begin(encode_frame_request(shelf.lay(large)), header_of("", ("gigl-job", JOB)))
     last = shelf.lay(frame(5))
     assert refusal(service.port, encode_frame_request(last), JOB) == "busy"
     others = shelf.lay(frame(6), THIEF)
@@ -223,14 +205,12 @@ def test_who_asks_and_does_not_read_is_bounded(service: DataService, monkeypatch
         waiting.start()
         assert wait_until(lambda: own.counts().retries > 0, seconds=5)
         for reader in readers:
-            reader.cancel()
-        readers.clear()
-        client.close()
+            reader.close()
         waiting.join(10)
     assert (landed == frame(5)).all()
 
 
-def test_a_server_that_is_not_there(service: DataService, shelf: Shelf) -> None:
+def test_a_server_that_is_not_there(service: DataPort, shelf: Shelf) -> None:
     out = np.zeros(NBYTES, np.uint8)
     with (
         connected(1) as connection,
@@ -242,7 +222,7 @@ def test_a_server_that_is_not_there(service: DataService, shelf: Shelf) -> None:
     assert connection.counts().calls == 1  # A handle is good once: its batch is asked for again.
 
 
-def test_a_frame_whose_connection_broke_is_not_waited_for(service: DataService, shelf: Shelf) -> None:
+def test_a_frame_whose_connection_broke_is_not_waited_for(service: DataPort, shelf: Shelf) -> None:
     handle, out = shelf.lay(frame(7)), np.zeros(NBYTES, np.uint8)
     with (
         Proxy(("127.0.0.1", service.port)) as proxy,
