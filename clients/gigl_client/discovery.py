@@ -117,7 +117,7 @@ class _Search:
         if not view.servers:
             raise FormatError("a storage server says that it is ready, and names no server of its cluster")
         self._check_addresses(view)
-        errors = self._errors(view)
+        errors, newest = self._check_all(view)
         refused = [error for error in errors.values() if not isinstance(error, _PASSING)]
         if refused:  # Errors that waiting cannot resolve come first.
             raise refused[0]
@@ -126,10 +126,13 @@ class _Search:
             raise next(iter(errors.values()))
         for error in errors.values():
             _LOGGER.warning("other servers hold its partitions: %s", error)
-        return Found(endpoints=view.servers, graph=view.graph, membership=view.membership)
+        return Found(endpoints=newest.servers, graph=view.graph, membership=newest.membership)
 
-    def _errors(self, view: ClusterView) -> dict[Endpoint, BaseException]:
-        """Check the servers of this rank at the same time. Return what is wrong in the cluster, by server."""
+    def _check_all(self, view: ClusterView) -> tuple[dict[Endpoint, BaseException], ClusterView]:
+        """Check the servers of this rank at the same time.
+
+        Return what is wrong in the cluster, by server, and the newest of the views that they gave.
+        """
         here = [server for server in view.servers if server.control_address not in view.away]
         usable = here if _partitions(here) == _partitions(view.servers) else view.servers
         checked = servers_of_rank(usable, *self._place)
@@ -140,7 +143,9 @@ class _Search:
         }
         away = StorageUnavailable("the other servers say that it does not answer")
         unchecked = [server for server in view.servers if server not in checks]
-        return errors | {server: away for server in unchecked if server.control_address in view.away}
+        errors |= {server: away for server in unchecked if server.control_address in view.away}
+        views = [view, *(check.result() for server, check in checks.items() if server not in errors)]
+        return errors, max(views, key=lambda each: each.membership)
 
     def _first_view(self) -> ClusterView:
         """Return the view of the first server that responds and is ready. All are asked at the same time."""
@@ -183,8 +188,8 @@ class _Search:
             raise _NotReady(f"{server} is not ready: {view.reason or 'it did not say why'}")
         return view
 
-    def _check(self, server: Endpoint, graph: str) -> None:
-        """Check that a server of the view has the graph, is ready, and can be reached on both ports."""
+    def _check(self, server: Endpoint, graph: str) -> ClusterView:
+        """Check that a server has the graph, is ready, and can be reached on both ports. Return its view."""
         view = self._view(server)
         _check_graph(server, view.graph, graph)
         if view.partitions != server.partitions:
@@ -192,6 +197,7 @@ class _Search:
                 f"{server} holds partitions {list(view.partitions)}, not {list(server.partitions)}"
             )
         check_data_port(server, self._caller, digest=graph, timeout_s=self._batch_wait)
+        return view
 
     @property
     def _batch_wait(self) -> float:

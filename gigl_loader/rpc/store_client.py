@@ -175,20 +175,27 @@ class StoreClient:
         self._use(caller)
 
     def cluster(
-        self, timeout_s: float, *, announce: str = "", cluster_key: str = "", challenge: str = ""
+        self,
+        timeout_s: float,
+        *,
+        by_server: bool = False,
+        announce: str = "",
+        cluster_key: str = "",
+        challenge: str = "",
     ) -> ClusterView:
         """Return the server's view of its cluster, ready or not.
 
-        A calling storage server passes its own address as ``announce`` (HOST:PORT). With ``cluster_key``, it
-        requires a proof, and proves itself with ``challenge`` from an earlier view. Where the server does not
-        respond, the error says why: an unknown name, a port without a listener, an expired certificate.
+        A calling storage server says so by ``by_server``, and passes its own address as ``announce``
+        (HOST:PORT). With ``cluster_key``, it requires a proof, and proves itself with ``challenge`` from an
+        earlier view. Where the server does not respond, the error says why: an unknown name, a port without a
+        listener, an expired certificate.
         """
         self._check_open()
         nonce = new_nonce()
         headers: list[tuple[str, str]] = []
         if announce:
             headers.append((ANNOUNCEMENT, announce))
-        if cluster_key:
+        if by_server or cluster_key:
             headers.append((NONCE, nonce))
         if announce and cluster_key:
             proof = announcement_proof(cluster_key, challenge, announce)

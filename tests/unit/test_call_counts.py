@@ -40,13 +40,14 @@ def test_calls_add_up_by_port_and_method() -> None:
 
 
 @pytest.mark.usefixtures("no_leftovers")
-def test_what_a_loader_asks_of_two_servers(tmp_path: Path) -> None:
+def test_what_a_loader_asks_of_two_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job connects, reads a split, takes an epoch and closes: nothing is asked twice."""
+    monkeypatch.setattr("gigl_client.dispatcher.MAX_INLINE_BYTES", 0)
     build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2, assigner="hash")
     with (
         servers_of(tmp_path / "graph", 2) as servers,
         RemoteDistDataset.connect(
-            addresses_of(servers)[0], credentials=Caller(), transport="flight", timeout=20
+            addresses_of(servers)[0], credentials=Caller(), transport="network", timeout=20
         ) as dataset,
     ):
         with DistNeighborLoader(dataset, [3, 2], batch_size=30, timeout=20) as loader:
@@ -120,6 +121,7 @@ def _pool(count: int, *, first_server: int, prefetch: int = 4) -> ChannelPool:
     heartbeats: Any = None
     pool = ChannelPool(servers, config, threading.Condition(), defers=True, heartbeats=heartbeats)
     for channel in pool:
+        channel.allowance = prefetch
         channel.opened = SimpleNamespace()  # type: ignore[assignment]
     return pool
 

@@ -123,9 +123,9 @@ class PeerClient:
         """
         own = self._own.control_address
         if not self._cluster_key:
-            view = client.cluster(timeout_s)
+            view = client.cluster(timeout_s, by_server=True)
             if self._has_news_for(view):
-                client.cluster(timeout_s, announce=own)
+                client.cluster(timeout_s, by_server=True, announce=own)
             if view.challenge:
                 raise JoinRefused(
                     f"{_WHAT} at {address} has a cluster key, and this one has none: give all servers the "
