@@ -65,6 +65,14 @@ class BlockRecord:
         """Return whether this is the header of the file."""
         return crc32c(np.frombuffer(header, np.uint8)) == self.header
 
+    def matches(self, begin: int, data: Bytes) -> bool:
+        """Return whether ``data`` (uint8 [N]) are the bytes from ``begin`` on, which are whole blocks."""
+        first = begin // self.block_bytes
+        expected = self.blocks[first : first - (-len(data) // self.block_bytes)]
+        found = np.empty(len(expected), np.uint32)
+        crc32c_blocks(data, self.block_bytes, found)
+        return bool((found == expected).all())
+
     def verify(self, buffer: Bytes, layout: Layout, what: str, report: Report) -> None:
         """Read every byte. ``FormatError`` names the first block that is damaged."""
         step = max(_STEP_BYTES // self.block_bytes, 1)

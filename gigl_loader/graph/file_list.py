@@ -1,4 +1,4 @@
-"""Names of all files that a graph of a schema has: those of each partition, and those that partitions share."""
+"""Names of all files of a graph: those of each partition, and those that partitions share."""
 
 from __future__ import annotations
 

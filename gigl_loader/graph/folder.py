@@ -246,7 +246,7 @@ def _read(fd: int, begin: int, count: int, *, what: str) -> Bytes:
     done = 0
     while done < count:
         try:
-            read = os.preadv(fd, [memory[done:]], begin + done)
+            read = os.preadv(fd, [memory[done:].data], begin + done)
         except OSError as error:
             raise FormatError(f"{what}: cannot be read: {error.strerror}") from None
         if not read:

@@ -14,7 +14,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.file_list import check_files, files_of, files_of_part, part_of
 from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
-from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+from gigl_loader.graph.manifest import Manifest
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.node_times import NodeTimes
 from gigl_loader.graph.paths import (
@@ -103,7 +103,7 @@ class Graph:
     def holding(self, parts: Sequence[int], *, reopen: Collection[str] = ()) -> Graph:
         """Return the same graph with other partitions opened. This one stays as it is.
 
-        Files of both stay mapped, and verified. Files named by ``reopen`` are mapped anew: they were replaced.
+        Files of both stay mapped, and verified. Files named by ``reopen`` were replaced, and are mapped anew.
         Raises as ``open``.
         """
         kept = {name: document for name, document in self._documents.items() if name not in reopen}

@@ -202,7 +202,9 @@ class LazyVerifier:
         assert status is not None
         nbytes = self._documents[name].layout.nbytes
         if status.nbytes < nbytes:  # Reading beyond its end would raise SIGBUS.
-            self._state.damage[name] = f"{name}: cut from {nbytes} to {status.nbytes} bytes while it was mapped"
+            self._state.damage[name] = (
+                f"{name}: cut from {nbytes} to {status.nbytes} bytes while it was mapped"
+            )
             return
         _LOGGER.warning("%s was written to while it was mapped: it is verified again", name)
         self._state.good.discard(name)

@@ -266,3 +266,23 @@ class PeerLoad(_message.Message):
     bytes_out: int
     retries: int
     def __init__(self, server: _Optional[int] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
+
+class AdoptRequest(_message.Message):
+    __slots__ = ("partition", "begin")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    begin: bool
+    def __init__(self, partition: _Optional[int] = ..., begin: bool = ...) -> None: ...
+
+class AdoptReply(_message.Message):
+    __slots__ = ("step", "done", "total", "error")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    step: str
+    done: int
+    total: int
+    error: str
+    def __init__(self, step: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

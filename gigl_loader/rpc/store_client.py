@@ -13,7 +13,14 @@ import grpc
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
-from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
+from gigl_loader.rpc.control import (
+    ADMIN_METHODS,
+    ADMIN_SERVICE,
+    ANNOUNCEMENT,
+    STORE_METHODS,
+    STORE_SERVICE,
+    control_channel,
+)
 from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
@@ -22,6 +29,7 @@ from gigl_loader.rpc.server_proof import (
     CHALLENGE,
     NONCE,
     PROOF,
+    adoption_proof,
     announcement_proof,
     header_value,
     new_nonce,
@@ -32,7 +40,7 @@ from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from gigl_loader.rpc.credentials import Caller
 
@@ -126,11 +134,12 @@ class StoreClient:
         self._channel = control_channel(endpoint, caller, _OPTIONS)
         self._calls = {
             name: self._channel.unary_unary(
-                f"/{STORE_SERVICE}/{name}",
+                f"/{service}/{name}",
                 request_serializer=request.SerializeToString,
                 response_deserializer=reply.FromString,
             )
-            for name, (request, reply) in STORE_METHODS.items()
+            for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
+            for name, (request, reply) in methods.items()
         }
 
     def cluster(
@@ -237,29 +246,50 @@ class StoreClient:
         load: messages.ServerLoad = self._call("Load", messages.LoadRequest(), timeout_s)
         return load
 
+    def adopt(
+        self, partition: int, timeout_s: float, *, begin: bool, cluster_key: str = ""
+    ) -> messages.AdoptReply:
+        """Have the server take over a partition, with ``begin``, or ask how far that is.
+
+        ``cluster_key`` is that of the servers, where they have one. ``ValueError`` without the right to ask,
+        and for a partition that the graph does not have.
+        """
+        headers: list[tuple[str, str]] = []
+        if cluster_key:
+            challenge = self.cluster(timeout_s, cluster_key=cluster_key).challenge
+            headers = [(CHALLENGE, challenge), (PROOF, adoption_proof(cluster_key, challenge, partition))]
+        request = messages.AdoptRequest(partition=partition, begin=begin)
+        reply: messages.AdoptReply = self._call("Adopt", request, timeout_s, headers)
+        return reply
+
     def close(self) -> None:
         """Disconnect, and cancel calls under way. Closing twice is fine."""
         self._closed = True
         self._channel.close()
 
-    def _call(self, name: str, request: Any, timeout_s: float) -> Any:
+    def _call(
+        self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
+    ) -> Any:
         """Make a call. Repeats a damaged request; ``FormatError`` when it was damaged three times."""
         for _ in range(MAX_DAMAGED - 1):
             with suppress(Damaged):
-                return self._call_once(name, request, timeout_s)
+                return self._call_once(name, request, timeout_s, headers)
         try:
-            return self._call_once(name, request, timeout_s)
+            return self._call_once(name, request, timeout_s, headers)
         except Damaged as error:
             raise FormatError(str(error)) from None
 
     def _with_checksum(self, request: Any) -> tuple[tuple[str, str], ...]:
         return (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)))
 
-    def _call_once(self, name: str, request: Any, timeout_s: float) -> Any:
+    def _call_once(
+        self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]]
+    ) -> Any:
         self._check_open()
         began = time.monotonic()
         try:
-            reply = self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
+            metadata = (*self._with_checksum(request), *headers)
+            reply = self._calls[name](request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:

@@ -100,6 +100,29 @@ class Discovery:
             self._addresses.append(address)
         self._news.set()
 
+    def hold(self, partitions: Sequence[int]) -> Endpoint:
+        """Tell others that this server holds other partitions from now on. Return its endpoint.
+
+        A partition that another live server holds is not told: a cluster has one server for each. Where the
+        other server does not respond, it is told of no more.
+        """
+        with self._lock:
+            own, others = self._own, [each for each in self._members.values() if each is not self._own]
+        for other in others:
+            shared = set(other.partitions) & set(partitions) - set(own.partitions)
+            if shared and self._is_gone(other):
+                left = tuple(part for part in other.partitions if part not in shared)
+                with self._lock:
+                    del self._members[other.control_address]
+                    if left:
+                        self._members[other.control_address] = replace(other, partitions=left)
+            elif shared:
+                partitions = [part for part in partitions if part not in shared]
+        with self._lock:
+            self._own = replace(own, partitions=tuple(sorted(partitions)))
+            self._members[own.control_address] = self._own
+            return self._own
+
     def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
         """Return the members once they serve all partitions together.
 

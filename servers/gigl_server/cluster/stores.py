@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.remote_store import RemoteStore, open_remote_stores
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
@@ -28,33 +29,40 @@ class ClusterStores:
     """Opens a store over all servers, and counts its network traffic."""
 
     def __init__(
-        self, graph: Graph, members: Sequence[Endpoint], caller: Caller, *, concurrency: int
+        self, graph: Graph, members: Sequence[Endpoint], caller: Caller, *, own: Endpoint, concurrency: int
     ) -> None:
-        """``members`` are all servers by rank. ``graph`` holds the partitions of this one."""
-        self._graph = graph
+        """``members`` are all servers by rank, ``own`` is this one. ``graph`` holds its partitions."""
+        self.graph = graph
+        """Graph of the next store, which may be replaced by one with other partitions."""
         self._members = members
+        self._own = own.control_address
         self._caller = caller
         self._concurrency = concurrency
         self._remote: list[tuple[int, RemoteStore]] = []
 
     def open(self) -> PartitionedStore:
-        """Return a store, which connects at the first request. The caller closes it."""
+        """Return a store, which connects at the first request. The caller closes it.
+
+        ``StorageUnavailable`` where no server is known that holds a partition.
+        """
         with ExitStack() as undo:
-            own = self._graph.parts
-            local = {part: LocalStore(self._graph, part) for part in own}
+            own = self.graph.parts
+            local = {part: LocalStore(self.graph, part) for part in own}
             for store in local.values():
                 undo.callback(store.close)
             owners = {
                 part: rank
                 for rank, member in enumerate(self._members)
                 for part in member.partitions
-                if part not in own
+                if part not in own and member.control_address != self._own
             }
+            if missing := set(range(self.graph.schema.num_partitions)).difference(own, owners):
+                raise StorageUnavailable(f"no other server of partitions {sorted(missing)} is known")
             remote = open_remote_stores(
                 {part: self._members[rank] for part, rank in owners.items()},
                 self._caller,
-                schema=self._graph.schema,
-                digest=self._graph.manifest.digest,
+                schema=self.graph.schema,
+                digest=self.graph.manifest.digest,
                 timeout_s=_TIMEOUT_S,
                 attempt_s=_TIMEOUT_S,
             )
@@ -62,7 +70,7 @@ class ClusterStores:
                 undo.callback(far.close)
                 self._remote.append((owners[part], far))
             store_of_all = PartitionedStore(
-                self._graph.schema, local=local, remote=remote, concurrency=self._concurrency
+                self.graph.schema, local=local, remote=remote, concurrency=self._concurrency
             )
             undo.pop_all()
             return store_of_all

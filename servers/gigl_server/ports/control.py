@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
+from gigl_loader.rpc.control import (
+    ADMIN_METHODS,
+    ADMIN_SERVICE,
+    METHODS,
+    SERVICE,
+    STORE_METHODS,
+    STORE_SERVICE,
+)
 from gigl_server.audit import AuditLog
 from gigl_server.certificate_renewal import ServedCertificate
 from gigl_server.ports.auth import AuthenticatedCalls
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
+    from gigl_server.ports.admin import AdminCalls
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.sampling.service import SamplingService
 
@@ -79,13 +87,15 @@ class ControlService:
         service: SamplingService | None = None,
         view: Callable[[], View] | None = None,
         announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
+        admin: AdminCalls | None = None,
         audit: AuditLog | None = None,
         show_names: bool = False,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` returns the view of its cluster (both or neither), and
-        ``announced`` takes announcements of servers (``Announcements.exchange``). ``show_names``: any caller
+        ``announced`` takes announcements of servers (``Announcements.exchange``), ``admin`` has the calls of
+        operators. ``show_names``: any caller
         may read the names of loaders, not only their job.
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
@@ -93,7 +103,7 @@ class ControlService:
         self._authenticated = AuthenticatedCalls(
             credentials, counters, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
         )
-        peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
+        self._peer = peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
         self._authenticated.add(SERVICE, peer.handlers, METHODS)
         reflected: tuple[str, ...] = ()
         self._ready_names: tuple[str, ...] = ()
@@ -103,6 +113,9 @@ class ControlService:
             calls = GraphStoreServicer(service, peer, view=view, announced=announced, show_names=show_names)
             self._authenticated.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
             reflected = (SERVICE, STORE_SERVICE)
+            if admin is not None:
+                self._authenticated.add(ADMIN_SERVICE, admin.handlers, ADMIN_METHODS)
+                reflected = (*reflected, ADMIN_SERVICE)
             self._ready_names = ("", STORE_SERVICE)
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
         self._health.set(self._ready_names, serving=False)
@@ -131,6 +144,10 @@ class ControlService:
     def threads(self) -> tuple[threading.Thread, ...]:
         """Threads of this library that live until ``close``. gRPC's own are checked by calls to the port."""
         return (*self._authenticated.threads, *self._public.threads)
+
+    def hold(self, partitions: Sequence[int]) -> None:
+        """Tell callers that this server holds other partitions from now on."""
+        self._peer.partitions = sorted(partitions)
 
     def set_serving(self, serving: bool) -> None:
         """Set the health that trainers and probes see. Does nothing after ``close``."""

@@ -28,7 +28,9 @@ class PeerCalls:
     def __init__(self, counters: Counters, *, graph: str, partitions: Sequence[int], data_port: int) -> None:
         self._counters = counters
         self._began = time.monotonic()
-        self._graph, self._partitions, self._data_port = graph, sorted(partitions), data_port
+        self._graph, self._data_port = graph, data_port
+        self.partitions = sorted(partitions)
+        """Partitions that callers are told of."""
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -40,7 +42,7 @@ class PeerCalls:
             version=__version__,
             wire_version=WIRE_VERSION,
             graph=self._graph,
-            partitions=self._partitions,
+            partitions=self.partitions,
             data_port=self._data_port,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._began,
