@@ -60,11 +60,11 @@ class ServeOptions:
         short_flag="-p",
         shown="all that lie there",
     )
-    adopt: tuple[int, ...] = option(
-        (),
+    adopt: tuple[int, ...] | None = option(
+        None,
         PARTITIONS,
-        "Partitions to serve that may be missing or damaged in GRAPH_DIR: their files are verified, and pulled "
-        "from a server that --peer leads to. GRAPH_DIR may be empty.",
+        "Partitions to serve that may be missing or damaged in GRAPH_DIR: their files are verified, and "
+        "pulled from a server that --peer leads to. GRAPH_DIR may be empty.",
     )
     listen: str = option("127.0.0.1:7070", ADDRESS, "HOST:PORT of the control port; port 0 takes a free one.")
     data_port: int | None = option(None, PORT, "Port for data.", shown="the port after that of --listen")
@@ -169,7 +169,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for each in SERVE_OPTIONS.values():
             value = getattr(self, each.field)
-            if value is not None and value != ():
+            if value is not None:
                 each.kind.check(each.name, value)
         self._check_ways_in()
 
