@@ -43,7 +43,7 @@ def adopt(
     tls_key: TlsKey = None,
     insecure: Insecure = False,
 ) -> None:
-    """Have a running server take over a partition: pulled from another one unless it lies there, and verified.
+    """Have a running server take over a partition, which is pulled unless it lies there, and verified.
 
     It is fine to repeat this, or to interrupt it with Ctrl-C: the server goes on.
     """

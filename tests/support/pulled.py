@@ -46,7 +46,7 @@ class FolderSource:
 
 
 def flip(file: Path, at: int) -> None:
-    """Flip a bit of a byte in place, as a disk would: maps of the file see it. ``at`` may count from the end."""
+    """Flip a bit of a byte in place: maps of the file see it. ``at`` may count from the end."""
     with file.open("r+b") as opened:
         opened.seek(at, 2 if at < 0 else 0)
         (byte,) = opened.read(1)

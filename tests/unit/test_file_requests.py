@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -40,7 +40,9 @@ def queries(graph: Graph) -> Iterator[Queries]:
     found.close()
 
 
-def ask(queries: Queries, graph: Graph, path: str, first: int = 0, count: int = 1, digest: str = "") -> bytes:
+def ask(
+    queries: Queries, graph: Graph, path: str, *, first: int = 0, count: int = 1, digest: str = ""
+) -> bytes:
     ticket = encode_graph_request(
         FileRequest(path=path, first=first, count=count), digest or graph.manifest.digest
     )
@@ -51,7 +53,7 @@ def ask(queries: Queries, graph: Graph, path: str, first: int = 0, count: int = 
     return layout.view(buffer, "bytes").tobytes()
 
 
-def refusal(queries: Queries, graph: Graph, path: str, **span: int) -> Refusal:
+def refusal(queries: Queries, graph: Graph, path: str, **span: Any) -> Refusal:
     with pytest.raises(Refusal) as caught:
         ask(queries, graph, path, **span)
     assert queries.sending.lent == 0
@@ -60,9 +62,9 @@ def refusal(queries: Queries, graph: Graph, path: str, **span: int) -> Refusal:
 
 def test_bytes_of_a_file_are_sent(queries: Queries, graph: Graph, tmp_path: Path) -> None:
     data = (tmp_path / "graph" / MINE).read_bytes()
-    assert ask(queries, graph, MINE, 0, len(data)) == data
-    assert ask(queries, graph, MINE, 7, 40) == data[7:47]
-    assert ask(queries, graph, MINE, len(data) - 1, 1) == data[-1:]
+    assert ask(queries, graph, MINE, count=len(data)) == data
+    assert ask(queries, graph, MINE, first=7, count=40) == data[7:47]
+    assert ask(queries, graph, MINE, first=len(data) - 1) == data[-1:]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_another_graph_is_refused(queries: Queries, graph: Graph) -> None:
 
 def test_a_file_that_was_truncated_is_refused(queries: Queries, graph: Graph, tmp_path: Path) -> None:
     os.truncate(tmp_path / "graph" / MINE, 100)
-    assert ask(queries, graph, MINE, 0, 100)
+    assert ask(queries, graph, MINE, count=100)
     assert "it ends before byte 101" in refusal(queries, graph, MINE, first=100).message
 
 
@@ -147,7 +149,7 @@ def test_files_of_a_withdrawn_partition_are_sent(graph: Graph, tmp_path: Path) -
     """Another server may need the sound blocks of a file that is damaged here."""
     queries = Queries(graph, graph.parts, Counters())
     queries.hold(graph.holding([]), withdrawn=[0])
-    assert ask(queries, graph, MINE, 0, 5) == (tmp_path / "graph" / MINE).read_bytes()[:5]
+    assert ask(queries, graph, MINE, count=5) == (tmp_path / "graph" / MINE).read_bytes()[:5]
     queries.close()
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
+    import numpy.typing as npt
+
     from gigl_loader.arrays import Bytes
     from gigl_loader.graph.checksums import FileRecord
 
@@ -36,7 +38,7 @@ __all__ = ["Assembly", "PullStopped", "Source", "temporary_name"]
 _LOGGER = logging.getLogger(__name__)
 _AT_ONCE = 3
 _ROUNDS = 2
-"""Times that each source is asked for bytes that came wrong."""
+"""Times that each source is asked for blocks that came wrong from all, or not at all."""
 
 
 class Source(Protocol):
@@ -110,30 +112,43 @@ class Assembly:
         report: Callable[[int], None],
         stop: threading.Event,
     ) -> int:
-        """Take each piece from the temporary file, the file as it lies here, or a source: the first sound."""
+        """Take each block from the temporary file, from the file in its place, or from a source."""
         fetched = 0
-        missing: list[tuple[int, int]] = []
-        for first, count in _pieces(record):
-            if self._has(record, first, count):
-                report(count)
-            elif (mine := self._own(record, first, count)) is not None:
-                self._write(first, mine)
-                report(count)
-            else:
-                missing.append((first, count))
+        missing: list[range] = []
+        for blocks in _pieces(record):
             _check_running(stop)
+            found = self._missing_here(record, blocks)
+            missing += found
+            report(_nbytes(record, blocks) - sum(_nbytes(record, each) for each in found))
 
-        def fetch(piece: tuple[int, int]) -> Bytes:
-            return self._fetched(record, piece, sources, stop)
+        def fetch(blocks: range) -> Bytes:
+            return _Fetch(self._name, record, blocks, sources, stop).run()
 
-        for (first, count), data in _ahead(fetch, missing):
-            self._write(first, data)
-            fetched += count
-            report(count)
+        for blocks, data in _ahead(fetch, missing):
+            self._write(blocks.start * record.block_bytes, data)
+            fetched += len(data)
+            report(len(data))
         with _writing(self._name):
             os.ftruncate(self._fd, record.nbytes)
         self._verify()
         return fetched
+
+    def _missing_here(self, record: BlockRecord, blocks: range) -> list[range]:
+        """Copy blocks of a piece that are sound in the file in its place. Return those found nowhere here."""
+        begin, nbytes = blocks.start * record.block_bytes, _nbytes(record, blocks)
+        sound = np.zeros(len(blocks), np.bool_)
+        with suppress(FormatError):  # The temporary file, of an earlier assembly, ends before the piece does.
+            data = self._folder.read(temporary_name(self._name), begin, nbytes)
+            sound = record.sound_blocks(blocks.start, data)
+        if not sound.all():
+            with suppress(FormatError):
+                data = self._folder.read(self._name, begin, nbytes)
+                found = record.sound_blocks(blocks.start, data) & ~sound
+                for each in _runs(found, blocks.start):
+                    at = (each.start - blocks.start) * record.block_bytes
+                    self._write(begin + at, data[at : at + _nbytes(record, each)])
+                sound |= found
+        return _runs(~sound, blocks.start)
 
     def _run_whole(
         self, sources: Sequence[Source], report: Callable[[int], None], stop: threading.Event
@@ -156,45 +171,6 @@ class Assembly:
             return nbytes
         raise StorageUnavailable(f"no server gives a sound {self._name}: {'; '.join(errors[:4])}")
 
-    def _has(self, record: BlockRecord, first: int, count: int) -> bool:
-        """Return whether the temporary file has a piece, of an earlier assembly."""
-        name = temporary_name(self._name)
-        return first + count <= self.nbytes and self._sound(record, name, first, count) is not None
-
-    def _own(self, record: BlockRecord, first: int, count: int) -> Bytes | None:
-        """Return a piece of the file that is to be replaced, if the piece is sound."""
-        return self._sound(record, self._name, first, count)
-
-    def _sound(self, record: BlockRecord, name: str, first: int, count: int) -> Bytes | None:
-        with suppress(FormatError):
-            data = self._folder.read(name, first, count)
-            return data if record.matches(first, data) else None
-        return None
-
-    def _fetched(
-        self, record: BlockRecord, piece: tuple[int, int], sources: Sequence[Source], stop: threading.Event
-    ) -> Bytes:
-        """Return a sound piece of the first source that gives one."""
-        first, count = piece
-        wrong, errors = [], []
-        for source in [*sources] * _ROUNDS:
-            _check_running(stop)
-            try:
-                data = _gathered(source, self._name, first, count)
-            except (GiglError, ValueError) as error:
-                errors.append(str(error))
-                continue
-            if record.matches(first, data):
-                return data
-            wrong.append(str(source))
-            _LOGGER.warning(
-                "%s: bytes %d to %d of %s are damaged there", source, first, first + count - 1, self._name
-            )
-        what = f"{self._name}: bytes {first} to {first + count - 1}"
-        if wrong:
-            raise FormatError(f"{what} do not match their checksum at {', '.join(dict.fromkeys(wrong))}")
-        raise StorageUnavailable(f"{what}: {'; '.join(dict.fromkeys(errors))}"[:1000])
-
     def _write(self, first: int, data: Bytes) -> None:
         view = data.data
         with _writing(self._name):
@@ -208,26 +184,90 @@ class Assembly:
         Document(self._folder, name, self._record).verify(lambda nbytes: None)
 
 
-def _pieces(record: BlockRecord) -> Iterator[tuple[int, int]]:
-    """Yield first byte and size of each piece: whole blocks, one request where blocks are not larger."""
-    step = max(MAX_FILE_BYTES // record.block_bytes, 1) * record.block_bytes
-    for first in range(0, record.nbytes, step):
-        yield first, min(step, record.nbytes - first)
+class _Fetch:
+    """Fetch of blocks that follow each other: sound ones of every source, until none is missing."""
+
+    def __init__(
+        self,
+        name: str,
+        record: BlockRecord,
+        blocks: range,
+        sources: Sequence[Source],
+        stop: threading.Event,
+    ) -> None:
+        self._name, self._record, self._blocks = name, record, blocks
+        self._sources = sources
+        self._stop = stop
+        self._out = np.empty(_nbytes(record, blocks), np.uint8)
+        self._missing = [blocks]
+        self._wrong: dict[str, None] = {}
+        self._errors: dict[str, None] = {}
+
+    def run(self) -> Bytes:
+        """Return the blocks, uint8 [N]. Raises as ``Assembly.run``."""
+        for source in [*self._sources] * _ROUNDS:
+            _check_running(self._stop)
+            self._missing = [left for blocks in self._missing for left in self._take(source, blocks)]
+            if not self._missing:
+                return self._out
+        first = self._missing[0].start * self._record.block_bytes
+        end = first + _nbytes(self._record, self._missing[0])
+        what = f"{self._name}: bytes {first} to {end - 1}"
+        if self._wrong:
+            raise FormatError(f"{what} do not match their checksum at {', '.join(self._wrong)}")
+        raise StorageUnavailable(f"{what}: {'; '.join(self._errors)}"[:1000])
+
+    def _take(self, source: Source, blocks: range) -> list[range]:
+        """Take sound blocks of a source. Return those that are still missing."""
+        size = self._record.block_bytes
+        try:
+            data = _gathered(source, self._name, blocks.start * size, _nbytes(self._record, blocks))
+        except (GiglError, ValueError) as error:
+            self._errors[str(error)] = None
+            return [blocks]
+        sound = self._record.sound_blocks(blocks.start, data)
+        begin = blocks.start - self._blocks.start
+        for each in _runs(sound, 0):
+            part = data[each.start * size : each.stop * size]
+            at = (begin + each.start) * size
+            self._out[at : at + len(part)] = part
+        left = _runs(~sound, blocks.start)
+        if left and str(source) not in self._wrong:
+            self._wrong[str(source)] = None
+            _LOGGER.warning("%s is damaged at %s, too", self._name, source)
+        return left
+
+
+def _nbytes(record: BlockRecord, blocks: range) -> int:
+    """Return the bytes of blocks; the last one of a file may be shorter."""
+    return min(blocks.stop * record.block_bytes, record.nbytes) - blocks.start * record.block_bytes
+
+
+def _pieces(record: BlockRecord) -> Iterator[range]:
+    """Yield the blocks of each piece: as many as one request holds, one where blocks are larger."""
+    step = max(MAX_FILE_BYTES // record.block_bytes, 1)
+    for first in range(0, len(record.blocks), step):
+        yield range(first, min(first + step, len(record.blocks)))
+
+
+def _runs(flags: npt.NDArray[np.bool_], first: int) -> list[range]:
+    """Return the runs of set flags. The first flag has number ``first``."""
+    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)) + first
+    return [range(a, b) for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)]
 
 
 def _gathered(source: Source, name: str, first: int, count: int) -> Bytes:
+    """Return bytes of a source, in as many requests as they take."""
     if count <= MAX_FILE_BYTES:
         return source.fetch(name, first, count)
     ends = [*range(first, first + count, MAX_FILE_BYTES), first + count]
     return np.concatenate([source.fetch(name, a, b - a) for a, b in pairwise(ends)])
 
 
-def _ahead(
-    fetch: Callable[[tuple[int, int]], Bytes], pieces: Sequence[tuple[int, int]]
-) -> Iterator[tuple[tuple[int, int], Bytes]]:
-    """Yield pieces in order with their bytes, of which the next ones are fetched meanwhile."""
+def _ahead(fetch: Callable[[range], Bytes], pieces: Sequence[range]) -> Iterator[tuple[range, Bytes]]:
+    """Yield pieces in order with their bytes. The next ones are fetched meanwhile."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pull") as pool:
-        under_way: deque[tuple[tuple[int, int], Future[Bytes]]] = deque()
+        under_way: deque[tuple[range, Future[Bytes]]] = deque()
         waiting = iter(pieces)
         try:
             while True:

@@ -96,9 +96,7 @@ class Holders:
             elif partition is None or partition in view.partitions:
                 found[address] = view
         if not found:
-            what = (
-                "another server" if partition is None else f"another server that holds partition {partition}"
-            )
+            what = "other server" if partition is None else f"other server that holds partition {partition}"
             raise StorageUnavailable(f"no {what} is known{': ' if errors else ''}{'; '.join(errors[:4])}")
         return [self._holder(address, view) for address, view in found.items()]
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.graph.file_list import files_of_part, part_of
 from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.retry import Backoff
 from gigl_server.partitions.assembly import PullStopped
 from gigl_server.partitions.progress import PullProgress, size_text
 from gigl_server.partitions.pull import pull_files, unsound_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from gigl_server.counters import Counters
     from gigl_server.partitions.holders import Holder
@@ -26,7 +27,7 @@ __all__ = ["Repairer"]
 
 _LOGGER = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
-_AGAIN_S = 5.0
+_AGAIN_S, _LONGEST_AGAIN_S = 1.0, 30.0
 _GIVE_UP_S = 120.0
 """The server that has a sound copy may be restarted meanwhile."""
 
@@ -79,49 +80,55 @@ class Repairer:
     def _repair(self, damage: FormatError) -> None:
         """Repair until it succeeds. ``FormatError`` where no other server has a copy, or after too long."""
         graph = self._holdings.graph
-        names = sorted(graph.verifier.damage)
-        # Without a file that partitions share nothing can be sampled: the graph stays, and refuses all.
-        parts = [] if None in map(part_of, names) else list(graph.damaged_parts)
-        if not isinstance(graph.folder, DiskFolder) or not self._have_holders(names):
+        if not isinstance(graph.folder, DiskFolder) or not self._have_holders(graph.verifier.damage):
             raise damage
         _LOGGER.error("damage found, to be repaired from another server: %s", damage)
-        with suppress(StorageUnavailable):  # Others must hold them, to sample: else all is refused meanwhile.
-            self._holdings.withdraw(parts)
-            _LOGGER.warning("partitions %s are not served here until they are repaired", parts)
-        began = time.monotonic()
-        fetched = self._repaired(graph.folder, names, parts, damage)
-        self._counters.add(repairs=1, repaired_bytes=fetched)
-        what, seconds = ", ".join(names[:4]), time.monotonic() - began
-        _LOGGER.info("repaired in %.1f s, %s pulled again: %s", seconds, size_text(fetched), what)
-
-    def _repaired(
-        self, folder: DiskFolder, names: Sequence[str], parts: Sequence[int], damage: FormatError
-    ) -> int:
-        """Try until the files are sound and served again. Return the bytes that were fetched."""
-        until, told = time.monotonic() + _GIVE_UP_S, ""
+        began, told = time.monotonic(), ""
+        backoff = Backoff(first_s=_AGAIN_S, longest_s=_LONGEST_AGAIN_S)
+        names: set[str] = set()
         fetched = 0
         while True:
             try:
-                fetched += self._pull(folder, names)
+                parts = self._step_back(names)
+                fetched += self._pull(graph.folder, sorted(names))
                 self._holdings.gain(parts, reopen=names)
-                return fetched
+                break
             except (GiglError, OSError) as error:
-                if time.monotonic() > until:
+                if time.monotonic() - began > _GIVE_UP_S:
                     raise FormatError(f"{damage}; not repaired: {error}") from None
                 if str(error) != told:
                     told = str(error)
                     _LOGGER.warning("not repaired yet: %s", told)
-            if self._ended.wait(_AGAIN_S):
+            if self._ended.wait(backoff.next_s()):
                 raise PullStopped
-            names = self._unsound(folder, names, parts)
+            names.update(self._unsound(graph.folder, names))
+        self._counters.add(repairs=1, repaired_bytes=fetched)
+        what, seconds = ", ".join(sorted(names)[:4]), time.monotonic() - began
+        _LOGGER.info("repaired in %.1f s, %s pulled again: %s", seconds, size_text(fetched), what)
 
-    def _unsound(self, folder: DiskFolder, names: Sequence[str], parts: Sequence[int]) -> list[str]:
+    def _step_back(self, names: set[str]) -> list[int]:
+        """Add files that were found damaged to ``names``, and serve their partitions no more. Return these.
+
+        Where partitions share a damaged file, nothing can be sampled: the graph stays, and all is refused.
+        """
+        graph = self._holdings.graph
+        names.update(graph.verifier.damage)
+        parts = sorted({part for name in names if (part := part_of(name)) is not None})
+        serving = [part for part in parts if part in graph.parts]
+        if serving and None not in map(part_of, names):
+            with suppress(StorageUnavailable):  # No other server to sample from is known: all is refused.
+                self._holdings.withdraw(serving)
+                _LOGGER.warning("partitions %s are not served here until they are repaired", serving)
+        return parts
+
+    def _unsound(self, folder: DiskFolder, names: Collection[str]) -> list[str]:
         """Return the files that are damaged now: after the first damage, further damage may be found."""
         manifest = self._holdings.graph.manifest
-        every = [name for part in parts for name in files_of_part(manifest.schema, part)] or list(names)
-        return unsound_files(folder, manifest, every, PullProgress("repair"), self._ended)
+        parts = {part for name in names if (part := part_of(name)) is not None}
+        every = {*names, *(name for part in parts for name in files_of_part(manifest.schema, part))}
+        return unsound_files(folder, manifest, sorted(every), PullProgress("repair"), self._ended)
 
-    def _have_holders(self, names: Sequence[str]) -> bool:
+    def _have_holders(self, names: Collection[str]) -> bool:
         try:
             for part in set(map(part_of, names)):
                 for holder in self._find(part):
