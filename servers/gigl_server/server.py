@@ -375,12 +375,14 @@ class StorageServer:
         self._stores.graph = graph
         self._service.hold(graph, None if graph.is_whole else self._stores.open)
         self._queries.hold(graph, withdrawn)
-        self._announce(sorted({*graph.parts, *withdrawn}))
         self._tell_health()
 
-    def _announce(self, partitions: Sequence[int]) -> None:
-        """Tell trainers and other servers which partitions lie here. Membership of replicas begins here."""
-        self._own = self._discovery.hold(partitions)
+    def announce(self, parts: Sequence[int]) -> None:
+        """Tell trainers and other servers which partitions lie here (``Holdings``).
+
+        Membership of several servers with one partition is connected here.
+        """
+        self._own = self._discovery.hold(parts)
         self._control.hold(self._own.partitions)
 
     def _find_holders(self, partition: int | None) -> list[Holder]:

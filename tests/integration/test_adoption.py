@@ -117,7 +117,11 @@ def test_a_partition_is_taken_over_under_load(
         assert states == ["held"]
         loader.set_epoch(0)
         check_same(list(loader), expected)
-        assert adopted(client, 1).step == "held"  # Again: nothing is left to do.
+        assert client.cluster(10).partitions == (0,)  # Of two live servers, trainers are told of one.
+        servers[1].close()
+        assert adopted(client, 1).step == "held"  # Again: nothing is pulled, and the other one is gone.
+        assert client.cluster(10).partitions == (0, 1)
+        check_same(batches_of(addresses_of(servers[:1])), expected)
     assert is_same(half, graph)
 
 

@@ -24,7 +24,7 @@ from tests.support.pulled import flip
 from tests.support.store_graph import write_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 EDGE = ("node", "to", "node")
 FEATURES = "part-00001/nodes/node.safetensors"
@@ -36,9 +36,13 @@ class Used:
 
     def __init__(self) -> None:
         self.seen: list[tuple[tuple[int, ...], list[int]]] = []
+        self.announced: list[int] = []
 
     def use(self, graph: Graph, withdrawn: Collection[int]) -> None:
         self.seen.append((graph.parts, sorted(withdrawn)))
+
+    def announce(self, parts: Sequence[int]) -> None:
+        self.announced = list(parts)
 
 
 class Plan:
@@ -74,10 +78,11 @@ def test_partitions_are_gained_and_withdrawn(path: Path) -> None:
     holdings = Holdings(Graph.open(path, parts=[0]), used, scrub_rate=0)
     holdings.gain([1])
     holdings.withdraw([0])
-    assert (holdings.graph.parts, holdings.withdrawn, holdings.fault) == ((1,), {0}, "")
+    assert (holdings.graph.parts, holdings.withdrawn, holdings.fault) == ((1,), frozenset({0}), "")
     holdings.withdraw([1])
     assert holdings.fault == "partitions [0, 1] are being repaired"
     holdings.gain([0, 1])
+    assert used.announced == [0, 1]
     assert used.seen == [((0, 1), []), ((1,), [0]), ((), [0, 1]), ((0, 1), [])]
 
 

@@ -58,15 +58,16 @@ class Adopter:
         self._threads: list[threading.Thread] = []
 
     def adopt(self, partition: int) -> AdoptionState:
-        """Begin to take over a partition, unless it is held or being taken over. Return its state.
+        """Begin to take over a partition, unless that is under way. Return its state.
 
+        One that is held already is only announced again: its other server may be gone by now.
         ``ValueError`` for a partition that the graph does not have.
         """
         graph = self._holdings.graph
         if not 0 <= partition < graph.schema.num_partitions:
             raise ValueError(f"no partition {partition} in a graph of {graph.schema.num_partitions}")
         with self._lock:
-            if partition not in self._under_way and not self._is_held(partition):
+            if partition not in self._under_way:
                 self._errors.pop(partition, None)
                 progress = self._under_way[partition] = PullProgress(f"partition {partition}")
                 thread = threading.Thread(
@@ -117,6 +118,9 @@ class Adopter:
             del self._under_way[partition]
 
     def _take_over(self, partition: int, progress: PullProgress) -> None:
+        if self._is_held(partition):
+            self._holdings.announce()
+            return
         began = time.monotonic()
         graph = self._holdings.graph
         names = files_of_part(graph.schema, partition)

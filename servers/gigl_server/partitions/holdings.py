@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gigl_loader.graph.file_list import files_of_part
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from gigl_loader.graph.graph import Graph
 
@@ -24,6 +24,9 @@ class Users(Protocol):
         ``withdrawn`` are partitions that lie here and are not served for the moment. ``StorageUnavailable``
         where no server is known that serves them: then nothing has changed.
         """
+
+    def announce(self, parts: Sequence[int]) -> None:
+        """Tell trainers and other servers that these partitions lie here. May wait for other servers."""
 
 
 class Holdings:
@@ -80,6 +83,14 @@ class Holdings:
             graph = self._graph.holding([part for part in self._graph.parts if part not in parts])
             self._replace(graph, self._withdrawn | set(parts))
 
+    def announce(self) -> None:
+        """Tell what lies here again: another server that had a partition may be gone by now."""
+        with self._changing:
+            self._announce()
+
+    def _announce(self) -> None:
+        self._users.announce(sorted({*self._graph.parts, *self._withdrawn}))
+
     def _replace(self, graph: Graph, withdrawn: Collection[int]) -> None:
         before = self._graph
         self._users.use(graph, withdrawn)
@@ -88,3 +99,4 @@ class Holdings:
         if self._scrub_rate:
             graph.verifier.scrub(self._scrub_rate)
         before.verifier.close()
+        self._announce()
