@@ -195,6 +195,7 @@ class StorageServer:
         options, credentials = self._options, self._credentials
         self._digest = graph.manifest.digest
         counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
+        self._holdings = Holdings(graph, self, scrub_rate=options.scrub_rate)
         self._queries = queries = Queries(graph, graph.parts, counters)
         stack.callback(queries.close)
         self._service = SamplingService(
@@ -221,7 +222,6 @@ class StorageServer:
             )
             stack.callback(self._metrics.close)
         announcements = Announcements(credentials.cluster_key, self._readiness.heard_of, audit)
-        self._holdings = Holdings(graph, self, scrub_rate=options.scrub_rate)
         self._adopter = Adopter(self._holdings, self._find_holders, counters)
         self._repairer = Repairer(self._holdings, self._find_holders, counters, failed=self._fail)
         self._control = ControlService(
