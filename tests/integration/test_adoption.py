@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.cli.app import build_app
-from gigl_loader.errors import StorageUnavailable
+from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.config import ServeOptions
@@ -199,16 +199,27 @@ def test_without_a_key_callers_of_this_host_may(peer: str, *, own: bool) -> None
     assert _is_own_address(peer) is own
 
 
-def test_a_token_is_not_enough_and_needed(graph: Path, half: Path) -> None:
+def test_files_are_pulled_over_tls_with_a_token(graph: Path, half: Path) -> None:
     token = "a-token-for-tests-never-a-secret"
-    credentials = Credentials(token=token)
-    server = build_storage_server(
-        ServeOptions(graph_dir=graph, listen="127.0.0.1:0", workers=1), credentials=credentials
-    )
-    with server, client_of(server, Caller(token=token[::-1])) as client:
-        server.wait_ready(READY_S)
-        with pytest.raises(Exception, match="wrong token"):
-            client.adopt(1, 10, begin=True)
+    credentials = Credentials.ephemeral(["127.0.0.1"], token=token)
+    options: dict[str, Any] = {"listen": "127.0.0.1:0", "workers": 1}
+    with ExitStack() as stack:
+        servers: list[StorageServer] = []
+        for path, part in ((half, 0), (graph, 1)):
+            given = ServeOptions(
+                graph_dir=path, partitions=(part,), peers=tuple(addresses_of(servers)), **options
+            )
+            servers.append(stack.enter_context(build_storage_server(given, credentials=credentials)))
+        for server in servers:
+            server.wait_ready(READY_S)
+        with (
+            client_of(servers[0], Caller(token=token[::-1], authority=credentials.trusted)) as stranger,
+            pytest.raises(SamplingError, match="wrong token"),
+        ):
+            stranger.adopt(1, 10, begin=True)
+        with client_of(servers[0], credentials.caller()) as client:
+            assert adopted(client, 1).step == "held"
+    assert is_same(half, graph)
 
 
 # A server that pulls what it is to serve before it starts.
