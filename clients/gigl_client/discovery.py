@@ -193,7 +193,7 @@ class _Search:
         view = self._view(server)
         _check_graph(server, view.graph, graph)
         if view.partitions != server.partitions:
-            raise ValueError(
+            raise _NotReady(  # It has taken over a partition, or repairs one: its next view says so.
                 f"{server} holds partitions {list(view.partitions)}, not {list(server.partitions)}"
             )
         check_data_port(server, self._caller, digest=graph, timeout_s=self._batch_wait)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = [
+    "ADMIN_METHODS",
+    "ADMIN_SERVICE",
     "ANNOUNCEMENT",
     "MEMBERSHIP_HEADER",
     "METHODS",
@@ -43,6 +45,10 @@ STORE_METHODS: Mapping[str, tuple[Any, Any]] = {
     "CloseChannel": (messages.CloseChannelRequest, messages.CloseChannelReply),
     "DestroyProducer": (messages.DestroyProducerRequest, messages.DestroyProducerReply),
     "Load": (messages.LoadRequest, messages.ServerLoad),
+}
+ADMIN_SERVICE = "gigl.v1.Admin"
+ADMIN_METHODS: Mapping[str, tuple[Any, Any]] = {
+    "Adopt": (messages.AdoptRequest, messages.AdoptReply),
 }
 ANNOUNCEMENT = "gigl-server"
 """Header of a ``Cluster`` call: the address of the storage server that calls."""

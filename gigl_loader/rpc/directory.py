@@ -9,6 +9,7 @@ import numpy as np
 from gigl_loader.rpc.graph_requests import (
     MAX_LISTED,
     MAX_TEXTS,
+    FileRequest,
     FindTextsRequest,
     IdsRequest,
     ListRequest,
@@ -18,13 +19,20 @@ from gigl_loader.rpc.graph_requests import (
     encode_graph_request,
 )
 from gigl_loader.rpc.remote_store import fetch_edges
-from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_split, read_texts
+from gigl_loader.rpc.replies import (
+    assembled,
+    read_bytes,
+    read_integers,
+    read_octets,
+    read_split,
+    read_texts,
+)
 from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.arrays import Int64Array
+    from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.connection import Connection
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.store import EdgeList
 
 
-__all__ = ["Directory", "fetch_manifest"]
+__all__ = ["Directory", "fetch_file", "fetch_manifest"]
 
 _ANY = (-(2**63), 2**63)
 
@@ -44,6 +52,18 @@ def fetch_manifest(connection: Connection | ReplicaConnection) -> bytes:
         encode_graph_request(ManifestRequest(), "", wire=connection.wire_version), assembled
     )
     return read_bytes(layout, buffer, "manifest")
+
+
+def fetch_file(connection: Connection, path: str, first: int, count: int, *, digest: str) -> Bytes:
+    """Return bytes of a file of the graph, uint8 [count], as they lie at the service: they are not verified.
+
+    At most ``MAX_FILE_BYTES``. ``ValueError`` for a file that is not there, ``SamplingError`` for one that
+    cannot be read.
+    """
+    inquiry = FileRequest(path=path, first=first, count=count)
+    request = encode_graph_request(inquiry, digest, wire=connection.wire_version)
+    layout, buffer = connection.call(request, assembled)
+    return read_octets(layout, buffer, "bytes", count)
 
 
 class Directory:

@@ -1,4 +1,4 @@
-"""Requests about the whole graph (its manifest and its nodes), and requests for frames.
+"""Requests about the whole graph (its manifest, files and nodes), and requests for frames.
 
 They have the same format as the requests about a partition. Every service has the ids of all nodes.
 """
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HANDLE_BYTES",
+    "MAX_FILE_BYTES",
     "MAX_LISTED",
     "MAX_TEXTS",
     "NAMES",
+    "FileRequest",
     "FindTextsRequest",
     "IdsRequest",
     "Inquiry",
@@ -53,6 +55,9 @@ MAX_TEXTS = 4096
 """Texts of one request or its reply. A text id has at most ``options.MAX_TEXT_ID`` characters, 8 KiB."""
 
 _MAX_TEXT_BYTES = 4 * MAX_TEXT_ID
+
+MAX_FILE_BYTES = 8 << 20
+"""Bytes of a file in one request: an attempt has 30 s, for which 0.3 MB/s do."""
 
 HANDLE_BYTES = 16
 
@@ -109,8 +114,18 @@ class FindTextsRequest:
     texts: list[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRequest:
+    """Request for bytes of a file that ``graph.json`` lists: ``count`` from byte ``first``."""
+
+    path: str
+    """Relative to the graph's folder, as ``graph.json`` has it."""
+    first: int
+    count: int
+
+
 Inquiry: TypeAlias = (
-    ManifestRequest | IdsRequest | LocateRequest | ListRequest | TextsRequest | FindTextsRequest
+    ManifestRequest | FileRequest | IdsRequest | LocateRequest | ListRequest | TextsRequest | FindTextsRequest
 )
 
 
@@ -119,8 +134,8 @@ def encode_graph_request(inquiry: Inquiry, graph: str, *, wire: int = 0) -> byte
 
     ``wire`` is the version agreed upon with the service. 0: the newest of this build.
     """
-    if isinstance(inquiry, ManifestRequest):
-        return _document(wire, {"ask": "manifest"})
+    if isinstance(inquiry, ManifestRequest | FileRequest):
+        return _document(wire, _about_files(inquiry, graph))
     about = {"graph": graph, "node_type": inquiry.node_type}
     if isinstance(inquiry, IdsRequest):
         return _document(wire, {**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
@@ -132,6 +147,13 @@ def encode_graph_request(inquiry: Inquiry, graph: str, *, wire: int = 0) -> byte
         return _document(wire, {**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
     span = {"first": str(inquiry.first), "count": str(inquiry.count)}
     return _document(wire, {**about, "ask": "list", **span})
+
+
+def _about_files(inquiry: ManifestRequest | FileRequest, graph: str) -> dict[str, str]:
+    if isinstance(inquiry, ManifestRequest):
+        return {"ask": "manifest"}
+    span = {"first": str(inquiry.first), "count": str(inquiry.count)}
+    return {"ask": "file", "graph": graph, "path": inquiry.path, **span}
 
 
 def encode_frame_request(handle: bytes, *, wire: int = 0) -> bytes:
@@ -171,11 +193,23 @@ def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:
     if name == "manifest":
         return ManifestRequest()
     fields.check_graph(graph)
+    if name == "file":
+        return _file(fields)
     node_type = fields.text("node_type")
     known_name(node_type, schema.nodes, "node type")
     if name in _ABOUT_TEXTS and not schema.nodes[node_type].text_ids:
         raise ValueError(f"nodes of type {node_type!r} have no text ids")
     return _READERS[name](fields, node_type, schema.nodes[node_type].count)
+
+
+def _file(fields: RequestReader) -> FileRequest:
+    """Read a request for a file. Whether there is such a file, and so many bytes, the service checks."""
+    first, count = fields.number("first", 0, 2**63), fields.number("count", 1, 2**63)
+    if count > MAX_FILE_BYTES:
+        raise Refusal(
+            RefusalKind.TOO_LARGE, f"{count} bytes in one request; at most {MAX_FILE_BYTES} are sent"
+        )
+    return FileRequest(path=fields.text("path"), first=first, count=count)
 
 
 def _ids(fields: RequestReader, node_type: NodeType, count: int) -> IdsRequest:
@@ -221,7 +255,7 @@ _READERS: Mapping[str, Callable[[RequestReader, str, int], Inquiry]] = {
 
 _ABOUT_TEXTS = ("texts", "find_texts")
 
-NAMES = frozenset({"manifest", *_READERS})
+NAMES = frozenset({"manifest", "file", *_READERS})
 
 
 def _check_count(count: int, limit: int) -> None:

@@ -10,7 +10,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s", "oldest_wire_version", "draw_specification", "incarnation")
+    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s", "oldest_wire_version", "draw_specification", "incarnation", "repairing")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class Description(_message.Message):
     OLDEST_WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAW_SPECIFICATION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REPAIRING_FIELD_NUMBER: _ClassVar[int]
     version: str
     wire_version: int
     graph: str
@@ -31,7 +32,8 @@ class Description(_message.Message):
     oldest_wire_version: int
     draw_specification: int
     incarnation: int
-    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., oldest_wire_version: _Optional[int] = ..., draw_specification: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    repairing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., oldest_wire_version: _Optional[int] = ..., draw_specification: _Optional[int] = ..., incarnation: _Optional[int] = ..., repairing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
@@ -304,3 +306,23 @@ class PeerLoad(_message.Message):
     bytes_out: int
     retries: int
     def __init__(self, server: _Optional[int] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
+
+class AdoptRequest(_message.Message):
+    __slots__ = ("partition", "begin")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    begin: bool
+    def __init__(self, partition: _Optional[int] = ..., begin: bool = ...) -> None: ...
+
+class AdoptReply(_message.Message):
+    __slots__ = ("step", "done", "total", "error")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    step: str
+    done: int
+    total: int
+    error: str
+    def __init__(self, step: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

@@ -50,6 +50,7 @@ __all__ = [
     "read_flags",
     "read_integers",
     "read_neighbors",
+    "read_octets",
     "read_split",
     "read_texts",
     "row_chunks",
@@ -220,6 +221,12 @@ def read_bytes(layout: Layout, buffer: Bytes, name: str) -> bytes:
     """Return the one array of a reply, U8 [N], as bytes."""
     _check_names(layout, [name])
     return _array(layout, buffer, name, layout.specs[name].nbytes, ("U8",)).tobytes()
+
+
+def read_octets(layout: Layout, buffer: Bytes, name: str, count: int) -> Bytes:
+    """Return the one array of a reply, U8 [``count``], without a copy."""
+    _check_names(layout, [name])
+    return _array(layout, buffer, name, count, ("U8",))
 
 
 def read_texts(layout: Layout, buffer: Bytes, count: int) -> list[str]:

@@ -16,6 +16,8 @@ from gigl_loader.native import draws
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
 from gigl_loader.rpc.control import (
+    ADMIN_METHODS,
+    ADMIN_SERVICE,
     ANNOUNCEMENT,
     MEMBERSHIP_HEADER,
     STORE_METHODS,
@@ -30,6 +32,7 @@ from gigl_loader.rpc.server_proof import (
     CHALLENGE,
     NONCE,
     PROOF,
+    adoption_proof,
     announcement_proof,
     header_value,
     new_nonce,
@@ -41,7 +44,7 @@ from gigl_loader.rpc.tls import tls_fault
 from gigl_loader.rpc.versions import newest_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from gigl_loader.rpc.credentials import Caller
 
@@ -92,6 +95,8 @@ class ClusterView:
     ready: bool
     reason: str
     """Why the server is not ready, as text."""
+    repairing: tuple[int, ...] = ()
+    """Partitions whose files lie there, and which are not served until they are repaired."""
     proven: bool = False
     """The server proved that it has the cluster key of the request."""
     challenge: str = ""
@@ -132,6 +137,7 @@ class ClusterView:
             incarnation=own.incarnation,
             ready=reply.ready,
             reason=reply.reason,
+            repairing=tuple(own.repairing),
             proven=proven,
             challenge=challenge,
         )
@@ -302,6 +308,22 @@ class StoreClient:
         load: messages.ServerLoad = self._call("Load", messages.LoadRequest(), timeout_s)
         return load
 
+    def adopt(
+        self, partition: int, timeout_s: float, *, begin: bool, cluster_key: str = ""
+    ) -> messages.AdoptReply:
+        """Have the server take over a partition, with ``begin``, or ask how far that is.
+
+        ``cluster_key`` is that of the servers, where they have one. ``ValueError`` without the right to ask,
+        and for a partition that the graph does not have.
+        """
+        headers: list[tuple[str, str]] = []
+        if cluster_key:
+            challenge = self.cluster(timeout_s, cluster_key=cluster_key).challenge
+            headers = [(CHALLENGE, challenge), (PROOF, adoption_proof(cluster_key, challenge, partition))]
+        request = messages.AdoptRequest(partition=partition, begin=begin)
+        reply: messages.AdoptReply = self._call("Adopt", request, timeout_s, headers)
+        return reply
+
     def close(self) -> None:
         """Disconnect, and cancel calls under way. Closing twice is fine."""
         self._closed = True
@@ -323,11 +345,12 @@ class StoreClient:
             self._channels = [*self._channels[-1:], channel]
             self._calls = {
                 name: channel.unary_unary(
-                    f"/{STORE_SERVICE}/{name}",
+                    f"/{service}/{name}",
                     request_serializer=request.SerializeToString,
                     response_deserializer=reply.FromString,
                 )
-                for name, (request, reply) in STORE_METHODS.items()
+                for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
+                for name, (request, reply) in methods.items()
             }
         for each in old:
             each.close()
@@ -358,26 +381,30 @@ class StoreClient:
                     raise
         return call()
 
-    def _call(self, name: str, request: Any, timeout_s: float) -> Any:
+    def _call(
+        self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
+    ) -> Any:
         """Make a call. Repeats a damaged request; ``FormatError`` when it was damaged three times."""
         for _ in range(MAX_DAMAGED - 1):
             with suppress(Damaged):
-                return self._call_once(name, request, timeout_s)
+                return self._call_once(name, request, timeout_s, headers)
         try:
-            return self._call_once(name, request, timeout_s)
+            return self._call_once(name, request, timeout_s, headers)
         except Damaged as error:
             raise FormatError(str(error)) from None
 
     def _with_checksum(self, request: Any) -> tuple[tuple[str, str], ...]:
         return (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)))
 
-    def _call_once(self, name: str, request: Any, timeout_s: float) -> Any:
+    def _call_once(
+        self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]]
+    ) -> Any:
         self._check_open()
         began = time.monotonic()
         try:
             reply, call = self._with_renewal(
                 lambda: self._calls[name].with_call(
-                    request, timeout=timeout_s, metadata=self._with_checksum(request)
+                    request, timeout=timeout_s, metadata=(*self._with_checksum(request), *headers)
                 )
             )
         except grpc.RpcError as error:

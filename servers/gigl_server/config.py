@@ -61,6 +61,12 @@ class ServeOptions:
         short_flag="-p",
         shown="all that lie there",
     )
+    adopt: tuple[int, ...] | None = option(
+        None,
+        PARTITIONS,
+        "Partitions to serve that may be missing or damaged in GRAPH_DIR: their files are verified, and "
+        "pulled from a server that --peer leads to. GRAPH_DIR may be empty.",
+    )
     listen: str = option("127.0.0.1:7070", ADDRESS, "HOST:PORT of the control port; port 0 takes a free one.")
     data_port: int | None = option(None, PORT, "Port for data.", shown="the port after that of --listen")
     advertise: str | None = option(
@@ -175,6 +181,13 @@ class ServeOptions:
             if value is not None:
                 each.kind.check(each.name, value)
         self._check_ways_in()
+
+    @property
+    def served(self) -> tuple[int, ...] | None:
+        """Partitions to serve, ascending. ``None``: all that lie in the folder."""
+        if not self.adopt:
+            return self.partitions
+        return tuple(sorted({*(self.partitions or ()), *self.adopt}))
 
     @property
     def address(self) -> Address:

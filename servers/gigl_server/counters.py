@@ -32,6 +32,10 @@ class Totals:
     bytes_in: int = 0
     bytes_out: int = 0
     refused: int = 0
+    adoptions: int = 0
+    adopted_bytes: int = 0
+    repairs: int = 0
+    repaired_bytes: int = 0
 
 
 class Counters:

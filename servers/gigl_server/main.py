@@ -19,14 +19,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gigl_loader.graph.graph import open_partitions
-from gigl_loader.options import check_verify
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.resources import raise_file_limit
 from gigl_loader.rpc.file_watch import FileWatch
 from gigl_server.certificate_renewal import Renewal
 from gigl_server.forced_exit import leave_within
 from gigl_server.logs import configure_logging
+from gigl_server.opening import open_graph
 from gigl_server.preflight import warn_of_limits
 from gigl_server.server import build_storage_server
 from gigl_server.signals import RELOAD, Signals, wait_for_word
@@ -60,10 +59,13 @@ def run(options: ServeOptions) -> int:
         watch = FileWatch(options.credential_files)
         credentials = options.load_credentials()
         credentials.check_reach(options.address)
-        graph = open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
+        if not options.adopt:
+            graph = open_graph(options, credentials)  # Before the log is opened: a mistake leaves no file.
         with suppress(OSError, ValueError):  # No stderr.
             faulthandler.enable()
         log = configure_logging(options.log_file)
+        if options.adopt:
+            graph = open_graph(options, credentials)
         warn_of_limits(options)
         prepare_process()
         with suppress(OSError), open("/proc/self/comm", "w") as comm:

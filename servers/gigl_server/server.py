@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gigl_loader.errors import FormatError
-from gigl_loader.graph.graph import Graph, open_partitions
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.graph.graph import Graph
 from gigl_loader.options import check_verify
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
@@ -28,6 +28,12 @@ from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters
 from gigl_server.frames.ring_server import RingServer
 from gigl_server.limits import Limits
+from gigl_server.opening import open_graph
+from gigl_server.partitions.adoption import Adopter
+from gigl_server.partitions.holders import Holders
+from gigl_server.partitions.holdings import Holdings
+from gigl_server.partitions.repair import Repairer
+from gigl_server.ports.admin import AdminCalls
 from gigl_server.ports.announcements import Announcements
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.data import DataPort
@@ -39,13 +45,14 @@ from gigl_server.sampling.service import THREADS_PER_WORKER, SamplingService
 from gigl_server.supervision import Part, Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.tokens import Token
     from gigl_server.cluster.readiness import View
     from gigl_server.config import ServeOptions
+    from gigl_server.partitions.holders import Holder
 
 __all__ = ["StorageServer", "build_storage_server"]
 
@@ -65,7 +72,7 @@ def build_storage_server(
     """
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
-    graph = _opened(options, graph)
+    graph = _opened(options, graph, credentials)
     _check_server_proof(options.address, graph, credentials)
     for address in (options.address, options.data_address):
         check_free(address)
@@ -85,14 +92,14 @@ class StorageServer:
         """Set once a part of the server is dead: the process should end and be restarted."""
         self.failed = threading.Event()
         """Set with ``failure``: before the server is ready, or when damage of the graph is found later."""
-        self._options, self._graph, self._credentials = options, graph, credentials
+        self._options, self._credentials = options, credentials
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
         self._closed = False
         self._stores: ClusterStores | None = None
         self._supervisor: Supervisor | None = None
         with ExitStack() as stack:
-            self._compose(stack)
+            self._compose(stack, graph)
             self._parts = stack.pop_all()
         _LOGGER.info(
             "starting: control port at %s, data port %d, partitions %s of %d, graph %s",
@@ -121,14 +128,6 @@ class StorageServer:
     def metrics_address(self) -> str:
         """``HOST:PORT`` of the metrics; empty where there are none."""
         return self._metrics.address if self._metrics else ""
-
-    def announce(self, partitions: Sequence[int]) -> None:
-        """Tell servers and trainers that this server serves ``partitions`` from now on.
-
-        Call it when the ports serve them.
-        """
-        self._control.announce(partitions)
-        self._discovery.announce(partitions)
 
     def meet(self, addresses: Sequence[str]) -> None:
         """Add addresses of further servers."""
@@ -190,6 +189,8 @@ class StorageServer:
         self._ending.set()
         if self._supervisor is not None:
             self._supervisor.close()
+        self._adopter.close(_JOIN_END_S)
+        self._repairer.close(_JOIN_END_S)
         self._readiness.ends("it is closed")
         self._discovery.close()
         self._thread.join(_JOIN_END_S)
@@ -203,15 +204,16 @@ class StorageServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compose(self, stack: ExitStack) -> None:
+    def _compose(self, stack: ExitStack, graph: Graph) -> None:
         """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
-        options, graph, credentials = self._options, self._graph, self._credentials
+        options, credentials = self._options, self._credentials
         metrics_tokens = options.load_metrics_tokens()
         counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
         self._incarnation = incarnation_of_now()
-        digest, name = graph.manifest.digest, Path(str(graph.folder)).resolve().name
-        self._access = Access(credentials, graph=name, digest=digest)
-        queries = Queries(graph, graph.parts, counters, access=self._access)
+        self._digest, name = graph.manifest.digest, Path(str(graph.folder)).resolve().name
+        self._access = Access(credentials, graph=name, digest=self._digest)
+        self._holdings = Holdings(graph, self, scrub_rate=options.scrub_rate)
+        self._queries = queries = Queries(graph, graph.parts, counters, access=self._access)
         stack.callback(queries.close)
         self._service = SamplingService(
             graph,
@@ -249,6 +251,9 @@ class StorageServer:
                 tls=credentials if options.metrics_tls else None,
             )
             stack.callback(self._metrics.close)
+        announcements = Announcements(credentials.cluster_key, self._readiness.heard_of, audit)
+        self._adopter = Adopter(self._holdings, self._find_holders, counters)
+        self._repairer = Repairer(self._holdings, self._find_holders, counters, failed=self._fail)
         self._control = ControlService(
             options.address,
             credentials,
@@ -258,7 +263,8 @@ class StorageServer:
             data_port=self._data.port,
             service=self._service,
             view=self._readiness.view,
-            announced=Announcements(credentials.cluster_key, self._readiness.heard_of, audit).exchange,
+            announced=announcements.exchange,
+            admin=AdminCalls(self._adopter, announcements, self._readiness.view),
             audit=audit,
             show_names=options.show_names,
             access=self._access,
@@ -266,27 +272,27 @@ class StorageServer:
             membership=self._readiness.membership_version,
         )
         stack.callback(self._control.close)
-        self._meet_others(self._data.port)
+        self._meet_others(self._data.port, graph)
 
-    def _meet_others(self, data_port: int) -> None:
+    def _meet_others(self, data_port: int, graph: Graph) -> None:
         self._own = Endpoint(
             host_index=0,
             host=self._options.reachable_host,
             control_port=self._control.port,
             data_port=data_port,
-            partitions=self._graph.parts,
+            partitions=graph.parts,
             certificate=self._credentials.trusted,
             what="storage server",
             incarnation=self._incarnation,
         )
-        digest = self._graph.manifest.digest
+        digest = self._digest
         self._peer_client = PeerClient(
             self._own, self._credentials.caller(), graph=digest, cluster_key=self._credentials.cluster_key
         )
         self._discovery = Discovery(
             self._own,
             graph=digest,
-            num_partitions=self._graph.schema.num_partitions,
+            num_partitions=graph.schema.num_partitions,
             peers=self._options.peers,
             query=self._peer_client.query,
             check=self._peer_client.check,
@@ -302,7 +308,7 @@ class StorageServer:
             own.data_port,
             lambda: self._credentials,
             host=own.host,
-            ping=Envelope(graph=self._graph.manifest.digest, partition=self._graph.parts[0]),
+            ping=Envelope(graph=self._digest, partition=own.partitions[0]),
         )
         parts = [
             Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
@@ -311,6 +317,7 @@ class StorageServer:
             Part(name="the sampling service", threads=lambda: self._service.threads),
             Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
             Part(name="the watch over other servers", threads=self._watching),
+            Part(name="the repair of damaged files", threads=self._repairing),
         ]
         self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
         self._supervisor.start()
@@ -318,13 +325,17 @@ class StorageServer:
     def _watching(self) -> tuple[threading.Thread, ...]:
         return (self._thread,) if self.ready and not self._ending.is_set() else ()
 
+    def _repairing(self) -> tuple[threading.Thread, ...]:
+        return (self._repairer.thread,) if self._watching() else ()
+
     def _die(self, fault: str) -> None:
         self._readiness.ends(fault)
         self.died.set()
 
     def _health_view(self) -> View:
         """Return the view for probes: not ready while a part does not respond."""
-        view, fault = self._readiness.view(), self._supervisor.fault if self._supervisor else ""
+        view = self._readiness.view()
+        fault = (self._supervisor.fault if self._supervisor else "") or self._holdings.fault
         return replace(view, ready=False, reason=fault) if view.ready and fault else view
 
     def _live(self) -> None:
@@ -336,15 +347,11 @@ class StorageServer:
             return
         finally:
             self.settled.set()
-        try:
-            while not self._ending.is_set():
-                self._discovery.follow(_LOOK_EVERY_S)
-                self._discovery.changed.clear()
-                self._graph.verifier.check()
-                watch.look(self._ending)
-        except FormatError as error:
-            self._fail(error)
+        while not self._ending.is_set():
+            self._discovery.follow(_LOOK_EVERY_S)
+            self._discovery.changed.clear()
             self._tell_health()
+            watch.look(self._ending)
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
@@ -352,10 +359,11 @@ class StorageServer:
         if not self._ending.is_set():
             _LOGGER.error("not ready: %s", str(error))  # As text: a log record must not keep its frames.
         self.failed.set()
+        self._tell_health()
 
     def _verify(self) -> None:
         """Verify what batches are drawn from, and begin with the rest. ``FormatError`` for damage."""
-        verifier = self._graph.verifier
+        verifier = self._holdings.graph.verifier
         verifier.check()
         if self._options.scrub_rate:
             verifier.scrub(self._options.scrub_rate)
@@ -366,25 +374,58 @@ class StorageServer:
             _LOGGER.warning("others will refuse this server: %s", fault)
         self._verify()
         self._discovery.run(self._options.join_timeout_s)
-        membership = self._discovery.membership
+        membership, graph = self._discovery.membership, self._holdings.graph
         self._stores = stores = ClusterStores(
-            self._graph,
+            graph,
             membership,
             self._credentials.caller(),
             concurrency=self._options.num_workers * THREADS_PER_WORKER,
             on_membership=self._discovery.heard,
         )
-        self._service.make_ready(None if self._graph.is_whole else stores.open)
+        self._service.make_ready(None if graph.is_whole else stores.open)
         self._readiness.is_ready(stores.traffic)
+        self._repairer.start()
         self._tell_health()
         if self.ready:
             _LOGGER.info(
                 "ready: %s serves partitions %s, %d workers",
                 self.endpoint,
-                list(self._own.partitions),
+                list(graph.parts),
                 self._options.num_workers,
             )
-        return PeerWatch(membership, self._graph.manifest.digest, self._peer_client.query)
+        return PeerWatch(membership, self._digest, self._peer_client.query)
+
+    def use(self, graph: Graph, withdrawn: Collection[int]) -> None:
+        """Serve other partitions (``Holdings``), to trainers and to other servers."""
+        if self._stores is None or not self.ready:
+            raise StorageUnavailable(f"this server is not ready: {self._readiness.view().reason}")
+        before, self._stores.graph = self._stores.graph, graph
+        try:
+            self._service.hold(graph, None if graph.is_whole else self._stores.open)
+        except BaseException:
+            self._stores.graph = before
+            raise
+        self._queries.hold(graph, withdrawn)
+        self._tell_health()
+
+    def announce(self, partitions: Sequence[int], *, repairing: Sequence[int] = ()) -> None:
+        """Tell servers and trainers that this server serves ``partitions`` from now on (``Holdings``).
+
+        Files of ``repairing`` lie here, too: other servers may copy them. Call it when the ports serve them.
+        """
+        self._control.announce(partitions, repairing=repairing)
+        self._discovery.announce(partitions)
+
+    def _find_holders(self, partition: int | None) -> list[Holder]:
+        """Return other servers that hold a partition; any, for ``None``. Raises as ``Holders.find``."""
+        known = [member.control_address for member in self._discovery.members]
+        holders = Holders(
+            self._credentials.caller,
+            cluster_key=self._credentials.cluster_key,
+            certificate=self._credentials.trusted,
+            own=self._own.control_address,
+        )
+        return holders.find([*known, *self._options.peers], partition=partition, digest=self._digest)
 
     def _tell_health(self) -> None:
         """Set the port's health to the current readiness. The lock keeps concurrent changes in order."""
@@ -410,12 +451,12 @@ def _check_server_proof(address: Address, graph: Graph, credentials: Credentials
     _LOGGER.warning("%s", problem)
 
 
-def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
+def _opened(options: ServeOptions, graph: Graph | None, credentials: Credentials) -> Graph:
     if graph is None:
-        return open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
-    if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
+        return open_graph(options, credentials)
+    if options.served is None or tuple(sorted(options.served)) == graph.parts:
         return graph
-    return Graph.open(graph.folder, parts=options.partitions, verify=check_verify(options.verify))
+    return Graph.open(graph.folder, parts=options.served, verify=check_verify(options.verify))
 
 
 def _limits(options: ServeOptions) -> Limits:

@@ -170,7 +170,7 @@ def test_servers_and_clients_know_neither_each_other_nor_loaders(package: str) -
     assert wrong == []
 
 
-SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "ports")
+SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "partitions", "ports")
 """Of ``gigl_server``, as floors: a room imports from those before it, and the values below."""
 SERVER_VALUES = frozenset(
     {

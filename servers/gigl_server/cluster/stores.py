@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.remote_store import replicated_stores
 from gigl_loader.rpc.replicas import Replicas
@@ -39,7 +40,8 @@ class ClusterStores:
         on_membership: Callable[[int], None] | None = None,
     ) -> None:
         """``graph`` holds the partitions of this server. ``on_membership`` hears of versions in replies."""
-        self._graph = graph
+        self.graph = graph
+        """Graph of the next store, which may be replaced by one with other partitions."""
         self._membership = membership
         self._caller = caller
         self._concurrency = concurrency
@@ -49,10 +51,17 @@ class ClusterStores:
         membership.on_change(lambda: self._holders.update(membership.others))
 
     def open(self) -> PartitionedStore:
-        """Return a store, which connects at the first request. The caller closes it."""
+        """Return a store, which connects at the first request. The caller closes it.
+
+        ``StorageUnavailable`` where no other server is known that holds a partition.
+        """
+        graph = self.graph
+        schema, own = graph.schema, graph.parts
+        elsewhere = [part for part in range(schema.num_partitions) if part not in own]
+        if missing := [part for part in elsewhere if not self._holders.holding(part)]:
+            raise StorageUnavailable(f"no other server of partitions {missing} is known")
         with ExitStack() as undo:
-            own = self._graph.parts
-            local = {part: LocalStore(self._graph, part) for part in own}
+            local = {part: LocalStore(graph, part) for part in own}
             for store in local.values():
                 undo.callback(store.close)
             replicas = Replicas(
@@ -64,9 +73,7 @@ class ClusterStores:
             )
             undo.callback(replicas.close)
             self._opened.append(replicas)
-            schema = self._graph.schema
-            elsewhere = [part for part in range(schema.num_partitions) if part not in own]
-            remote = replicated_stores(replicas, elsewhere, schema=schema, digest=self._graph.manifest.digest)
+            remote = replicated_stores(replicas, elsewhere, schema=schema, digest=graph.manifest.digest)
             store_of_all = PartitionedStore(schema, local=local, remote=remote, concurrency=self._concurrency)
             undo.pop_all()
             return store_of_all

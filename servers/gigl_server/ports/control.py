@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
+from gigl_loader.rpc.control import (
+    ADMIN_METHODS,
+    ADMIN_SERVICE,
+    METHODS,
+    SERVICE,
+    STORE_METHODS,
+    STORE_SERVICE,
+)
 from gigl_server.audit import AuditLog
 from gigl_server.certificate_renewal import ServedCertificate
 from gigl_server.ports.auth import AuthenticatedCalls
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from gigl_server.access import Access
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
+    from gigl_server.ports.admin import AdminCalls
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.sampling.service import SamplingService
 
@@ -80,6 +88,7 @@ class ControlService:
         service: SamplingService | None = None,
         view: Callable[[], View] | None = None,
         announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
+        admin: AdminCalls | None = None,
         audit: AuditLog | None = None,
         show_names: bool = False,
         access: Access | None = None,
@@ -89,10 +98,10 @@ class ControlService:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` returns the view of its cluster (both or neither), and
-        ``announced`` takes announcements of servers (``Announcements.exchange``). ``show_names``: any caller
-        may read the names of loaders, not only their job. ``access`` has the rights of tokens.
-        ``incarnation`` tells this service from one that it replaces. ``membership`` returns the version that
-        every reply carries; 0: none.
+        ``announced`` takes announcements of servers (``Announcements.exchange``), ``admin`` has the calls of
+        operators. ``show_names``: any caller may read the names of loaders, not only their job. ``access``
+        has the rights of tokens. ``incarnation`` tells this service from one that it replaces.
+        ``membership`` returns the version that every reply carries; 0: none.
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls
@@ -117,6 +126,9 @@ class ControlService:
             calls = GraphStoreServicer(service, peer, view=view, announced=announced, show_names=show_names)
             self._authenticated.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
             reflected = (SERVICE, STORE_SERVICE)
+            if admin is not None:
+                self._authenticated.add(ADMIN_SERVICE, admin.handlers, ADMIN_METHODS)
+                reflected = (*reflected, ADMIN_SERVICE)
             self._ready_names = ("", STORE_SERVICE)
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
         self._health.set(self._ready_names, serving=False)
@@ -150,9 +162,12 @@ class ControlService:
         """Set the health that trainers and probes see. Does nothing after ``close``."""
         self._health.set(self._ready_names, serving)
 
-    def announce(self, partitions: Iterable[int]) -> None:
-        """Describe the service as one of these partitions from now on."""
-        self._peer.announce(partitions)
+    def announce(self, partitions: Iterable[int], *, repairing: Iterable[int] = ()) -> None:
+        """Describe the service as one of these partitions from now on.
+
+        Files of ``repairing`` lie here, too, and are not served meanwhile.
+        """
+        self._peer.announce(partitions, repairing=repairing)
 
     def renew(self, credentials: Credentials) -> None:
         """Use other certificates and tokens from now on. Raises as ``ServedCertificate.replace``."""

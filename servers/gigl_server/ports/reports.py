@@ -36,18 +36,20 @@ class PeerCalls:
         self._counters = counters
         self._incarnation = incarnation
         self._began = time.monotonic()
-        self._graph, self._partitions, self._data_port = graph, sorted(partitions), data_port
+        self._graph, self._data_port = graph, data_port
+        self._held: tuple[list[int], list[int]] = sorted(partitions), []
 
     @property
     def handlers(self) -> dict[str, Any]:
         """Handlers by the name of the call."""
         return {"Describe": self._describe, "Stats": self._stats}
 
-    def announce(self, partitions: Iterable[int]) -> None:
-        """Describe the service as one of these partitions from now on."""
-        self._partitions = sorted(partitions)
+    def announce(self, partitions: Iterable[int], *, repairing: Iterable[int] = ()) -> None:
+        """Describe the service as one of these partitions from now on, with others under repair."""
+        self._held = sorted(partitions), sorted(repairing)
 
     def description(self) -> Any:
+        partitions, repairing = self._held
         versions = BuildVersions.own()
         return messages.Description(
             version=versions.library,
@@ -55,7 +57,8 @@ class PeerCalls:
             oldest_wire_version=versions.oldest_wire,
             draw_specification=versions.draws,
             graph=self._graph,
-            partitions=self._partitions,
+            partitions=partitions,
+            repairing=repairing,
             data_port=self._data_port,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._began,

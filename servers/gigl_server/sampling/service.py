@@ -134,7 +134,7 @@ class SamplingService:
         with self._lock:
             if self.state == "starting":
                 self._store = store
-                self._samplers.sample_from(store)
+                self._samplers.sample_from(self._graph, store)
                 self._pool = WorkerPool(threads, self._scheduler.next, self._work)
                 self._housekeeper.start()
                 self.state = "ready"
@@ -142,6 +142,22 @@ class SamplingService:
         if store is not None:
             store.close()
         raise ValueError(f"the service is {self.state}: it becomes ready once")
+
+    def hold(self, graph: Graph, open_store: Callable[[], PartitionedStore] | None) -> None:
+        """Sample over other partitions of the same graph from the next batch on.
+
+        Batches under way end on those that they began with. ``open_store`` is as for ``make_ready``. The
+        number of sampling threads stays.
+        """
+        store = None if open_store is None else open_store()
+        with self._lock:
+            held = self.state in ("ready", "draining")
+            if held:
+                self._graph, self._store, self.partitions = graph, store, graph.parts
+        if held:
+            self._samplers.sample_from(graph, store)
+        elif store is not None:
+            store.close()
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
