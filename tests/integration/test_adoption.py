@@ -177,10 +177,10 @@ def test_one_of_three_servers_takes_over_what_it_lacks_and_outlives_the_others(t
         assert adopted(client, 2).step == "held"
         for server in servers[1:]:
             for batches, seen in zip(epochs, found, strict=True):
-                seen += islice(batches, 1)
+                seen.extend(islice(batches, 1))
             server.close()
         for batches, seen in zip(epochs, found, strict=True):
-            seen += batches
+            seen.extend(batches)
             check_same(seen, expected)
     assert is_same(path, graph)
 

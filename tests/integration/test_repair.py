@@ -83,9 +83,9 @@ def served(*holders: tuple[Path, tuple[int, ...]]) -> Iterator[list[StorageServe
                 peers=tuple(addresses_of(servers)),
             )
             servers.append(stack.enter_context(build_storage_server(options)))
-        assert wait_until(
-            lambda: all(each.ready and knows(each, len(servers)) for each in servers), seconds=60
-        )
+        for server in servers:
+            server.wait_ready(READY_S)
+        assert wait_until(lambda: all(knows(each, len(servers)) for each in servers), seconds=READY_S)
         yield servers
 
 

@@ -60,7 +60,7 @@ class Adopter:
     def adopt(self, partition: int) -> AdoptionState:
         """Begin to take over a partition, unless that is under way. Return its state.
 
-        Does nothing for a partition that is held already. ``ValueError`` for one that the graph does not have.
+        Does nothing for one that is held already. ``ValueError`` for one that the graph does not have.
         """
         graph = self._holdings.graph
         if not 0 <= partition < graph.schema.num_partitions:
