@@ -25,7 +25,7 @@ from gigl_loader.rpc.row_reader import Outrun
 from gigl_loader.sampling.store import WireCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
@@ -68,6 +68,8 @@ class Replicas:
         self._on_membership = on_membership
         self._lock = threading.Lock()
         self._opened: dict[int | None, ReplicaConnection] = {}
+        self._left: dict[str, WireCounts] = {}
+        """Traffic of connections that were closed."""
 
     def connection(self, partition: int | None) -> ReplicaConnection:
         """Return the connection to the holders of a partition. ``None``: to any server."""
@@ -96,11 +98,9 @@ class Replicas:
     def traffic(self) -> dict[str, WireCounts]:
         """Return what was sent to and received from each server, by control address."""
         with self._lock:
-            opened = list(self._opened.values())
-        sums: dict[str, WireCounts] = {}
+            opened, sums = list(self._opened.values()), dict(self._left)
         for each in opened:
-            for address, counts in each.traffic().items():
-                sums[address] = sums.get(address, WireCounts()) + counts
+            _add(sums, each.traffic())
         return sums
 
     def close(self) -> None:
@@ -114,10 +114,16 @@ class Replicas:
     def closed(self, connection: ReplicaConnection) -> None:
         """Forget a connection that was closed. The threads end with the last."""
         with self._lock:
-            self._opened.pop(connection.partition, None)
+            if self._opened.pop(connection.partition, None) is not None:
+                _add(self._left, connection.traffic())
             last = not self._opened
         if last:
             self.threads.close()
+
+
+def _add(sums: dict[str, WireCounts], traffic: Mapping[str, WireCounts]) -> None:
+    for address, counts in traffic.items():
+        sums[address] = sums.get(address, WireCounts()) + counts
 
 
 class ReplicaConnection:

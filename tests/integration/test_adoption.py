@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -183,6 +184,39 @@ def test_one_of_three_servers_takes_over_what_it_lacks_and_outlives_the_others(t
             seen.extend(batches)
             check_same(seen, expected)
     assert is_same(path, graph)
+
+
+def test_servers_and_trainers_may_join_while_holdings_change(graph: Path, expected: list[Any]) -> None:
+    """A server that gains and gives up a partition all the while is met as it is by now."""
+    with ExitStack() as stack:
+        servers = stack.enter_context(servers_of(graph, 2, special={0: {"partitions": (0, 1)}}))
+        address = addresses_of(servers[:1])[0]
+        ended = threading.Event()
+        changes: list[int] = []
+
+        def change() -> None:
+            while not ended.is_set():
+                servers[0]._holdings.withdraw([1])
+                servers[0]._holdings.gain([1])
+                changes.append(1)
+
+        thread = threading.Thread(target=change)
+        stack.callback(thread.join)
+        stack.callback(ended.set)
+        assert wait_until(lambda: len(servers[0]._discovery.members) == 2, seconds=READY_S)
+        thread.start()
+        for _ in range(4):
+            with holder(graph, peers=(address,)) as newcomer:
+                newcomer.wait_ready(READY_S)
+                check_same(batches_of([address]), expected)
+        assert len(changes) > 4
+
+
+def test_a_server_that_changed_since_it_was_found_is_asked_again(graph: Path) -> None:
+    with servers_of(graph, 2) as servers:
+        before = replace(servers[1].endpoint, partitions=(0, 1))
+        with pytest.raises(StorageUnavailable, match="holds other partitions since just now"):
+            servers[0]._peer_client.check(before, 10)
 
 
 def test_what_cannot_be_taken_over_is_told_in_one_line(graph: Path, half: Path) -> None:

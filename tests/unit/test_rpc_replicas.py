@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,18 @@ def test_a_holder_that_joins_ends_the_wait() -> None:
         assert (gathered(found) == EXPECTED).all()
         joining.join()
         found.close()
+
+
+def test_traffic_is_still_counted_after_its_store_was_closed() -> None:
+    with served(GRAPH) as endpoint:
+        replicas = Replicas(_Ordered([endpoint]), CALLER, timeout_s=TIMEOUT)
+        for calls in (1, 2):
+            connection = replicas.connection(0)
+            with closing(
+                RemoteStore.replicated(connection, schema=GRAPH.schema, digest=GRAPH.manifest.digest)
+            ) as found:
+                gathered(found)
+            assert replicas.traffic()[endpoint.control_address].calls == calls
 
 
 def test_closing_ends_a_call_that_waits_for_silent_holders() -> None:

@@ -152,8 +152,14 @@ class PeerClient:
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
         """Check that both ports of a server respond. Raises as ``query``."""
-        with _without_rank(endpoint):
-            check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
+        try:
+            with _without_rank(endpoint):
+                check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
+        except ValueError:
+            now = self.query(endpoint.control_address, timeout_s).itself
+            if now.partitions != endpoint.partitions:  # It took over a partition, or repairs one.
+                raise StorageUnavailable(f"{endpoint} holds other partitions since just now") from None
+            raise
 
     def _endpoint(self, address: str) -> Endpoint:
         where = Address.parse(address)
