@@ -66,6 +66,7 @@ class LocalCluster:
             credentials = replace(credentials, cluster_key=new_token())
         self.token = credentials.token
         self._timeout_s = timeout_s
+        self._listening = {"listen": base.listen, "data_port": base.data_port}
         self._configs: list[dict[str, Any]] = [
             {
                 "options": asdict(replace(base, partitions=parts)),
@@ -125,12 +126,19 @@ class LocalCluster:
         incarnation.end()
         return status
 
-    def restart(self, index: int, *, wait: bool = True) -> None:
-        """Start a server again on the same ports. A running one is killed first."""
+    def restart(self, index: int, *, wait: bool = True, elsewhere: bool = False) -> None:
+        """Start a server again on the same ports. A running one is killed first.
+
+        ``elsewhere``: on other ports, as one that takes the place of a server that is gone for good.
+        """
         self.kill(index)
+        if elsewhere:
+            self._configs[index]["options"] |= self._listening
         incarnation = self._incarnations[index] = _Incarnation(self._configs[index])
         deadline = time.monotonic() + self._timeout_s
-        incarnation.bound(deadline)
+        endpoint = incarnation.bound(deadline)
+        if elsewhere:
+            self._keep_ports(index, endpoint)
         incarnation.meet(self._others(index))
         if wait:
             incarnation.ready(deadline)
