@@ -151,7 +151,6 @@ def test_a_survivor_takes_over_what_a_dead_server_held_on_shared_storage(
         check_same(batches_of(addresses_of(servers[:1])), expected)
 
 
-@pytest.mark.usefixtures("no_leftovers")
 def test_one_of_three_servers_takes_over_what_it_lacks_and_outlives_the_others(tmp_path: Path) -> None:
     """Three servers with two copies of each partition, and trainers that run all the while."""
     graph = write_graph(tmp_path / "three", num_partitions=3)
