@@ -25,7 +25,7 @@ def test_what_waiting_cannot_help_is_told_though_another_server_is_away(
         Endpoint(host_index=rank, host="host", control_port=10 + rank, data_port=20, partitions=(rank,))
         for rank in (0, 1)
     )
-    view = SimpleNamespace(servers=servers, graph="graph", away=frozenset())
+    view = SimpleNamespace(servers=servers, graph="graph", away=frozenset(), membership=1)
     monkeypatch.setattr(discovery._Search, "_first_view", lambda _: view)
     monkeypatch.setattr(discovery._Search, "_check_addresses", lambda *_: None)
     monkeypatch.setattr(discovery._Search, "_check", check)
