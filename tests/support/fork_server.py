@@ -46,7 +46,8 @@ class ForkServer:
             text=True,
             start_new_session=True,
         )
-        self._ended: dict[int, int] = {}
+        self._ranks: dict[int, int | None] = {}
+        """How each rank ended, ``None`` while it runs. The kernel gives numbers again, not only to ranks."""
 
     @classmethod
     @contextmanager
@@ -62,13 +63,15 @@ class ForkServer:
     def start(self, order: dict[str, Any]) -> int:
         """Fork a rank and return its process id."""
         pid = int(self._ask({"start": order})["pid"])
-        self._ended.pop(pid, None)  # The kernel gives a number again: an earlier rank may have had it.
+        self._ranks[pid] = None
         return pid
 
     def status(self, pid: int) -> int | None:
         """Return how a rank ended, ``None`` while it runs."""
-        self._ended |= {int(pid): status for pid, status in self._ask({})["ended"].items()}
-        return self._ended.get(pid)
+        for ended, status in self._ask({})["ended"].items():
+            if self._ranks.get(int(ended), status) is None:
+                self._ranks[int(ended)] = status
+        return self._ranks.get(pid)
 
     def everyone(self) -> list[psutil.Process]:
         """Return ranks, what they started, and what was left by those that have ended."""
