@@ -66,10 +66,12 @@ $(VENV)/.installed: $(INPUTS) | $(BIN)/python
 	@$(BIN)/python $(CONSTRAINED) -e '.[demo]'
 	@touch $@
 
-# The test extras include all others, so this install serves `make demo` as well.
+# The test extras include all others, so this install serves `make demo` as well. Ray Train needs pandas, which
+# torch would import in every process, 0.6 s each time: it lies apart, for the one test of that.
 $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
 	@echo "installing into $(VENV): compiles, downloads torch, takes minutes the first time"
 	@$(BIN)/python $(CONSTRAINED) -e '.[test]'
+	@rm -rf build/pandas && $(BIN)/python $(PIP_INSTALL) --no-deps --target build/pandas pandas
 	@touch $(VENV)/.installed $@
 
 # --- sanitizers -------------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
 # interpreter is not: libasan must be loaded first, and libstdc++ with it, or it misses __cxa_throw.
 SANITIZE_VENV ?= .venv-sanitize
 SANITIZE_BIN := $(SANITIZE_VENV)/bin
-NATIVE_TEST_NEEDS := numpy scipy pytest pytest-timeout hypothesis psutil
+NATIVE_TEST_NEEDS := numpy scipy cryptography pytest pytest-timeout hypothesis psutil
 LIBRARY = $$(realpath "$$($(or $(CXX),g++) -print-file-name=$(1))")
 
 sanitize: $(SANITIZE_VENV)/.installed

@@ -1,12 +1,13 @@
-"""An honest trainer beside eight hostile callers of the same storage server, and a stranger without a token.
+"""An honest trainer beside hostile callers of the same storage server, with tokens and without.
 
     python benchmarks/hostile.py --data DIR --json hostile.json
 
 Measures, alternating in one run, on the small workload of ``gigl-loader bench --quick``:
 
-- seeds per second of a trainer alone, and beside eight callers that hold valid tokens of their own and behave
-  as ``hostile_callers.py`` says; their ratio to a fair share, a ninth of what the trainer has alone;
-- what a caller without a token holds: memory, threads and descriptors of the server, and for how long.
+- seeds per second of a trainer alone, and beside callers that hold valid tokens of their own and behave as
+  ``hostile_callers.py`` says; their ratio to a fair share, an N-th of what the trainer has alone;
+- what callers without a token hold, who behave as ``hostile_strangers.py`` says: memory, threads and
+  descriptors of the server, and for how long, in plain text and over TLS; and that batches stay equal.
 
 Callers would have machines of their own: the server and its trainer have one half of the cores here, alone as
 beside others, and the callers the other half.
@@ -17,41 +18,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import select
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from hostile_callers import BEHAVIOURS, Scene, connected, ended
+from hostile_callers import BEHAVIOURS
+from hostile_measure import ALL, measure_strangers, missed_by_strangers
+from hostile_server import HostileServer, Scene
+from hostile_strangers import STRANGERS
 
-from gigl_client import Caller, RemoteDistDataset
 from gigl_loader.bench.loading import open_loader
 from gigl_loader.bench.workload import QUICK, prepare
 from gigl_loader.errors import GiglError
-from gigl_loader.graph.graph import Graph
 from gigl_loader.loaders.neighbor import DistNeighborLoader
-from gigl_loader.rpc.credentials import Credentials
 
 FAIR = 0.7
 """Of its fair share that an honest trainer keeps at least."""
-STRANGER_MB, STRANGER_S = 64.0, 30.0
-"""What a caller without a token holds at most, and for how long."""
-_COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
-_READY_S, _END_S, _TIMEOUT_S, _CALLERS_READY_S = 60.0, 40.0, 10.0, 30.0
-_STRANGERS = 200
-"""Connections to each port."""
-_MAX_MB = 4_000.0
-"""A server that takes more is killed: the machine is ours only in part."""
+_END_S, _TIMEOUT_S, _CALLERS_READY_S = 40.0, 10.0, 30.0
 
 
 def main() -> int:
@@ -64,44 +55,50 @@ def main() -> int:
         graph = prepare(QUICK, folder)
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
-            alone = _honest(graph, folder, [], options.seconds)
-            beside = _honest(graph, folder, options.only or list(BEHAVIOURS), options.seconds, cores=theirs)
-            rounds.append(
-                {
-                    "alone_seeds_per_s": alone["seeds_per_s"],
-                    "beside_seeds_per_s": beside["seeds_per_s"],
-                    "fair_share": beside["seeds_per_s"]
-                    / (alone["seeds_per_s"] / (1 + int(beside["callers"]))),
-                    "longest_wait_s": beside["longest_wait_s"],
-                    "server_peak_mb": beside["server_peak_mb"],
-                    "servers_killed": beside["killed"],
-                }
-            )
-        stranger = _stranger(graph, folder)
-    figures = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]} | stranger
-    for name, value in figures.items():
-        print(f"{name:32} {value:.2f}")
+            rounds.append(_round(graph, folder, options, theirs))
+        strangers = measure_strangers(graph, folder, options.strangers, options.seconds, theirs)
+    figures = {name: statistics.median(each[name] for each in rounds) for name in (rounds or [{}])[0]}
+    _show(figures, strangers)
     if options.json is not None:
-        options.json.write_text(json.dumps({"figures": figures, "rounds": rounds}, indent=2) + "\n")
-    missed = _missed(figures)
+        document = {"figures": figures, "rounds": rounds, "strangers": strangers}
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    missed = [*_missed(figures), *missed_by_strangers(strangers)]
     for line in missed:
         print(f"MISSED {line}")
     return 1 if missed else 0
 
 
+def _round(graph: Path, folder: Path, options: argparse.Namespace, theirs: Sequence[int]) -> dict[str, float]:
+    alone = _honest(graph, folder, [], options.seconds)
+    beside = _honest(graph, folder, options.only or list(BEHAVIOURS), options.seconds, cores=theirs)
+    fair = alone["seeds_per_s"] / (1 + int(beside["callers"]))
+    return {
+        "alone_seeds_per_s": alone["seeds_per_s"],
+        "beside_seeds_per_s": beside["seeds_per_s"],
+        "fair_share": beside["seeds_per_s"] / fair,
+        "longest_wait_s": beside["longest_wait_s"],
+        "server_peak_mb": beside["server_peak_mb"],
+        "servers_killed": beside["killed"],
+    }
+
+
+def _show(figures: dict[str, float], strangers: dict[str, dict[str, float]]) -> None:
+    for name, value in figures.items():
+        print(f"{name:32} {value:.2f}")
+    for name, row in strangers.items():
+        print(name + ":", ", ".join(f"{figure} {value:.1f}" for figure, value in row.items()))
+
+
 def _missed(figures: dict[str, float]) -> list[str]:
-    """Return the targets that were missed."""
+    """Return the targets that were missed beside callers with tokens."""
     found = []
-    if figures["fair_share"] < FAIR:
+    if figures and figures["fair_share"] < FAIR:
         found.append(
             f"the honest trainer keeps {figures['fair_share']:.0%} of its fair share, not {FAIR:.0%}"
         )
-    if figures["stranger_holds_mb"] > STRANGER_MB:
-        found.append(f"a caller without a token holds {figures['stranger_holds_mb']:.0f} MB")
-    if figures["servers_killed"]:
-        found.append(f"a server took more than {_MAX_MB:,.0f} MB and was killed for it")
-    kept = [port for port in ("control", "data") if figures[f"stranger_longest_{port}_s"] > STRANGER_S]
-    return [*found, *(f"a silent connection to the {port} port is kept > {STRANGER_S:g} s" for port in kept)]
+    if figures and figures["servers_killed"]:
+        found.append("a server took too much memory and was killed for it")
+    return found
 
 
 def _honest(
@@ -109,15 +106,8 @@ def _honest(
 ) -> dict[str, float]:
     """Train for a while beside hostile callers, which have these cores, on a fresh server."""
     with ExitStack() as stack:
-        server = stack.enter_context(_Server.running(graph, folder, callers=len(hostile)))
-        dataset = stack.enter_context(
-            RemoteDistDataset.connect(
-                server.scene.control,
-                credentials=Caller(token=server.tokens[0]),
-                transport="flight",
-                timeout=_TIMEOUT_S,
-            )
-        )
+        server = stack.enter_context(HostileServer.running(graph, folder, callers=len(hostile)))
+        dataset = stack.enter_context(server.connected(timeout_s=_TIMEOUT_S))
         seeds = np.load(folder / "train.npy")[: QUICK.num_seeds].astype(np.int64)
         loader = stack.enter_context(open_loader(dataset, QUICK, seeds, 1, timeout=_TIMEOUT_S))
         for _ in loader:
@@ -132,7 +122,7 @@ def _honest(
         return {
             "seeds_per_s": taken / seconds,
             "longest_wait_s": longest,
-            "server_peak_mb": server.peak_mb,
+            "server_peak_mb": server.peak.memory_mb,
             "killed": float(server.killed),
             "callers": float(len(hostile)),
         }
@@ -158,130 +148,6 @@ def _train(loader: DistNeighborLoader, seconds: float) -> tuple[int, float]:
         if batch is not None:
             longest, last = max(longest, now - last), now
             taken += batch.batch_size
-
-
-def _stranger(graph: Path, folder: Path) -> dict[str, float]:
-    """Return what a caller without a token holds of a server: silent connections, and large messages."""
-    with _Server.running(graph, folder, callers=0) as server:
-        before = server.memory_mb, server.threads, server.descriptors
-        began = time.perf_counter()
-        held = {
-            port: [connected(getattr(server.scene, port)) for _ in range(_STRANGERS)]
-            for port in ("control", "data")
-        }
-        _large_messages(server.scene)
-        peak = server.memory_mb - before[0]
-        ends = dict.fromkeys(held, 0.0)
-        while any(held.values()) and time.perf_counter() - began < 1.5 * STRANGER_S:
-            for port, connections in held.items():
-                held[port] = [each for each in connections if not ended(each)]
-                if len(held[port]) < len(connections):
-                    ends[port] = time.perf_counter() - began
-            peak = max(peak, server.memory_mb - before[0])
-            time.sleep(0.2)
-        after = server.memory_mb, server.threads, server.descriptors
-        longest = {
-            f"stranger_longest_{port}_s": time.perf_counter() - began if held[port] else ends[port]
-            for port in held
-        }
-        for connection in [*held["control"], *held["data"]]:
-            connection.close()
-    return {
-        "stranger_peak_mb": peak,
-        "stranger_holds_mb": after[0] - before[0],
-        "stranger_holds_threads": float(after[1] - before[1]),
-        "stranger_holds_descriptors": float(after[2] - before[2]),
-        **longest,
-    }
-
-
-def _large_messages(scene: Scene) -> None:
-    """Send requests of 16 MiB without a token to the data port."""
-    import pyarrow as pa
-    from pyarrow import flight
-
-    client = flight.FlightClient(f"grpc+tcp://{scene.data}")
-    for _ in range(16):
-        with suppress(pa.ArrowException):
-            client.do_get(flight.Ticket(bytes(16 << 20)), flight.FlightCallOptions(timeout=10)).read_all()
-    client.close()
-
-
-class _Server:
-    """A storage server in a process of its own, with a token for every caller."""
-
-    def __init__(self, process: subprocess.Popen[bytes], scene: Scene, tokens: list[str]) -> None:
-        self._process, self.scene, self.tokens = process, scene, tokens
-        self.peak_mb, self.killed = 0.0, False
-
-    @classmethod
-    @contextmanager
-    def running(cls, graph: Path, folder: Path, *, callers: int) -> Iterator[_Server]:
-        """Serve ``graph`` with two workers until the end of the block."""
-        tokens = [secrets.token_hex(16) for _ in range(1 + callers)]
-        if not hasattr(Credentials, "identify"):  # One token for all: callers are not told apart by it.
-            tokens = tokens[:1] * len(tokens)
-        file = folder / "tokens"
-        names = [f"caller-{number} {token}" for number, token in enumerate(tokens)]
-        file.write_text("\n".join(names) + "\n" if len(set(tokens)) > 1 else tokens[0])
-        file.chmod(0o600)
-        port = _two_free_ports()
-        command = [*_COMMAND, str(graph), "--listen", f"127.0.0.1:{port}", "--workers", "2"]
-        log = (folder / "server.log").open("wb")
-        process = subprocess.Popen(
-            [*command, "--token-file", str(file), "--frame-memory", "512MB"], stderr=log
-        )
-        try:
-            scene = Scene(
-                control=f"127.0.0.1:{port}",
-                data=f"127.0.0.1:{port + 1}",
-                token=tokens[0],
-                graph=Graph.open(graph).manifest.digest,
-                nodes=QUICK.nodes,
-            )
-            credentials = Caller(token=tokens[0])
-            with RemoteDistDataset.connect(scene.control, credentials=credentials, timeout=_READY_S):
-                pass
-            yield cls(process, scene, tokens)
-        finally:
-            process.kill()
-            process.wait(_END_S)
-            log.close()
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Note the most memory that it takes, and kill it if that is too much."""
-        end = threading.Event()
-
-        def watch() -> None:
-            with suppress(FileNotFoundError, IndexError):
-                while not end.wait(0.02):
-                    self.peak_mb = max(self.peak_mb, self.memory_mb)
-                    if self.peak_mb > _MAX_MB:
-                        self._process.kill()
-                        self.killed = True
-                        return
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            end.set()
-            thread.join()
-
-    @property
-    def memory_mb(self) -> float:
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-    @property
-    def threads(self) -> int:
-        return len(os.listdir(f"/proc/{self._process.pid}/task"))
-
-    @property
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
 
 @contextmanager
@@ -312,14 +178,6 @@ def _wait_until_ready(started: Sequence[subprocess.Popen[str]]) -> None:
         select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
 
 
-def _two_free_ports() -> int:
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-        with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
-
-
 @contextmanager
 def _folder(data: Path | None) -> Iterator[Path]:
     if data is not None:
@@ -335,9 +193,16 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="where the workload is kept for the next run")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="beside callers with tokens; 0: none")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--only", nargs="+", choices=list(BEHAVIOURS), help="these behaviours instead of all")
+    parser.add_argument(
+        "--strangers",
+        nargs="*",
+        choices=[*STRANGERS, ALL],
+        default=[*STRANGERS, ALL],
+        help="these behaviours of callers without a token, one after the other",
+    )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

@@ -9,43 +9,31 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
-import pyarrow as pa
-from pyarrow import flight
+from hostile_server import Scene
 
+from gigl_loader.native import DataClient, StreamError, crc32c
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.job import JOB_HEADER, new_job
 from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
-__all__ = ["BEHAVIOURS", "Scene", "connected", "ended"]
+__all__ = ["BEHAVIOURS", "connected", "ended", "request_head"]
 
 _EDGE = ("node", "to", "node")
 _CALL_S = 600.0
 _PAUSE_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """Where the server is, and what a caller of it must know."""
-
-    control: str
-    data: str
-    token: str
-    """Empty for a caller without one."""
-    graph: str
-    nodes: int
-    """Ids are 0 .. nodes - 1."""
+_TRICKLED = 600
 
 
 class _Caller:
@@ -56,7 +44,6 @@ class _Caller:
         self.job = new_job()
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         self.channel = grpc.insecure_channel(scene.control, options)
-        self.data = flight.FlightClient(f"grpc+tcp://{scene.data}")
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -87,11 +74,13 @@ class _Caller:
             ),
         )
 
-    def fetch(self, ticket: bytes) -> Any:
-        options = flight.FlightCallOptions(
-            headers=[(name.encode(), value.encode()) for name, value in self.headers], timeout=_CALL_S
-        )
-        return self.data.do_get(flight.Ticket(ticket), options)
+    def fetch(self, ticket: bytes) -> tuple[DataClient, int]:
+        """Ask the data port. Return the connection, and the size of the reply that it can read."""
+        host, _, port = self.scene.data.rpartition(":")
+        client = DataClient(host, int(port))
+        client.connect(_CALL_S)
+        header = "".join(f"{name}: {value}\n" for name, value in self.headers)
+        return client, client.call(header.encode(), ticket, _CALL_S)[1]
 
 
 def _asking(
@@ -108,10 +97,11 @@ def _asking(
         calls = [caller.ask(channel, batch + place, seeds) for channel in channels for place in range(16)]
         batch += 16
         for call in calls:
-            with suppress(grpc.RpcError, pa.ArrowException):
+            with suppress(grpc.RpcError, StreamError):
                 reply = messages.SampleReply.FromString(call.result())
                 if read:
-                    caller.fetch(encode_frame_request(reply.handle)).read_all()
+                    client, nbytes = caller.fetch(encode_frame_request(reply.handle))
+                    client.read(np.empty(nbytes, np.uint8))
         time.sleep(_PAUSE_S)
 
 
@@ -177,6 +167,37 @@ def silent_calls(scene: Scene) -> None:
         time.sleep(0.5)
 
 
+def trickled_bodies(scene: Scene) -> None:
+    """Send requests whose bodies come a byte a second, on as many connections as there are calls."""
+    head = request_head(_token(scene), body_bytes=1 << 20)
+    held: list[socket.socket] = []
+    said = False
+    while True:
+        held = [connection for connection in held if not ended(connection)]
+        with suppress(OSError):
+            while len(held) < _TRICKLED:
+                held.append(connected(scene.data))
+                held[-1].send(head)
+        for connection in held:
+            with suppress(OSError):
+                connection.send(b"x")
+        if not said:
+            said = True
+            _say_ready()
+        time.sleep(1.0)
+
+
+def bytes_after_requests(scene: Scene) -> None:
+    """Send bytes after a request, and half of a second one."""
+    head = request_head(_token(scene), body_bytes=0)
+    _say_ready()
+    while True:
+        for more in (b"x" * 4096, head, head[:40]):
+            with suppress(OSError), connected(scene.data) as connection:
+                connection.send(head + more)
+                time.sleep(_PAUSE_S)
+
+
 def silent_connections(scene: Scene) -> None:
     """Hold connections to both ports that say nothing, and open those anew that were ended."""
     held: list[socket.socket] = []
@@ -199,7 +220,7 @@ def _unread(scene: Scene, fields: Mapping[str, str], rows: Any, count: int) -> N
 
     def hold(place: int) -> None:
         while True:
-            with suppress(pa.ArrowException):
+            with suppress(StreamError):
                 held[place] = caller.fetch(ticket)
                 time.sleep(_CALL_S)
             time.sleep(0.5)
@@ -224,6 +245,16 @@ def _document(scene: Scene, fields: Mapping[str, str], rows: Any) -> bytes:
 def _dim(scene: Scene) -> int:
     """Return the float32 values of a row of ``x``: asked of nobody, the workload has 32 or 128."""
     return 32 if scene.nodes <= 20_000 else 128
+
+
+def _token(scene: Scene) -> bytes:
+    return f"authorization: Bearer {scene.token}\n".encode()
+
+
+def request_head(header: bytes, *, body_bytes: int) -> bytes:
+    """Return the head of a request to the data port, with its header text and without a body."""
+    start = struct.pack("<4sHHIIQI", b"GIGL", WIRE_VERSION, 0, len(header), 0, body_bytes, 0)
+    return start + struct.pack("<I", crc32c(np.frombuffer(start + header, np.uint8))) + header
 
 
 def connected(address: str) -> socket.socket:
@@ -262,6 +293,8 @@ BEHAVIOURS: Mapping[str, Callable[[Scene], None]] = {
         made_up_jobs,
         silent_calls,
         silent_connections,
+        trickled_bodies,
+        bytes_after_requests,
     )
 }
 

@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--skew", type=float, default=2.0, help="node ids are uniform numbers to this power")
     parser.add_argument("--memory-limit", default="2GB")
     parser.add_argument("--num-partitions", type=int, default=1)
-    parser.add_argument("--assigner", default="range", choices=["range", "hash"])
+    parser.add_argument("--assigner", default="range", choices=["range", "hash", "ldg"])
     parser.add_argument("--work", type=Path, help="directory for inputs and graph (default: a temporary one)")
     parser.add_argument("--verify", action="store_true", help="check every byte of the graph afterwards")
     parser.add_argument("--json", action="store_true")

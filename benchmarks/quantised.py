@@ -1,4 +1,4 @@
-"""What quantised features cost beside float32, from a graph store of two servers over Flight.
+"""What quantised features cost beside float32, from a graph store of two servers over the network.
 
     python benchmarks/quantised.py --data FOLDER [--rounds 3] [--json FILE]
 
@@ -24,7 +24,7 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 
 KINDS = ("float32", "int8", "int8:per-row", "uint4")
-SETUP = Setup(servers=2, workers=1, transport="flight")
+SETUP = Setup(servers=2, workers=1, transport="network")
 RATIOS = ("seeds_per_s", "received_mb", "cpu_s_per_kseed")
 
 

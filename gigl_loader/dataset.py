@@ -149,7 +149,7 @@ class DistDataset(GraphQueries):
         *,
         num_partitions: int = 1,
         edge_dir: Literal["in", "out"] = "in",
-        assigner: Literal["range", "hash"] = "range",
+        assigner: Literal["range", "hash", "ldg", "kaminpar"] = "range",
         weight_attr: str | Mapping[EdgeType, str] | None = None,
         time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
         labels: Mapping[EdgeType, Any] | None = None,
@@ -167,6 +167,9 @@ class DistDataset(GraphQueries):
         graph, the other ranks map its memory; they may pass ``None`` in place of the object. A dataset in
         memory can be an argument of a process that ``multiprocessing`` spawns.
 
+        ``assigner``
+            Which partition owns a node: by ranges or a hash of the ids, or as ``"ldg"`` and ``"kaminpar"``
+            find it, which keep neighbours together.
         ``weight_attr``
             Edge attribute that loaders may draw edges by (``weight_attr`` of theirs), for every type that has
             it or by type.

@@ -7,6 +7,7 @@
     ├── TimeoutError               nothing arrived in time: the message says who is alive and doing what
     └── GiglError
         ├── FormatError            bytes (a frame, a file, a table) that break a rule: mend or rebuild them
+        ├── BuildError             a build lost its processes or its cluster: start or resume it
         └── SamplingError          one batch failed: go on with the next, or stop
             ├── WorkerDied         a sampling process ended and may not be restarted again
             └── StorageUnavailable a host that holds a partition does not answer: ask again later
@@ -14,7 +15,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FormatError", "GiglError", "SamplingError", "StorageUnavailable", "WorkerDied"]
+__all__ = ["BuildError", "FormatError", "GiglError", "SamplingError", "StorageUnavailable", "WorkerDied"]
 
 
 class GiglError(Exception):
@@ -23,6 +24,10 @@ class GiglError(Exception):
 
 class FormatError(GiglError):
     """Bytes that break a rule of their format. The message names what was read and the rule."""
+
+
+class BuildError(GiglError):
+    """A build cannot go on: its processes or its cluster are gone. The message says which, and of what."""
 
 
 class SamplingError(GiglError):

@@ -29,13 +29,7 @@ def read_json(data: bytes | str, *, what: str, max_bytes: int) -> Any:
     """
     try:
         text = _text(data, what, max_bytes)
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique_names,
-            parse_int=_integer,
-            parse_float=_finite,
-            parse_constant=_no_constant,
-        )
+        value = _DECODER.decode(text)
         if _SURROGATE.search(text):  # Whole pairs are fine, and rare.
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeError:
@@ -77,3 +71,8 @@ def _finite(text: str) -> float:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_names, parse_int=_integer, parse_float=_finite, parse_constant=_no_constant
+)

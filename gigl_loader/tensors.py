@@ -60,6 +60,7 @@ _SHOWN = 100
 _SHOWN_SIZES = 8
 _NAMES = {dtype: name for name, dtype in reversed(list(STORAGE_DTYPES.items())) if name != "BF16"}
 _HEADER_LENGTH = struct.Struct("<Q")
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Layout:
                 "shape": list(spec.shape),
                 "data_offsets": [offsets[name], end],
             }
-        text = json.dumps(document, separators=(",", ":")).encode()
+        text = _ENCODER.encode(document).encode()
         size = -(-(len(text) + 8) // _ALIGNMENT) * _ALIGNMENT
         header = _HEADER_LENGTH.pack(size - 8) + text.ljust(size - 8)
         return cls(

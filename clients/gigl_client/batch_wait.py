@@ -10,7 +10,9 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
+    from gigl_client.batch_hedging import BatchHedging
     from gigl_client.channel import Channel
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.in_flight import InFlight, RetryState
@@ -25,12 +27,24 @@ class BatchWait:
     """Waits for responses of servers. Guarded by the lock of the dispatcher."""
 
     def __init__(
-        self, channels: ChannelPool, in_flight: InFlight, changed: threading.Condition, *, timeout_s: float
+        self,
+        channels: ChannelPool,
+        in_flight: InFlight,
+        changed: threading.Condition,
+        hedging: BatchHedging,
+        *,
+        fetchers_stuck_at: Callable[[], float],
+        timeout_s: float,
     ) -> None:
-        """A server that does not respond, or a batch that fails to arrive, is retried for ``timeout_s``."""
+        """A server that does not respond, or a batch that fails to arrive, is retried for ``timeout_s``.
+
+        ``fetchers_stuck_at`` returns when another thread is needed that fetches frames (monotonic).
+        """
         self._channels = channels
         self._in_flight = in_flight
         self._changed = changed
+        self._hedging = hedging
+        self._fetchers_stuck_at = fetchers_stuck_at
         self._timeout_s = timeout_s
         self._calm = 0.0
         self._received = -1
@@ -54,7 +68,13 @@ class BatchWait:
             raise _unavailable(self._in_flight.epoch, *retry, now)
         if now >= deadline:
             raise self._timed_out(now, timeout, retry)
-        until = min(deadline, give_up, self._in_flight.next_retry(now))
+        until = min(
+            deadline,
+            give_up,
+            self._in_flight.next_retry(now),
+            self._hedge_at(now),
+            self._fetchers_stuck_at(),
+        )
         self._changed.wait(min(max(until - now, 0.001), _MAX_WAIT_S))
 
     def _check_channels(self, now: float, *, began: float) -> None:
@@ -63,7 +83,7 @@ class BatchWait:
         This wait starts them again itself where the attempts began before it: an earlier wait has raised
         their error, or no wait needed the channel.
         """
-        for channel in self._down():
+        for channel in self._needed():
             error = channel.failure
             if error is not None and not channel.opening:
                 if may_pass(error) and channel.tries_since < began:
@@ -72,20 +92,30 @@ class BatchWait:
                 channel.failure = None
                 raise _not_reached(channel, error, now) if may_pass(error) else _refused(channel, error)
 
+    def _hedge_at(self, now: float) -> float:
+        """Return when to look for a late request. One that no other server can take is left to its own."""
+        at = self._hedging.at()
+        return at if at > now else float("inf")
+
     def _timed_out(self, now: float, timeout: float, retry: tuple[int, RetryState] | None) -> Exception:
-        for channel in self._down():
+        for channel in self._needed():
             if channel.failure is not None and (retry is None or channel.down_since < retry[1].since):
                 return _not_reached(channel, channel.failure, now)
         if retry is not None:  # No server is away for longer.
             return _unavailable(self._in_flight.epoch, *retry, now)
         return TimeoutError(_waiting_text(self._channels, self._in_flight, timeout, now))
 
-    def _down(self) -> list[Channel]:
-        """Return the channels that are lost, longest first: the other servers may be waiting for that one."""
-        return sorted(
-            (channel for channel in self._channels if channel.opened is None),
-            key=lambda channel: channel.down_since,
-        )
+    def check_refused(self) -> None:
+        """Raise the error of a server that refused, where a retry cannot help."""
+        for channel in self._channels:
+            error = channel.failure
+            if channel.opened is None and error is not None and not channel.opening and not may_pass(error):
+                channel.failure = None
+                raise _refused(channel, error)
+
+    def _needed(self) -> list[Channel]:
+        """Return the needed channels that are lost, longest first: other servers may wait for that one."""
+        return sorted(self._channels.needed(), key=lambda channel: channel.down_since)
 
 
 def _refused(channel: Channel, error: Exception) -> Exception:

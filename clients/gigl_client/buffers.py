@@ -67,16 +67,16 @@ class PrivateBuffers:
         self._slots = private_slots(nbytes, slots)
         self._lock = threading.Lock()
         self.oversize = 0
-        """Number of frames larger than a slot."""
+        """Number of frames larger than a slot that found no room."""
         self.crowded_out = 0
-        """Number of frames that found no free slot."""
+        """Number of frames that would fit a slot and found none free."""
 
     def lend(self, nbytes: int) -> Bytes:
-        """Return memory for a frame, uint8 [nbytes]: a slot, or fresh memory where none is free or fits."""
+        """Return memory for a frame, uint8 [nbytes]: slots, or fresh memory where too few are free."""
+        span = self._slots.span(nbytes)
         with self._lock:
-            fits = nbytes <= self._slots.slot_bytes
-            slot = self._slots.take() if fits else None
+            slot = self._slots.take(span)
             if slot is None:
-                self.oversize += not fits
-                self.crowded_out += fits
+                self.oversize += span > 1
+                self.crowded_out += span == 1
         return np.empty(nbytes, np.uint8) if slot is None else self._slots.lend(slot, nbytes)

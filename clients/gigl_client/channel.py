@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_client.buffers import RingBuffers
@@ -12,6 +15,7 @@ from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.refusals import Busy, Unknown
 from gigl_loader.rpc.ring_client import RingRefused, receive_ring
+from gigl_loader.sampling.plan import plan_digest
 
 if TYPE_CHECKING:
     from gigl_client.channel_config import ChannelConfig
@@ -24,6 +28,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _ATTEMPT_S = 10.0
 _CLOSE_S = 1.0
+_LONGEST_LATE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -50,12 +55,25 @@ class Channel:
         """When the current series of attempts to open the channel began."""
         self.failure: Exception | None = None
         """Error of the last attempt to open the channel."""
+        self.retry_at = 0.0
+        """When the channel may be opened again if attempts were given up and the server is not needed."""
+        self.gone = False
+        """The server has left the cluster."""
+        self.late_until = 0.0
+        """When the server may be asked again (monotonic), after a batch of it was requested from another
+        server as well. Infinity: when it responds."""
+        self.probing = False
+        """A probe finds out whether the server responds: its late call was cancelled."""
         self.load = 0
         """Batches that were requested from the server and not delivered yet."""
+        self.allowance = 1
+        """Batches of the current epoch that may be in flight: 1 at its start, and 1 more with each that was
+        received. Else the first batch of an epoch would share cores and network with several later ones."""
         self.batches = 0
         self.reconnects = -1  # Opening the first channel counts 0.
         self._backoff = Backoff()
         self._batches_before = -1
+        self._late_s = 0.0
 
     def pause_s(self) -> float:
         """Return the delay before reopening: 0 if the last channel delivered a batch, else a backoff."""
@@ -66,10 +84,32 @@ class Channel:
         return self._backoff.next_s()
 
     @property
+    def late(self) -> bool:
+        return time.monotonic() < self.late_until
+
+    def is_late(self, sent_s: float) -> None:
+        """Pass the server over until it responds: a request was sent to it ``sent_s`` ago."""
+        if not self.late:
+            self._late_s = min(max(sent_s, 2 * self._late_s), _LONGEST_LATE_S)
+        self.late_until = math.inf
+
+    def responds(self) -> None:
+        """Use the server again: it responded to a request."""
+        self.late_until = self._late_s = 0.0
+
+    def is_alive(self) -> None:
+        """Use the server again after a pause: it responds, though not to what it was late with.
+
+        The pause is as long as that took so far, and doubles while the server stays late.
+        """
+        if self.late_until == math.inf:
+            self.late_until = time.monotonic() + self._late_s
+
+    @property
     def transport(self) -> str:
         if self.opened is None:
             return "none"
-        return "flight" if self.opened.ring is None else "ring"
+        return "network" if self.opened.ring is None else "ring"
 
     @property
     def rows(self) -> str:
@@ -92,19 +132,18 @@ def bare(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def open_channel(
-    server: Server, config: ChannelConfig, *, num_servers: int, has_columns: bool
-) -> OpenChannel:
-    """Open a channel, and create its producer where the server has none with that key.
+def open_channel(server: Server, config: ChannelConfig, *, defers: bool) -> OpenChannel:
+    """Open a channel, and create its producer where the server has none with that key and plan.
 
-    The channel has a ring where ``config`` allows one and the server is on this host.
+    The channel has a ring where ``config`` allows one and the server is on this host. ``defers``: frames may
+    defer their features.
     """
     if config.tries_ring(server.endpoint.host):
-        deferred = config.defers_features(ring=True, num_servers=num_servers, has_columns=has_columns)
+        deferred = config.defers_features(ring=True, defers=defers)
         opened = _open_ring(server, config, deferred_features=deferred)
         if opened is not None:
             return opened
-    deferred = config.defers_features(ring=False, num_servers=num_servers, has_columns=has_columns)
+    deferred = config.defers_features(ring=False, defers=defers)
     reply = _open(server, config, deferred_features=deferred)
     return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, deferred_features=deferred)
 
@@ -133,7 +172,7 @@ def _mapped(server: Server, config: ChannelConfig, *, deferred_features: bool) -
     reply = _open(server, config, deferred_features=deferred_features, ring=True)
     try:
         if not reply.ring_door:
-            raise RingRefused(f'{server.endpoint} hands out no rings: set transport="flight"')
+            raise RingRefused(f'{server.endpoint} hands out no rings: set transport="network"')
         nbytes = config.slots * config.slot_bytes
         fd = receive_ring(reply.ring_door, reply.id, nbytes, min(_ATTEMPT_S, config.timeout_s))
         ring = RingBuffers(fd, slots=config.slots, slot_bytes=config.slot_bytes)
@@ -146,10 +185,14 @@ def _mapped(server: Server, config: ChannelConfig, *, deferred_features: bool) -
 def _open(
     server: Server, config: ChannelConfig, *, deferred_features: bool, ring: bool = False
 ) -> ChannelReply:
-    """Open a channel of the producer of this plan. The server refuses another plan under the same key."""
+    """Open a channel of the producer of this plan. The server refuses another plan under the same key.
+
+    The producer is created only where it is missing: its leader has created it on every server, and a plan
+    may have megabytes.
+    """
     attempt_s = min(_ATTEMPT_S, config.timeout_s)
-    server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
-    return server.client.open_channel(
+    open_once = partial(
+        server.client.open_channel,
         config.key,
         name=config.name,
         credit=config.credit,
@@ -159,3 +202,7 @@ def _open(
         ring_slot_bytes=config.slot_bytes if ring else 0,
         timeout_s=attempt_s,
     )
+    with suppress(Unknown):
+        return open_once(plan_digest=plan_digest(config.plan))
+    server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
+    return open_once()

@@ -22,6 +22,9 @@ __all__ = ["ChannelPool"]
 
 _LOGGER = logging.getLogger(__name__)
 
+_REFUSED_S = 5.0
+"""Pause before a server that is not needed is tried again after attempts were given up."""
+
 
 class ChannelPool:
     """Channels of one source to its servers. Guarded by the lock of the dispatcher."""
@@ -32,18 +35,26 @@ class ChannelPool:
         config: ChannelConfig,
         lock: threading.Condition,
         *,
-        has_columns: bool,
+        defers: bool,
         heartbeats: Heartbeats,
+        choose: Callable[[Sequence[Server]], Sequence[Server]] = lambda servers: servers,
     ) -> None:
-        """``heartbeats`` renew the leases of open channels."""
-        self._channels = [Channel(server) for server in servers]
+        """``heartbeats`` renew the leases of open channels. ``defers``: frames may defer their features.
+
+        ``choose`` returns those of a cluster's servers that sample for this rank.
+        """
+        self._choose = choose
+        self._channels = [Channel(server) for server in choose(servers)]
         self._config = config
         self._lock = lock
-        self._has_columns = has_columns
+        self._defers = defers
         self._heartbeats = heartbeats
         self._closed = threading.Event()
+        self._frame_bytes = 0
         self.on_change: Callable[[], None] = lock.notify_all
         """Called under the lock when an attempt to open a channel succeeded or was given up."""
+        self.on_leave: Callable[[OpenChannel], None] = _ignored
+        """Called under the lock with an open channel to a server that has left."""
 
     def __iter__(self) -> Iterator[Channel]:
         return iter(self._channels)
@@ -53,20 +64,68 @@ class ChannelPool:
         return self._closed.is_set()
 
     def open_all(self) -> None:
-        """Open every channel that is not open, each in a thread of its own. Does not wait."""
+        """Open every channel that is not open, each in a thread of its own. Does not wait.
+
+        A server that refused, and whose partitions other servers hold, is tried again after a while.
+        """
+        needed, now = self.needed(), time.monotonic()
         for channel in self._channels:
-            if channel.opened is None and not channel.opening and not self.closed:
+            may_open = channel in needed or now >= channel.retry_at
+            if channel.opened is None and not channel.opening and may_open and not self.closed:
                 self._open(channel, None, pause_s=0.0)
+
+    def needed(self) -> list[Channel]:
+        """Return the channels that are not open and whose servers are needed.
+
+        A server is needed where no server with an open channel holds its partitions: no batch could be
+        sampled. The others of a cluster with replicas may be away for good.
+        """
+        down = [channel for channel in self._channels if channel.opened is None]
+        if not down:
+            return []
+        up = [set(each.server.endpoint.partitions) for each in self._channels if each.opened]
+        held = set().union(*up)
+        return [each for each in down if not up or not held.issuperset(each.server.endpoint.partitions)]
+
+    def use(self, servers: Sequence[Server]) -> None:
+        """Open channels to this rank's of ``servers`` that have none, and give up channels to all others."""
+        servers = self._choose(servers)
+        with self._lock:
+            if self.closed:
+                return
+            known = {channel.server.number: channel for channel in self._channels}
+            self._channels = [
+                known.pop(server.number) if server.number in known else Channel(server) for server in servers
+            ]
+            for channel in known.values():
+                channel.gone = True
+                opened = self._leave(channel)
+                if opened is not None:
+                    self.on_leave(opened)
+            self.open_all()
+            self.on_change()
 
     def lose(self, channel: Channel, error: Exception) -> None:
         """Give up a channel, and open another to the same server."""
-        _LOGGER.warning("%s: lost, opening another channel: %s", str(channel), str(error))
         before, channel.failure = self._leave(channel), error
+        if channel.gone:
+            return
+        _LOGGER.warning("%s: lost, opening another channel: %s", str(channel), str(error))
         if not self.closed:
             self._open(channel, before, pause_s=channel.pause_s())
 
+    def for_hedge(self, sent: Channel) -> Channel | None:
+        """Return the channel with the lowest load, other than that of a late request.
+
+        One to a server that is late itself is better than none.
+        """
+        able = [each for each in self._channels if each.opened and each is not sent]
+        return min(able, key=lambda channel: (channel.late, channel.load), default=None)
+
     def for_batch(self, batch: int, *, urgent: bool, needed: bool) -> Channel | None:
         """Return the channel with the lowest load. ``None`` where no channel may have another request.
+
+        Servers that are late with a batch are passed over while another server is open.
 
         ``urgent``: no other batch can be delivered before this one, so received batches must not keep it from
         being requested again. ``needed``: the trainer waits for a batch; without prefetching, batches are
@@ -74,19 +133,25 @@ class ChannelPool:
         """
         if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
             return None
+        in_flight = sum(channel.load for channel in self._channels)
+        if not urgent and in_flight >= self._config.most_in_flight(self._frame_bytes):
+            return None
         most = self._config.max_in_flight
-        able = [each for each in self._channels if each.opened and (urgent or each.load < most)]
-        count = len(self._channels)
+        first = (self._config.first_server + batch) % max(len(self._channels), 1)
+        in_turn = [*self._channels[first:], *self._channels[:first]]
+        opened = [each for each in in_turn if each.opened]
+        prompt = [each for each in opened if not each.late] or opened
+        able = [each for each in prompt if urgent or each.load < min(each.allowance, most)]
+        return min(able, key=lambda channel: channel.load, default=None)
 
-        def order(channel: Channel) -> tuple[int, int]:
-            return channel.load, (channel.server.endpoint.host_index - batch) % count
-
-        return min(able, key=order, default=None)
+    def received(self, frame_bytes: int) -> None:
+        """Take note of the size of a frame. Few large frames count until many smaller ones have come."""
+        self._frame_bytes = max(frame_bytes, self._frame_bytes - self._frame_bytes // 16)
 
     def forget_loads(self) -> None:
         """Forget the requests of an epoch that was left."""
         for channel in self._channels:
-            channel.load = 0
+            channel.load, channel.allowance = 0, 1
 
     def summary(self) -> dict[str, Any]:
         """Return transport, batches and reconnects, in total and by server."""
@@ -110,6 +175,8 @@ class ChannelPool:
     def close(self) -> list[Callable[[], None]]:
         """Open no more channels. Return functions that close the open ones."""
         self._closed.set()
+        # They refer back to what refers to this pool, and with it to all buffers, until garbage is collected.
+        self.on_change, self.on_leave = self._lock.notify_all, _ignored
         left = [(channel.server, self._leave(channel)) for channel in self._channels]
         return [partial(close_channel, server, opened.id) for server, opened in left if opened is not None]
 
@@ -117,7 +184,7 @@ class ChannelPool:
         """Stop using a channel, and return it where it was open."""
         opened, channel.opened = channel.opened, None
         if opened is not None:
-            self._heartbeats.drop(channel.server.rank, opened.id)
+            self._heartbeats.drop(channel.server.number, opened.id)
             channel.down_since = time.monotonic()
         return opened
 
@@ -156,7 +223,7 @@ class ChannelPool:
             result = self._attempt(channel)
             if not isinstance(result, Exception):
                 return result
-            if not may_pass(result) or time.monotonic() > give_up:
+            if not may_pass(result) or time.monotonic() > give_up or channel.gone:
                 return result
             self._tried(channel, result)
             if self._closed.wait(backoff.next_s()):
@@ -164,9 +231,7 @@ class ChannelPool:
 
     def _attempt(self, channel: Channel) -> OpenChannel | Exception:
         try:
-            return open_channel(
-                channel.server, self._config, num_servers=len(self._channels), has_columns=self._has_columns
-            )
+            return open_channel(channel.server, self._config, defers=self._defers)
         except Exception as error:
             return bare(error)
 
@@ -180,9 +245,11 @@ class ChannelPool:
             channel.opening = False
             if isinstance(result, Exception):
                 channel.failure = result
-            elif not self.closed:
-                channel.opened, channel.failure = result, None
-                self._heartbeats.keep(channel.server.rank, result.id, result.lease_s)
+                channel.retry_at = time.monotonic() + _REFUSED_S
+            elif not (self.closed or channel.gone):
+                channel.opened, channel.failure, channel.probing = result, None, False
+                channel.responds()
+                self._heartbeats.keep(channel.server.number, result.id, result.lease_s)
                 channel.reconnects += 1
                 if channel.reconnects:
                     _LOGGER.warning("%s: back", str(channel))
@@ -194,3 +261,7 @@ def _one_of(values: Iterable[str]) -> str:
     """Return the value that all open channels share, or ``"mixed"``; ``"none"`` where no channel is open."""
     found = set(values) - {"none"} or {"none"}
     return found.pop() if len(found) == 1 else "mixed"
+
+
+def _ignored(opened: OpenChannel) -> None:
+    """Do nothing."""

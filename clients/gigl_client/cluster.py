@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import secrets
+import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gigl_client.discovery import find_servers, read_addresses
 from gigl_client.heartbeats import Heartbeats
+from gigl_client.membership import MembershipFollower, assigned
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.group import RankGroup
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.directory import fetch_manifest
+from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.job import new_job
-from gigl_loader.rpc.remote_store import open_remote_stores
+from gigl_loader.rpc.remote_store import replicated_stores
+from gigl_loader.rpc.replicas import Replicas
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.partitioned import PartitionedStore
 
@@ -25,37 +32,42 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.store_client import ClusterView
 
-__all__ = ["Cluster", "Server", "connect_cluster"]
+__all__ = ["Cluster", "Follower", "Server", "connect_cluster"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Server:
     """One storage server and the connections to it."""
 
     endpoint: Endpoint
+    """Changes when the server holds other partitions, or when its rank changes."""
     client: StoreClient
     """Client of the control port."""
     connection: Connection
     """Connection to the data port."""
+    number: int
+    """Number of the server in ``Heartbeats``. It never changes."""
 
     @property
     def rank(self) -> int:
-        """Index of the server by ascending smallest partition."""
+        """Index of the server by ascending partitions, then address."""
         return self.endpoint.host_index
 
-    @classmethod
-    def connect(cls, endpoint: Endpoint, caller: Caller, *, job: str, timeout_s: float) -> Server:
-        """Return a server. Sends nothing yet. Requests to the data port are retried for ``timeout_s``."""
-        return cls(
-            endpoint,
-            StoreClient(endpoint, caller, job),
-            Connection(endpoint, caller, timeout_s=timeout_s, job=job),
-        )
+    def close(self) -> None:
+        """Disconnect. Closing twice is fine."""
+        self.client.close()
+        self.connection.close()
 
 
 class Cluster:
-    """All servers of a graph. Connections end with ``close``, or when the object is collected."""
+    """All servers of a graph. Connections end with ``close``, or when the object is collected.
+
+    It follows the membership: servers that join are used, servers that left are not.
+    """
 
     def __init__(
         self,
@@ -66,34 +78,109 @@ class Cluster:
         job: str,
         caller: Caller,
         timeout_s: float,
+        membership: int = 0,
+        assignment: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """``endpoints`` are by rank. ``job`` is the secret of the job's ranks, 64 hex digits."""
-        self.servers = tuple(
-            Server.connect(endpoint, caller, job=job, timeout_s=timeout_s) for endpoint in endpoints
-        )
+        """``endpoints`` are by rank. ``job`` is the secret of the job's ranks, 64 hex digits.
+
+        ``membership`` is the version of ``endpoints``. ``assignment`` has the partitions that are counted for
+        each server; it is the same for all ranks of a job, and stays as it is. By default it is that of
+        ``endpoints``.
+        """
         self.schema = schema
         self.graph_digest = graph_digest
         self.job = job
         self.caller = caller
         self.timeout_s = timeout_s
-        self.heartbeats = Heartbeats([server.client.heartbeat for server in self.servers])
+        held = [endpoint.partitions for endpoint in endpoints]
+        self.assignment = tuple(map(tuple, assigned(held) if assignment is None else assignment))
+        self.heartbeats = Heartbeats([])
         """Renew the leases of open channels. They hold no reference to the cluster."""
+        self.holders = Holders(endpoints, key=secrets.token_hex(8))
+        self._lock = threading.Lock()
+        self._opened: list[Server] = []
+        self._followers: weakref.WeakSet[Any] = weakref.WeakSet()
+        opened, apply = self._opened, weakref.WeakMethod(self._apply)
+
+        def applied(view: ClusterView) -> None:
+            if (follow := apply()) is not None:
+                follow(view)
+
+        self._follower = MembershipFollower(
+            membership, lambda: [server.client for server in list(opened)], applied
+        )
+        self._opened += map(self._connect, endpoints)
+        self.replicas = self.open_replicas(timeout_s=timeout_s)
+        """Connections for queries about nodes."""
         self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end, self.servers, self.heartbeats, self._owner)
+        self._end = weakref.finalize(
+            self, _end, self._opened, self.heartbeats, self._follower, self.replicas, self._owner
+        )
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """The servers that are members now, by rank."""
+        return tuple(self._opened)
+
+    @property
+    def holds_all_everywhere(self) -> bool:
+        """Whether every server holds every partition, so that no features cross the network twice."""
+        count = self.schema.num_partitions
+        return all(len(server.endpoint.partitions) == count for server in self.servers)
 
     def open_store(self, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
-        """Return a store of all partitions. Each request to an owner is retried for ``timeout_s`` at most.
+        """Return a store of all partitions. Each request is retried at its holders for ``timeout_s`` at most.
 
         The caller closes the store. ``concurrency`` is the number of batches that use it at the same time.
         """
-        remote = open_remote_stores(
-            {part: server.endpoint for server in self.servers for part in server.endpoint.partitions},
-            self.caller,
+        remote = replicated_stores(
+            self.open_replicas(timeout_s=timeout_s),
+            range(self.schema.num_partitions),
             schema=self.schema,
             digest=self.graph_digest,
-            timeout_s=timeout_s,
         )
         return PartitionedStore(self.schema, local={}, remote=remote, concurrency=concurrency)
+
+    def open_replicas(self, *, timeout_s: float) -> Replicas:
+        """Return connections to the holders of all partitions. The caller closes them."""
+        return Replicas(self.holders, self.caller, timeout_s=timeout_s, on_membership=self._follower.told)
+
+    def follow(self, channels: Follower) -> None:
+        """Tell ``channels`` the servers after every change, while it lives."""
+        self._followers.add(channels)
+
+    def _connect(self, endpoint: Endpoint) -> Server:
+        """Return a server. Sends nothing yet. Requests to the data port are retried for ``timeout_s``."""
+        told = self._follower.told
+        client = StoreClient(endpoint, self.caller, self.job, on_membership=told)
+        connection = Connection(endpoint, self.caller, timeout_s=self.timeout_s, job=self.job)
+        connection.on_membership = told
+        return Server(endpoint, client, connection, self.heartbeats.add(client.heartbeat))
+
+    def _apply(self, view: ClusterView) -> None:
+        """Use the servers of a newer view. Channels to servers that left are given up."""
+        if view.graph != self.graph_digest:
+            return
+        with self._lock:
+            before = {_place(server.endpoint): server for server in self._opened}
+            for endpoint in view.servers:
+                server = before.pop(_place(endpoint), None)
+                if server is None:
+                    _LOGGER.info("%s has joined, with partitions %s", endpoint, list(endpoint.partitions))
+                    self._opened.append(self._connect(endpoint))
+                else:
+                    server.endpoint = endpoint
+                    server.connection.wire_version = endpoint.wire_version
+            for server in before.values():
+                _LOGGER.info("%s has left", server.endpoint)
+                self._opened.remove(server)
+            self._opened.sort(key=lambda server: server.rank)
+            self.holders.update(view.servers)
+            followers = list(self._followers)
+        for channels in followers:
+            channels.use(self.servers)
+        for server in before.values():
+            server.close()
 
     def check_usable(self) -> None:
         """Raise ``RuntimeError`` in a forked child, ``ValueError`` after ``close``."""
@@ -110,13 +197,31 @@ class Cluster:
         self._end()
 
 
-def _end(servers: Sequence[Server], heartbeats: Heartbeats, owner: int) -> None:
+class Follower(Protocol):
+    """What is told the servers after every change."""
+
+    def use(self, servers: Sequence[Server]) -> None:
+        """Use these servers from now on, and no others."""
+
+
+def _place(endpoint: Endpoint) -> tuple[str, int]:
+    return endpoint.control_address, endpoint.data_port
+
+
+def _end(
+    servers: Sequence[Server],
+    heartbeats: Heartbeats,
+    follower: MembershipFollower,
+    replicas: Replicas,
+    owner: int,
+) -> None:
     if os.getpid() != owner:
         return
+    follower.stop()
     heartbeats.stop()
-    for server in servers:
-        server.client.close()
-        server.connection.close()
+    replicas.close()
+    for server in list(servers):
+        server.close()
 
 
 def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s: float) -> Cluster:
@@ -124,49 +229,61 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
 
     Raises what ``find_servers`` raises, and ``ValueError`` for servers that do not hold one whole graph.
     """
-    found = find_servers(read_addresses(addresses), caller, timeout_s=timeout_s)
+    group = RankGroup.current()
+    rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+    found = find_servers(
+        read_addresses(addresses), caller, timeout_s=timeout_s, rank=rank, world_size=world_size
+    )
     schema = _manifest(found, caller, timeout_s).schema
     _check_complete(found, schema)
+    job, assignment = _shared(found, timeout_s)
     return Cluster(
         found.endpoints,
         schema=schema,
         graph_digest=found.graph,
-        job=_shared_job(found.graph, timeout_s),
+        job=job,
         caller=caller,
         timeout_s=timeout_s,
+        membership=found.membership,
+        assignment=assignment,
     )
 
 
 def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
     """Return the ``graph.json`` of a server. ``ValueError`` unless it has the digest of the cluster."""
-    server = found.endpoints[0]
-    connection = Connection(server, caller, timeout_s=timeout_s)
+    replicas = Replicas(Holders(found.endpoints, key=secrets.token_hex(8)), caller, timeout_s=timeout_s)
+    what = f"graph.json of the cluster of {found.endpoints[0]}"
     try:
-        manifest = Manifest.parse(fetch_manifest(connection), what=f"graph.json of {server}")
+        manifest = Manifest.parse(fetch_manifest(replicas.connection(None)), what=what)
     finally:
-        connection.close()
+        replicas.close()
     if manifest.digest != found.graph:
         raise ValueError(
-            f"{server} has another graph than it said: was it restarted on another one just now?"
+            f"{what}: another graph than its servers said: was one restarted on another graph just now?"
         )
     return manifest
 
 
 def _check_complete(found: Found, schema: GraphSchema) -> None:
-    """Raise ``ValueError`` unless each partition has one server."""
-    held = sorted(part for endpoint in found.endpoints for part in endpoint.partitions)
+    """Raise ``ValueError`` unless each partition has a server."""
+    held = sorted({part for endpoint in found.endpoints for part in endpoint.partitions})
     if held != list(range(schema.num_partitions)):
         raise ValueError(
             f"the servers of this cluster hold the partitions {held}, and the graph has "
-            f"{schema.num_partitions}: start one server for each"
+            f"{schema.num_partitions}: start a server for each"
         )
 
 
-def _shared_job(graph: str, timeout_s: float) -> str:
-    """Return the secret of this job, which the first rank to connect to this graph chooses."""
-    job = new_job()
+def _shared(found: Found, timeout_s: float) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    """Return the secret of this job, and the partitions that are counted for each server.
+
+    The first rank to connect to this graph chooses both: ranks may see servers come and go at other times,
+    and must share out nodes alike.
+    """
+    own = json.dumps([new_job(), assigned(endpoint.partitions for endpoint in found.endpoints)])
     group = RankGroup.current(patience_s=timeout_s)
-    if group is None:
-        return job
-    key = f"store/{graph[:16]}"
-    return group.first(f"{key}/{group.turn(key)}/job", job)
+    if group is not None:
+        key = f"store/{found.graph[:16]}"
+        own = group.first(f"{key}/{group.turn(key)}/job", own)
+    job, assignment = json.loads(own)
+    return job, tuple(map(tuple, assignment))

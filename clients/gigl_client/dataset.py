@@ -12,7 +12,6 @@ from gigl_client.nodes import RemoteNodes
 from gigl_client.producers import ProducerCreator
 from gigl_client.server_load import loads_of
 from gigl_client.source import RemoteSource
-from gigl_loader.group import RankGroup
 from gigl_loader.logs import log_from_environment
 from gigl_loader.options import MAX_KEY
 from gigl_loader.queries import GraphQueries
@@ -53,8 +52,7 @@ class RemoteDistDataset(GraphQueries):
         self._cluster = cluster
         self._transport, self._rows = transport, rows
         self._leaders = ProducerCreator(cluster)
-        group = RankGroup.current()
-        self._nodes = RemoteNodes(cluster, first=0 if group is None else group.rank)
+        self._nodes = RemoteNodes(cluster)
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
 
@@ -64,7 +62,7 @@ class RemoteDistDataset(GraphQueries):
         addresses: str | Sequence[str],
         *,
         credentials: Caller | None = None,
-        transport: Literal["auto", "ring", "flight"] = "auto",
+        transport: Literal["auto", "ring", "network", "flight"] = "auto",
         rows: Literal["auto", "direct", "through"] = "auto",
         timeout: float = 300.0,
     ) -> RemoteDistDataset:
@@ -79,7 +77,8 @@ class RemoteDistDataset(GraphQueries):
             Plain text to other machines is refused unless the caller says ``insecure=True``.
         ``transport``
             ``"ring"`` receives batches through memory shared with the servers, all of which must be on this
-            machine; ``"flight"`` receives them over the network; ``"auto"`` chooses for each server.
+            machine; ``"network"`` (older name: ``"flight"``) receives them over the network; ``"auto"``
+            chooses for each server.
         ``rows``
             ``"direct"`` fetches feature rows from their owners (deferred features); ``"through"`` receives
             them with the batch, through the server that sampled it; ``"auto"`` chooses.
@@ -102,8 +101,11 @@ class RemoteDistDataset(GraphQueries):
 
     @property
     def num_servers(self) -> int:
-        """Number of storage servers. Their ranks are ``0 .. num_servers - 1``, by smallest partition."""
-        return len(self._cluster.servers)
+        """Number of storage servers when the first rank connected.
+
+        Their ranks are ``0 .. num_servers - 1``, by ascending partitions, then address.
+        """
+        return len(self._cluster.assignment)
 
     @property
     def schema(self) -> GraphSchema:
@@ -193,6 +195,8 @@ class RemoteDistDataset(GraphQueries):
             transport=self._transport,
             rows=self._rows,
             timeout_s=request.timeout_s,
+            rank=request.topology.rank,
+            world_size=request.topology.world_size,
         )
         try:
             source.wait_until_up(request.timeout_s)

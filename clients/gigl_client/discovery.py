@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigl_client.server_share import servers_of_rank
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.peer import check_data_port
 from gigl_loader.rpc.refusals import Busy
-from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,8 @@ class Found:
     """By rank."""
     graph: str
     """Digest of the graph that all of them have."""
+    membership: int
+    """Version of ``endpoints``."""
 
 
 class _NotReady(Exception):
@@ -66,14 +69,17 @@ def read_addresses(addresses: str | Sequence[str]) -> list[Address]:
     return read
 
 
-def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: float) -> Found:
+def find_servers(
+    addresses: Sequence[Address], caller: Caller, *, timeout_s: float, rank: int = 0, world_size: int = 1
+) -> Found:
     """Return the servers of the cluster that one of ``addresses`` belongs to, once all are ready.
 
+    Each rank checks the servers that sample for it (``servers_of_rank``): in a small cluster, all.
     Servers that do not respond or are not ready are retried for ``timeout_s``; then ``StorageUnavailable``
     names one of them and the reason. Errors that waiting cannot resolve are raised at once: ``ValueError``
     for another version, another graph or an invalid certificate, ``SamplingError`` for a wrong token.
     """
-    search = _Search(addresses, caller, time.monotonic() + timeout_s)
+    search = _Search(addresses, caller, time.monotonic() + timeout_s, rank, world_size)
     backoff, told = Backoff(), ""
     while True:
         try:
@@ -92,10 +98,13 @@ def find_servers(addresses: Sequence[Address], caller: Caller, *, timeout_s: flo
 class _Search:
     """Attempts to find a cluster."""
 
-    def __init__(self, addresses: Sequence[Address], caller: Caller, deadline: float) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], caller: Caller, deadline: float, rank: int, world_size: int
+    ) -> None:
         self._endpoints = [Endpoint.of_address(address, what="storage server") for address in addresses]
         self._caller = caller
         self._deadline = deadline
+        self._place = rank, world_size
 
     @property
     def left(self) -> float:
@@ -108,21 +117,49 @@ class _Search:
         if not view.servers:
             raise FormatError("a storage server says that it is ready, and names no server of its cluster")
         self._check_addresses(view)
-        with ThreadPoolExecutor(min(len(view.servers), _MAX_AT_ONCE)) as threads:
-            checks = [threads.submit(self._check, server, view.graph) for server in view.servers]
-        errors = [error for check in checks if (error := check.exception()) is not None]
-        if errors:  # Errors that waiting cannot resolve come first.
-            raise next((error for error in errors if not isinstance(error, _PASSING)), errors[0])
-        return Found(endpoints=view.servers, graph=view.graph)
+        errors, newest = self._check_all(view)
+        refused = [error for error in errors.values() if not isinstance(error, _PASSING)]
+        if refused:  # Errors that waiting cannot resolve come first.
+            raise refused[0]
+        answering = [server for server in view.servers if server not in errors]
+        if _partitions(answering) != _partitions(view.servers):
+            raise next(iter(errors.values()))
+        for error in errors.values():
+            _LOGGER.warning("other servers hold its partitions: %s", error)
+        return Found(endpoints=newest.servers, graph=view.graph, membership=newest.membership)
+
+    def _check_all(self, view: ClusterView) -> tuple[dict[Endpoint, BaseException], ClusterView]:
+        """Check the servers of this rank at the same time.
+
+        Return what is wrong in the cluster, by server, and the newest of the views that they gave.
+        """
+        here = [server for server in view.servers if server.control_address not in view.away]
+        usable = here if _partitions(here) == _partitions(view.servers) else view.servers
+        checked = servers_of_rank(usable, *self._place)
+        with ThreadPoolExecutor(min(len(checked), _MAX_AT_ONCE)) as threads:
+            checks = {server: threads.submit(self._check, server, view.graph) for server in checked}
+        errors = {
+            server: error for server, check in checks.items() if (error := check.exception()) is not None
+        }
+        away = StorageUnavailable("the other servers say that it does not answer")
+        unchecked = [server for server in view.servers if server not in checks]
+        errors |= {server: away for server in unchecked if server.control_address in view.away}
+        views = [view, *(check.result() for server, check in checks.items() if server not in errors)]
+        return errors, max(views, key=lambda each: each.membership)
 
     def _first_view(self) -> ClusterView:
-        """Return the view of the first server that responds and is ready."""
+        """Return the view of the first server that responds and is ready. All are asked at the same time."""
         errors: list[Exception] = []
-        for endpoint in self._endpoints:
-            found = self._view_or_reason(endpoint)
-            if not isinstance(found, Exception):
-                return found
-            errors.append(found)
+        threads = ThreadPoolExecutor(min(len(self._endpoints), _MAX_AT_ONCE))
+        try:
+            asked = [threads.submit(self._view_or_reason, endpoint) for endpoint in self._endpoints]
+            for view in as_completed(asked):
+                found = view.result()
+                if not isinstance(found, Exception):
+                    return found
+                errors.append(found)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)  # A silent server holds up nobody.
         # A server that is not ready gives a better reason than one that does not respond.
         raise next((error for error in errors if isinstance(error, _NotReady)), errors[0])
 
@@ -146,23 +183,29 @@ class _Search:
     def _view(self, server: Endpoint, timeout_s: float | None = None) -> ClusterView:
         with closing(StoreClient(server, self._caller)) as client:
             view = client.cluster(timeout_s or self._batch_wait)
-        if view.wire_version != WIRE_VERSION:
-            raise ValueError(
-                f"{server} runs gigl-loader {view.version}, whose wire version is {view.wire_version}; here "
-                f"it is {WIRE_VERSION}: install the same version on all servers and trainers"
-            )
+        BuildVersions.of(view).agree(str(server))
         if not view.ready:
             raise _NotReady(f"{server} is not ready: {view.reason or 'it did not say why'}")
         return view
 
-    def _check(self, server: Endpoint, graph: str) -> None:
-        """Check that a server of the view has the graph, is ready, and can be reached on both ports."""
-        _check_graph(server, self._view(server).graph, graph)
-        check_peer(server, self._caller, digest=graph, timeout_s=self._batch_wait)
+    def _check(self, server: Endpoint, graph: str) -> ClusterView:
+        """Check that a server has the graph, is ready, and can be reached on both ports. Return its view."""
+        view = self._view(server)
+        _check_graph(server, view.graph, graph)
+        if view.partitions != server.partitions:
+            raise _NotReady(  # It has taken over a partition, or repairs one: its next view says so.
+                f"{server} holds partitions {list(view.partitions)}, not {list(server.partitions)}"
+            )
+        check_data_port(server, self._caller, digest=graph, timeout_s=self._batch_wait)
+        return view
 
     @property
     def _batch_wait(self) -> float:
         return max(min(self.left, _ATTEMPT_S), 0.1)
+
+
+def _partitions(servers: Iterable[Endpoint]) -> set[int]:
+    return {part for server in servers for part in server.partitions}
 
 
 def _check_cluster(endpoint: Endpoint, view: ClusterView, known: set[str]) -> None:

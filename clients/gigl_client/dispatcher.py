@@ -8,56 +8,46 @@ server.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from gigl_client.batch_hedging import BatchHedging
 from gigl_client.channel import bare
 from gigl_client.in_flight import InFlight, InFlightRequest
-from gigl_client.receiver import Scratch, Unfetched
+from gigl_client.receiver import Unfetched
+from gigl_client.response_threads import Response, ResponseThreads
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.rpc.cancellation import Cancelled
 from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
+from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_client.channel import Channel
+    from gigl_client.channel import Channel, OpenChannel
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.in_flight import Ready
-    from gigl_client.receiver import Receiver
+    from gigl_client.receiver import Receiver, Scratch
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.request import BatchRequest
 
-    Responses = queue.SimpleQueue["Response | None"]
-
-__all__ = ["FETCHERS", "Dispatcher"]
+__all__ = ["Dispatcher"]
 
 _LOGGER = logging.getLogger(__name__)
 
-FETCHERS = 2
-"""Number of threads of a source that fetch frames and their deferred features."""
-
+_FIRST_S = 1.0
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A request whose call has ended."""
-
-    sent: InFlightRequest
-    call: Any
 
 
 class Dispatcher:
@@ -89,25 +79,15 @@ class Dispatcher:
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
+        self.hedging = BatchHedging(in_flight)
         self._times_damaged: Counter[int] = Counter()  # By batch of the current epoch.
-        self.cpu_s = 0.0
-        """CPU time of the threads."""
         self.needed = False
         """The trainer waits for a batch."""
         self._calls: set[Any] = set()
         """Calls whose end was not handled yet."""
-        # Two queues, so that a lost server is noticed even while every fetching thread waits for a frame.
-        self._frames: Responses = queue.SimpleQueue()
-        self._failures: Responses = queue.SimpleQueue()
         channels.on_change = self._go_on
-        work = {f"fetch {number} of {name}": self._frames for number in range(FETCHERS)}
-        work[f"settle for {name}"] = self._failures
-        self._threads = [
-            threading.Thread(target=self._work, args=(responses,), name=name, daemon=True)
-            for name, responses in work.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        channels.on_leave = self._put_back
+        self.threads = ResponseThreads(self._settle, name=name)
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         """Leave the current epoch, and request the first batches of another."""
@@ -124,6 +104,10 @@ class Dispatcher:
             if ready is not None:
                 self.needed = False
             self._hand_out()
+            if ready is None and self.needed:
+                now = time.monotonic()
+                self._hedge(now)
+                self.threads.keep_a_fetcher(now)
             return ready
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
@@ -133,13 +117,9 @@ class Dispatcher:
             jobs = self._channels.close()
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
-        for responses in (*[self._frames] * FETCHERS, self._failures):
-            responses.put(None)
+        self.threads.end()
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
-        deadline = time.monotonic() + (_LEAVE_S if wait else 0)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0))
+        self.threads.join(_LEAVE_S if wait else 0)
 
     def _hand_out(self) -> None:
         """Request as many batches as may be in flight."""
@@ -152,6 +132,20 @@ class Dispatcher:
             request = self._request_of(batch)
             if request is not None:
                 self._send(channel, request, now)
+
+    def _hedge(self, now: float) -> None:
+        """Request the awaited batch from a second server where its server is late."""
+        late = self.hedging.due(now)
+        channel = None if late is None else self._channels.for_hedge(late.channel)
+        if late is None or channel is None:
+            return
+        self.hedging.count += 1
+        if not channel.late:  # Else there would be no server left to prefer.
+            late.channel.is_late(now - late.since)
+            if late.replied:  # Its frame is late, and no further response of the server may be under way.
+                late.channel.is_alive()
+        _LOGGER.debug("%s is late with batch %d: asking %s", late.channel, late.request.batch, channel)
+        self._send(channel, late.request, now, hedge=True)
 
     def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one at every retry. ``None`` where it cannot be made."""
@@ -167,14 +161,17 @@ class Dispatcher:
             self._changed.notify_all()
             return None
 
-    def _send(self, channel: Channel, request: BatchRequest, now: float) -> None:
+    def _send(self, channel: Channel, request: BatchRequest, now: float, *, hedge: bool = False) -> None:
         opened = channel.opened
         assert opened is not None, "only open channels are asked"
         slot = None if opened.ring is None else opened.ring.take()
         sent = InFlightRequest(
             request=request, fence=self._in_flight.fence, channel=channel, opened=opened, slot=slot, since=now
         )
-        self._in_flight.add(sent)
+        if hedge:
+            self._in_flight.add_hedge(sent)
+        else:
+            self._in_flight.add(sent)
         message = _message(sent)
         self.calls += 1
         self.bytes_out += len(message.inputs) + len(message.index)
@@ -183,32 +180,44 @@ class Dispatcher:
         except Exception as error:  # The client was closed.
             call = Future[SampleReply]()
             call.set_exception(error)
-        self._calls.add(call)
-        call.add_done_callback(partial(_arrived, self._frames, self._failures, sent))
+        sent.cancellation.then(call.cancel)
+        self._await(Response(sent, call))
 
-    def _work(self, responses: Responses) -> None:
-        scratch = Scratch()
-        while (response := responses.get()) is not None:
-            began = time.thread_time()
-            try:
-                self._settle(response, scratch)
-            except Exception as error:
-                self._land(response.sent, error)
-            with self._changed:
-                self.cpu_s += time.thread_time() - began
-            del response
+    def _await(self, response: Response) -> None:
+        """Have a thread settle the response when its call has ended."""
+        self._calls.add(response.call)
+        response.call.add_done_callback(lambda _: self.threads.put(response))
 
     def _settle(self, response: Response, scratch: Scratch) -> None:
+        try:
+            if response.is_probe:
+                self._settle_probe(response)
+            else:
+                self._settle_request(response, scratch)
+        except Exception as error:
+            bare(error)  # Its frames hold what the threads of the store refer to, which may hold the error.
+            if not isinstance(error, Cancelled):  # Else another server has sent the batch.
+                self._land(response.sent, error)
+
+    def _settle_request(self, response: Response, scratch: Scratch) -> None:
         """Record the batch of a response, or retry. Responses to an epoch that was left are discarded."""
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
-            current = self._in_flight.is_current(sent)
+            sent.replied = True
+            sent.cancellation.then(None)
+            if sent.channel.late_until and not sent.cancellation.cancelled:
+                sent.channel.responds()
+                self._changed.notify_all()
+            current = self._in_flight.replied(sent)
+            self._hand_out()
         try:
             reply: SampleReply = response.call.result()
         except Exception as error:
-            self._call_failed(sent, _translated(sent, error))
+            if not sent.cancellation.cancelled:
+                self._call_failed(sent, _translated(sent, error))
             return
+        sent.channel.server.client.heard(response.call.trailing_metadata())
         if not message_is_whole(reply, response.call.trailing_metadata()):
             sent.give_slot()
             self._came_damaged(sent, FormatError(f"{sent.channel}: a reply does not match its checksum"))
@@ -217,6 +226,7 @@ class Dispatcher:
             sent.give_slot()
             self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
             return
+        self._let_first_pass(sent)
         try:
             frame = self._receiver.frame(sent, reply, scratch)
         except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
@@ -227,6 +237,21 @@ class Dispatcher:
             self._came_damaged(sent, error)
         else:
             self._land(sent, frame)
+
+    def _let_first_pass(self, sent: InFlightRequest) -> None:
+        """Wait until the first batch of the epoch was received, at most for ``_FIRST_S``.
+
+        Frames of later batches would take half of the network and of the cores from it.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._in_flight.has_first
+                    or self._in_flight.holds_up_others(sent.request.batch)
+                    or not self._in_flight.is_current(sent)
+                ),
+                _FIRST_S,
+            )
 
     def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
         """Give up the channel, retry the batch, or fail the batch, depending on ``error``."""
@@ -282,21 +307,62 @@ class Dispatcher:
                 self._channels.lose(sent.channel, bare(error))
                 self._go_on()
 
+    def _put_back(self, opened: OpenChannel) -> None:
+        """Retry all requests of a channel to a server that has left."""
+        self.retries += self._in_flight.put_back_all(opened, time.monotonic())
+
     def _land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         with self._changed:
             if self._in_flight.is_current(sent):
-                self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
-                self._changed.notify_all()
+                self.hedging.landed(sent, time.monotonic())
+                if not isinstance(frame, Exception):
+                    self._channels.received(frame.nbytes)
+                other = self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
+                if other is not None:
+                    self._cancel_late(other)
+                self._go_on()
+
+    def _cancel_late(self, sent: InFlightRequest) -> None:
+        """Cancel a request whose batch another server has sent: its server drops it.
+
+        One with a ring slot is left to end: its server may write to the slot until it has replied.
+        """
+        if sent.slot is not None:
+            return
+        sent.cancellation.cancel()
+        channel = sent.channel
+        if sent.replied or not channel.late or channel.probing or channel.opened is not sent.opened:
+            return
+        try:
+            call = channel.server.client.probe(sent.opened.id, self._call_s)
+        except Exception:  # The client was closed.
+            return
+        channel.probing = True
+        self._await(Response(sent, call, is_probe=True))
+
+    def _settle_probe(self, response: Response) -> None:
+        """Use a server that was late again, or give up the channel to it, as after a request."""
+        sent, channel = response.sent, response.sent.channel
+        with self._changed:
+            self._calls.discard(response.call)
+            if channel.opened is not sent.opened:
+                return
+            channel.probing = False
+        try:
+            known = response.call.result().channels
+        except Exception as error:
+            self._lose(sent, _translated(sent, error))
+            return
+        if sent.opened.id not in known:
+            self._lose(sent, Unknown(f"{channel}: the server does not know the channel"))
+            return
+        with self._changed:
+            channel.is_alive()
+            self._go_on()
 
     def _go_on(self) -> None:
         self._hand_out()
         self._changed.notify_all()
-
-
-def _arrived(frames: Responses, failures: Responses, sent: InFlightRequest, call: Any) -> None:
-    """Queue a call that has ended. Runs on a thread of gRPC, which must not block."""
-    failed = call.cancelled() or call.exception() is not None
-    (failures if failed else frames).put(Response(sent, call))
 
 
 def _cancel(calls: set[Any]) -> None:
@@ -321,6 +387,7 @@ def _message(sent: InFlightRequest) -> SampleRequest:
         inputs=request.input_bytes(),
         index=request.index.astype("<i8", copy=False).tobytes(),
         slot=0 if sent.slot is None else sent.slot + 1,
+        inline_bytes=MAX_INLINE_BYTES,
     )
 
 

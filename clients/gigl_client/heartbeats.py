@@ -30,12 +30,19 @@ class Heartbeats:
 
     def __init__(self, beats: Sequence[Beat]) -> None:
         """``beats`` has one function per server, ``beat(channels, timeout_s)``."""
-        self._beats = beats
+        self._beats = list(beats)
         self._kept: list[set[bytes]] = [set() for _ in beats]
         self._lock = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._interval_s = math.inf
         self._stopped = False
+
+    def add(self, beat: Beat) -> int:
+        """Add a server. Return its number."""
+        with self._lock:
+            self._beats.append(beat)
+            self._kept.append(set())
+            return len(self._beats) - 1
 
     def keep(self, server: int, channel: bytes, lease_s: float) -> None:
         """Renew the lease of a channel until ``drop`` or ``stop``."""
@@ -61,15 +68,17 @@ class Heartbeats:
     def _start(self) -> None:
         count = min(len(self._beats), _MAX_THREADS)
         for first in range(count):
-            servers = range(first, len(self._beats), count)
-            thread = threading.Thread(target=self._run, args=(servers,), daemon=True, name="gigl-heartbeat")
+            thread = threading.Thread(
+                target=self._run, args=(first, count), daemon=True, name="gigl-heartbeat"
+            )
             thread.start()
             self._threads.append(thread)
 
-    def _run(self, servers: Sequence[int]) -> None:
+    def _run(self, first: int, step: int) -> None:
         began = time.monotonic()
         while self._pause_until(began):
             began = time.monotonic()
+            servers = range(first, len(self._beats), step)
             for server in servers:
                 if self._stopped:
                     return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gigl_loader.retry import Backoff
+from gigl_loader.rpc.cancellation import Cancellation
 
 if TYPE_CHECKING:
     from gigl_client.channel import Channel, OpenChannel
@@ -25,6 +26,10 @@ class InFlightRequest:
     opened: OpenChannel
     slot: int | None
     since: float
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    """Of its call, and of the fetch of its frame."""
+    replied: bool = False
+    """The call has ended. Its frame may still be fetched."""
 
     def give_slot(self) -> None:
         """Free the ring slot of a request. Only where the server never wrote to it, and never will."""
@@ -61,12 +66,18 @@ class InFlight:
         self.position = self._next_batch = num_batches
         """Next batch to be delivered, in order."""
         self.remaining = 0
+        self._begun = True
+        """Some server has sampled a batch of the epoch."""
+        self.has_first = True
+        """Later batches need not wait for the first one of the epoch: it was received, or must be retried."""
         self.taken = 0
         """Batches received, in all epochs."""
         self._returned: list[int] = []
         self._requests: dict[int, BatchRequest] = {}
         self._ready: dict[int, Ready] = {}
         self.sent: dict[int, InFlightRequest] = {}
+        self.hedged: dict[int, InFlightRequest] = {}
+        """Second requests of batches in ``sent``, at other servers. The first response counts."""
         self.retries: dict[int, RetryState] = {}
 
     def start(self, epoch: int, first_batch: int) -> None:
@@ -76,7 +87,8 @@ class InFlight:
         self.fence += 1
         self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch
-        for kept in (self._returned, self._requests, self._ready, self.sent, self.retries):
+        self._begun = self.has_first = not self._in_order
+        for kept in (self._returned, self._requests, self._ready, self.sent, self.hedged, self.retries):
             kept.clear()
 
     def stop(self) -> None:
@@ -89,10 +101,16 @@ class InFlight:
         return f"batch {self.position}" if self._in_order else "any batch"
 
     def next(self, now: float) -> int | None:
-        """Return the batch to request now. ``None`` where every batch is requested, ready or backing off."""
+        """Return the batch to request now. ``None`` where every batch is requested, ready or backing off.
+
+        In order, the first batch of an epoch is requested alone until a server has sampled it: the trainer
+        waits for it, and all servers would be busy with later ones.
+        """
         due = [batch for batch in self._returned if not self._waits(batch, now)]
         if due:
             return min(due)
+        if not self._begun and self.sent:
+            return None
         return self._next_batch if self._next_batch < self._num_batches else None
 
     def holds_up_others(self, batch: int) -> bool:
@@ -111,15 +129,42 @@ class InFlight:
         self.sent[batch] = sent
         sent.channel.load += 1
 
+    def add_hedge(self, sent: InFlightRequest) -> None:
+        """Record a second request for a batch that is in flight."""
+        self.hedged[sent.request.batch] = sent
+        sent.channel.load += 1
+
+    def oldest_awaited(self) -> InFlightRequest | None:
+        """Return the request of the next batch to be delivered; out of order, the oldest."""
+        if self._in_order:
+            return self.sent.get(self.position)
+        return min(self.sent.values(), key=lambda sent: sent.since, default=None)
+
+    def replied(self, sent: InFlightRequest) -> bool:
+        """Record that a server responded. Return whether the response is still awaited."""
+        current = self.is_current(sent)
+        self._begun |= current
+        return current
+
     def is_current(self, sent: InFlightRequest) -> bool:
         """Return whether the response to this request is still awaited."""
-        return self.sent.get(sent.request.batch) is sent
+        batch = sent.request.batch
+        return self.sent.get(batch) is sent or self.hedged.get(batch) is sent
 
     def put_back(self, sent: InFlightRequest, error: Exception | None, now: float) -> None:
-        """Queue a batch again: at once, or, after an ``error``, with a delay that grows per error."""
+        """Queue a batch again: at once, or, after an ``error``, with a delay that grows per error.
+
+        A batch that another server is asked for as well is left to that server.
+        """
         batch = sent.request.batch
-        del self.sent[batch]
         sent.channel.load -= 1
+        self._begun = self.has_first = True
+        second = self.hedged.pop(batch, None)
+        if second is not None:
+            if second is not sent:
+                self.sent[batch] = second
+            return
+        del self.sent[batch]
         self._returned.append(batch)
         if error is not None:
             before = self.retries.get(batch)
@@ -133,16 +178,25 @@ class InFlight:
 
     def put_back_all(self, opened: OpenChannel, now: float) -> int:
         """Queue all batches of a lost channel again. Return how many."""
-        lost = [each for each in self.sent.values() if each.opened is opened]
+        lost = [each for each in (*self.sent.values(), *self.hedged.values()) if each.opened is opened]
         for sent in lost:
             self.put_back(sent, None, now)
         return len(lost)
 
-    def land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
-        """Record a received batch, or the exception that failed it."""
+    def land(self, sent: InFlightRequest, frame: Frame | Exception) -> InFlightRequest | None:
+        """Record a received batch, or the exception that failed it.
+
+        Return the request for it that another server has, too, and that nobody needs any more.
+        """
         batch = sent.request.batch
-        del self.sent[batch]
+        first, second = self.sent.pop(batch), self.hedged.pop(batch, None)
+        other = second if sent is first else first
+        if other is not None:
+            other.channel.load -= 1
+        sent.channel.allowance += 1
+        self.has_first = True
         self._ready[batch] = Ready(sent.channel, frame)
+        return other
 
     def fail(self, batch: int, error: Exception) -> None:
         """Record that a batch that ``next`` returned cannot be requested."""

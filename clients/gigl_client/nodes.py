@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from gigl_loader.rpc.directory import Directory
 from gigl_loader.sampling.store import EdgeList
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from gigl_client.cluster import Cluster, Server
+    from gigl_client.cluster import Cluster
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import NodeSchema
     from gigl_loader.options import EdgeType, NodeType
@@ -24,19 +24,20 @@ __all__ = ["RemoteNodes"]
 
 _MAX_AT_ONCE = 16
 
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+
 
 class RemoteNodes:
-    """Queries about nodes. Any server knows all ids; splits are known to the owners of the partitions."""
+    """Queries about nodes. Any server knows all ids; splits are known to the holders of the partitions."""
 
-    def __init__(self, cluster: Cluster, *, first: int) -> None:
-        """``first`` selects the server for ids. Ranks pass different numbers to spread the load."""
+    def __init__(self, cluster: Cluster) -> None:
+        """Queries go to any server that answers."""
         self._schema = cluster.schema
-        self._servers = cluster.servers
-        self._directories = [
-            Directory(server.connection, schema=cluster.schema, digest=cluster.graph_digest)
-            for server in cluster.servers
-        ]
-        self._directory = self._directories[first % len(self._directories)]
+        self._assignment = cluster.assignment
+        self._replicas = cluster.replicas
+        self._digest = cluster.graph_digest
+        self._directory = self._directory_of(None)
         self._latest: tuple[Int64Array, Int64Array] | None = None
         """Positions and ids of the last split, because a loader requests its ids next, once."""
 
@@ -71,32 +72,35 @@ class RemoteNodes:
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
         self.check_split(node_type, split)
-        parts = self._of_servers(lambda server: self._split_on(server, node_type, split))
+        parts = self._at_once(lambda parts: self._split_of(parts, node_type, split), self._assignment)
         return self._in_id_order(node_type, np.concatenate(parts))
 
     def all_edges(self, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type, by ascending edge id."""
-        with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
-            lists = threads.map(lambda server: self._edges_on(server, edge_type), self._servers)
-            return EdgeList.joined(list(lists))
+        lists = self._at_once(
+            lambda part: self._directory_of(part).edges(part, edge_type), range(self._schema.num_partitions)
+        )
+        return EdgeList.joined(lists)
 
     def of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
-        """Return each server's part of a share: ids of nodes of ``split``, or of all, int64, ascending."""
+        """Return each server's part of a share: ids of nodes of ``split``, or of all, int64, ascending.
+
+        A partition with several holders is counted for one of them.
+        """
         self._known(node_type)
         if split is not None:
             self.check_split(node_type, split)
 
-        def held(server: Server) -> Int64Array:
-            if not share.needs(server.rank, len(self._servers)):
+        def held(server: int) -> Int64Array:
+            parts = self._assignment[server]
+            if not parts or not share.needs(server, len(self._assignment)):
                 return np.empty(0, np.int64)
             positions = (
-                self._held_by(server, node_type)
-                if split is None
-                else self._split_on(server, node_type, split)
+                self._nodes_of(parts, node_type) if split is None else self._split_of(parts, node_type, split)
             )
             return np.sort(self.node_ids(node_type, positions))
 
-        lists = self._of_servers(held)
+        lists = self._at_once(held, range(len(self._assignment)))
         slices = share.slices([len(ids) for ids in lists])
         return [ids[which] for ids, which in zip(lists, slices, strict=True)]
 
@@ -107,25 +111,26 @@ class RemoteNodes:
             listed = ", ".join(map(repr, known)) or "none"
             raise ValueError(f"nodes of type {node_type!r} have no split {split!r}; known: {listed}")
 
-    def _split_on(self, server: Server, node_type: NodeType, split: str) -> Int64Array:
-        directory = self._directories[server.rank]
-        parts = [directory.split(part, node_type, split) for part in server.endpoint.partitions]
-        return np.concatenate(parts).astype(np.int64, copy=False)
+    def _directory_of(self, partition: int | None) -> Directory:
+        """Return the directory at the holders of a partition. ``None``: at any server."""
+        connection = self._replicas.connection(partition)
+        return Directory(connection, schema=self._schema, digest=self._digest)
 
-    def _edges_on(self, server: Server, edge_type: EdgeType) -> EdgeList:
-        directory = self._directories[server.rank]
-        return EdgeList.joined([directory.edges(part, edge_type) for part in server.endpoint.partitions])
+    def _split_of(self, partitions: Sequence[int], node_type: NodeType, split: str) -> Int64Array:
+        parts = [self._directory_of(part).split(part, node_type, split) for part in partitions]
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def _held_by(self, server: Server, node_type: NodeType) -> Int64Array:
+    def _nodes_of(self, partitions: Sequence[int], node_type: NodeType) -> Int64Array:
         bounds = self._schema.nodes[node_type].bounds
         return np.concatenate(
-            [np.arange(bounds[part], bounds[part + 1], dtype=np.int64) for part in server.endpoint.partitions]
+            [np.arange(bounds[part], bounds[part + 1], dtype=np.int64) for part in partitions]
         )
 
-    def _of_servers(self, query: Callable[[Server], Int64Array]) -> list[Int64Array]:
-        """Return the result of ``query`` for each server. Queries all servers concurrently."""
-        with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
-            return list(threads.map(query, self._servers))
+    @staticmethod
+    def _at_once(query: Callable[[Key], Result], keys: Sequence[Key]) -> list[Result]:
+        """Return the result of ``query`` for each key. Queries run concurrently."""
+        with ThreadPoolExecutor(min(len(keys), _MAX_AT_ONCE)) as threads:
+            return list(threads.map(query, keys))
 
     def _in_id_order(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         if self._known(node_type).ids == "identity":

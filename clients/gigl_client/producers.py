@@ -38,6 +38,7 @@ _ATTEMPT_S = 10.0
 _UNDO_S = 2.0
 _LAST_ATTEMPT_S = 0.1
 _MAX_AT_ONCE = 32
+_LOOK_S = 0.05
 
 _KINDS = {
     kind.__name__: kind
@@ -151,25 +152,48 @@ class _Creation:
         self._arguments = (key, plan, cluster.graph_digest)
         self._deadline = deadline
         self._given_up = threading.Event()
+        self._lock = threading.Lock()
+        self._created: list[Server] = []
+        """Servers that have the producer."""
+        self._failed: set[int] = set()
+        """Ids of servers that did not answer an attempt."""
         self._made: list[Server] = []
         """Servers that created the producer for this call."""
 
     def create(self) -> None:
         """Create the producer on all servers concurrently.
 
-        Raises the error of one server. Other servers may have created the producer: see ``undo``.
+        A server that does not answer is not waited for where others hold its partitions: the producer is
+        created when a channel is opened there. Raises the error of one server. Other servers may have created
+        the producer: see ``undo``.
         """
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             tasks = [threads.submit(self._create_on, server) for server in self._servers]
             try:
-                wait(tasks, return_when=FIRST_EXCEPTION)
+                pending = set(tasks)
+                while pending and not self._is_enough():
+                    done, pending = wait(pending, timeout=_LOOK_S, return_when=FIRST_EXCEPTION)
+                    if any(task.exception() for task in done):
+                        break
+                enough = self._is_enough()
             finally:
                 # After a refusal or an interrupt, the other attempts are pointless.
                 self._given_up.set()
         errors = [error for task in tasks if (error := task.exception()) is not None]
+        if enough:
+            errors = [error for error in errors if not isinstance(error, (StorageUnavailable, Busy))]
         if errors:
             # A refusal says more than a server that is away.
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
+
+    def _is_enough(self) -> bool:
+        """Return whether every server was asked, and those with the producer hold all partitions."""
+        with self._lock:
+            created, asked = list(self._created), {*map(id, self._created), *self._failed}
+        if len(asked) < len(self._servers):
+            return False
+        held = {part for server in created for part in server.endpoint.partitions}
+        return held.issuperset(part for server in self._servers for part in server.endpoint.partitions)
 
     def undo(self) -> None:
         """Destroy the producer on the servers that created it for this call."""
@@ -191,9 +215,13 @@ class _Creation:
             if server.client.create_producer(*self._arguments, max(min(left, _ATTEMPT_S), 0.1)):
                 self._made.append(server)
         except (StorageUnavailable, Busy):
+            with self._lock:
+                self._failed.add(id(server))
             if self._deadline - time.monotonic() <= _LAST_ATTEMPT_S:
                 raise
             return False
+        with self._lock:
+            self._created.append(server)
         return True
 
     def _destroy_on(self, server: Server) -> None:

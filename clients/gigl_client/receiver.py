@@ -11,7 +11,7 @@ import numpy as np
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.compat import add_note
 from gigl_loader.errors import FormatError, StorageUnavailable
-from gigl_loader.rpc.frames import fetch_frame
+from gigl_loader.rpc.frames import MAX_INLINE_BYTES, fetch_frame
 from gigl_loader.rpc.replies import MAX_REPLY_BYTES
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Receiver:
         self._fetch_s = min(_FETCH_S, timeout_s)
         self._lock = threading.Lock()
         self.wire_bytes = 0
-        """Bytes of frames that were fetched over Flight."""
+        """Bytes of frames that came over the network."""
         self.sampling_s = 0.0
         """Seconds that servers sampled."""
 
@@ -79,7 +79,7 @@ class Receiver:
 
         Raises ``StorageUnavailable`` and ``Gone`` where the batch must be requested again, ``Unfetched``
         where its channel must also be closed, ``SamplingError`` where the batch failed, ``FormatError`` for
-        bytes that break a rule.
+        bytes that break a rule, ``Cancelled`` after ``sent.cancellation``.
         """
         with self._lock:
             self.sampling_s += max(reply.sampling_s, 0.0)
@@ -92,6 +92,8 @@ class Receiver:
             raise _failure(sent, reply)
         if result == "handle":
             return self._fetched(sent, reply.handle, reply.nbytes, scratch)
+        if result == "frame":
+            return self._inline(sent, reply, scratch)
         raise FormatError(
             f"{sent.channel}: an answer of kind {result} to an ask for batch {sent.request.batch}"
         )
@@ -117,15 +119,40 @@ class Receiver:
             raise FormatError(
                 f"{sent.channel}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read"
             )
-        bare = sent.opened.deferred_features
-        memory = scratch.lend(nbytes) if bare else self._buffers.lend(nbytes)
+        memory = self._memory(sent, nbytes, scratch)
         try:
-            fetch_frame(sent.channel.server.connection, handle, nbytes, memory, timeout_s=self._fetch_s)
+            fetch_frame(
+                sent.channel.server.connection,
+                handle,
+                nbytes,
+                memory,
+                timeout_s=self._fetch_s,
+                cancellation=sent.cancellation,
+            )
         except StorageUnavailable as error:
             raise Unfetched(error) from None
+        return self._arrived(sent, memory)
+
+    def _inline(self, sent: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
+        """Return a frame that came in the reply."""
+        nbytes = len(reply.frame)
+        if not 0 < nbytes <= MAX_INLINE_BYTES or nbytes != reply.nbytes:
+            raise FormatError(
+                f"{sent.channel}: {nbytes} bytes in a reply, said to be a frame of {reply.nbytes}; "
+                f"at most {MAX_INLINE_BYTES} are read"
+            )
+        memory = self._memory(sent, nbytes, scratch)
+        memory[:] = np.frombuffer(reply.frame, np.uint8)
+        return self._arrived(sent, memory)
+
+    def _memory(self, sent: InFlightRequest, nbytes: int, scratch: Scratch) -> Bytes:
+        return scratch.lend(nbytes) if sent.opened.deferred_features else self._buffers.lend(nbytes)
+
+    def _arrived(self, sent: InFlightRequest, memory: Bytes) -> Frame:
         with self._lock:
-            self.wire_bytes += nbytes
-        return self._completed(sent, memory) if bare else self._parsed(sent, memory)
+            self.wire_bytes += len(memory)
+        deferred = sent.opened.deferred_features
+        return self._completed(sent, memory) if deferred else self._parsed(sent, memory)
 
     def _parsed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
         return _expected(sent, self._frame.parse(memory))

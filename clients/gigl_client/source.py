@@ -6,17 +6,20 @@ import os
 import threading
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gigl_client.batch_wait import BatchWait
 from gigl_client.buffers import SPARE_SLOTS, PrivateBuffers
-from gigl_client.channel_config import ChannelConfig
+from gigl_client.channel_config import MAX_IN_FLIGHT, ChannelConfig
 from gigl_client.channel_pool import ChannelPool
-from gigl_client.dispatcher import FETCHERS, Dispatcher
+from gigl_client.dispatcher import Dispatcher
 from gigl_client.in_flight import InFlight
 from gigl_client.receiver import Receiver
+from gigl_client.response_threads import FETCHERS
+from gigl_client.server_share import servers_of_rank
 from gigl_loader.channel.slots import slot_bytes_of
 from gigl_loader.sampling.deferred_features import Completion
 from gigl_loader.sampling.source import check_epoch
@@ -60,14 +63,18 @@ class RemoteSource:
         transport: str = "auto",
         rows: str = "auto",
         timeout_s: float = 300.0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        """Start to open a channel to each server. Returns before they are open; ``receive`` raises failures.
+        """Start to open a channel to each server of the rank. Returns before they are open.
 
-        ``prefetch`` batches per server are in flight; 0 requests each batch when the trainer waits for it.
-        ``channel_bytes`` of address space are reserved for frames. A server that does not respond is retried
-        for ``timeout_s``.
+        ``receive`` raises failures. ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all;
+        0 requests each batch when the trainer waits for it. ``channel_bytes`` of address space are reserved
+        for frames; of large ones, fewer are in flight. A server that does not respond is retried for
+        ``timeout_s``.
         """
-        num_servers = len(cluster.servers)
+        choose = partial(servers_of_rank, rank=rank, world_size=world_size)
+        num_servers = len(choose(cluster.servers))
         slots = prefetch + SPARE_SLOTS
         config = ChannelConfig(
             key=key,
@@ -80,19 +87,23 @@ class RemoteSource:
             rows=rows,
             slots=slots,
             slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
+            channel_bytes=channel_bytes,
             timeout_s=timeout_s,
+            first_server=rank,
         )
-        has_columns = bool(plan.columns)
+        defers = config.may_defer(whole=cluster.holds_all_everywhere, has_columns=bool(plan.columns))
         self._cluster = cluster
         self._schedule = schedule
         self._pid = os.getpid()
         self._bytes = 0
         self._batches = 0
         self._seconds_waiting = 0.0
-        self._buffers = PrivateBuffers(channel_bytes, num_servers * prefetch + SPARE_SLOTS)
+        self._buffers = PrivateBuffers(
+            channel_bytes, min(num_servers * prefetch, MAX_IN_FLIGHT) + SPARE_SLOTS
+        )
         self._store: PartitionedStore | None = None
         completion = None
-        if has_columns and (rows == "direct" or (rows == "auto" and num_servers > 1)):
+        if defers:
             self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
             completion = Completion(cluster.schema, plan, self._store)
         self._receiver = Receiver(plan.frame(cluster.schema), self._buffers, completion, timeout_s=timeout_s)
@@ -102,8 +113,9 @@ class RemoteSource:
             cluster.servers,
             config,
             self._changed,
-            has_columns=has_columns,
+            defers=defers,
             heartbeats=cluster.heartbeats,
+            choose=choose,
         )
         self._dispatcher = Dispatcher(
             self._channels,
@@ -114,10 +126,17 @@ class RemoteSource:
             request=_requests(schedule),
             timeout_s=timeout_s,
         )
-        self._batch_wait = BatchWait(self._channels, self._in_flight, self._changed, timeout_s=timeout_s)
+        self._batch_wait = BatchWait(
+            self._channels,
+            self._in_flight,
+            self._changed,
+            self._dispatcher.hedging,
+            fetchers_stuck_at=self._dispatcher.threads.stuck_at,
+            timeout_s=timeout_s,
+        )
         self._end = weakref.finalize(self, _end, self._dispatcher, self._store, self._pid)
-        with self._changed:
-            self._channels.open_all()
+        cluster.follow(self._channels)
+        self._channels.use(cluster.servers)  # Also those that joined meanwhile.
 
     @property
     def num_batches(self) -> int:
@@ -130,14 +149,20 @@ class RemoteSource:
         self._dispatcher.start_epoch(epoch, first_batch)
 
     def wait_until_up(self, timeout: float) -> None:
-        """Wait until a channel is open at every server. Raises what keeps one from it."""
+        """Wait until a channel is open at every server. Raises what keeps one from it.
+
+        A server that does not answer is not waited for where others hold its partitions.
+        """
         self._check_usable()
         deadline = time.monotonic() + timeout
         with self._changed:
             self._channels.open_all()
-            while not all(channel.opened for channel in self._channels):
+            while self._channels.needed() or not all(
+                channel.opened or channel.failure for channel in self._channels
+            ):
                 self._check_usable()
                 self._batch_wait.wait(deadline, timeout)
+            self._batch_wait.check_refused()
 
     def receive(self, timeout: float) -> Frame:
         self._check_usable()
@@ -168,7 +193,7 @@ class RemoteSource:
                 "cpu_seconds": 0.0,
                 "cpu_sampling": 0.0,
                 "cpu_gathering": rows.placing_ns / 1e9,
-                "cpu_wire": dispatcher.cpu_s,
+                "cpu_wire": dispatcher.threads.cpu_s,
                 "wire_bytes_in": receiver.wire_bytes + rows.bytes_in,
                 "wire_bytes_out": dispatcher.bytes_out + rows.bytes_out,
                 "peer_calls": dispatcher.calls + rows.calls,
@@ -178,6 +203,7 @@ class RemoteSource:
                 "workers": [],
                 "retries": dispatcher.retries + rows.retries,
                 "damaged": dispatcher.damaged + rows.damaged,
+                "hedged": dispatcher.hedging.count + rows.hedged,
                 **self._channels.summary(),
             }
 

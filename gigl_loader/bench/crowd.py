@@ -39,6 +39,8 @@ class Job:
     """By host: which partitions it holds. ``None``: one host, which holds all."""
     cache_bytes: int = 0
     """Memory of each host for rows of the others."""
+    own_seeds: bool = False
+    """Each host takes seeds that it holds, rather than its share of all."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -86,8 +87,19 @@ def _dataset(job: Job) -> Iterator[DistDataset]:
 
 
 def _loader(job: Job, dataset: DistDataset) -> DistNeighborLoader:
+    if job.own_seeds:
+        return open_loader(dataset, job.workload, _own_seeds(job, dataset), job.num_workers, sharding="none")
     seeds = np.load(Path(job.seeds))[: job.workload.num_seeds]
     return open_loader(dataset, job.workload, seeds, job.num_workers)
+
+
+def _own_seeds(job: Job, dataset: DistDataset) -> npt.NDArray[np.int64]:
+    """Return as many of the seeds that this host holds as it would have of all."""
+    assert job.partitions is not None
+    seeds = np.load(Path(job.seeds))
+    owners = dataset.partition_of(torch.from_numpy(seeds)).numpy()
+    held = seeds[np.isin(owners, job.partitions[int(os.environ["GROUP_RANK"])])]
+    return np.asarray(held[: job.workload.num_seeds // len(job.partitions)])
 
 
 def _costs(job: Job, dataset: DistDataset, loader: DistNeighborLoader) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +20,17 @@ from gigl_server.local_cluster import LocalCluster
 __all__ = [
     "DIRECT",
     "DIRECT_4",
-    "FLIGHT",
     "FRAMES",
     "FRAMES_WARM",
+    "NETWORK",
     "RING",
+    "SMALL",
+    "SMALL_RING",
     "THROUGH",
     "THROUGH_4",
     "Setup",
+    "small_batches",
+    "small_case",
     "store_case",
 ]
 
@@ -44,27 +48,28 @@ class Setup:
     servers: int = 1
     workers: int
     """Of each server."""
-    transport: Literal["ring", "flight"]
+    transport: Literal["ring", "network"]
     rows: Literal["auto", "direct", "through"] = "auto"
 
     def __str__(self) -> str:
         servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
-        way = "ring" if self.transport == "ring" else "Flight"
-        return f"store, {servers}, {way}" + ("" if self.rows == "auto" else f", rows {self.rows}")
+        return f"store, {servers}, {self.transport}" + ("" if self.rows == "auto" else f", rows {self.rows}")
 
 
 RING = Setup(workers=2, transport="ring")
-FLIGHT = Setup(workers=2, transport="flight")
-DIRECT = Setup(servers=2, workers=1, transport="flight", rows="direct")
-THROUGH = Setup(servers=2, workers=1, transport="flight", rows="through")
-DIRECT_4 = Setup(servers=4, workers=1, transport="flight", rows="direct")
-THROUGH_4 = Setup(servers=4, workers=1, transport="flight", rows="through")
+NETWORK = Setup(workers=2, transport="network")
+DIRECT = Setup(servers=2, workers=1, transport="network", rows="direct")
+THROUGH = Setup(servers=2, workers=1, transport="network", rows="through")
+DIRECT_4 = Setup(servers=4, workers=1, transport="network", rows="direct")
+THROUGH_4 = Setup(servers=4, workers=1, transport="network", rows="through")
+SMALL = Setup(servers=2, workers=1, transport="network")
+SMALL_RING = Setup(servers=2, workers=1, transport="ring")
 
 
 def store_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epochs: int = 2) -> Case:
     """Start servers, fetch an epoch to warm everything and time the first batch, then measure some more.
 
-    For one server over Flight, a bare transfer of as many messages of the same size is measured after it.
+    For one server over the network, a bare transfer of as many messages of the same size is measured, too.
 
     The CPU seconds of all processes are told apart: *sampling* and *gathering* in the servers' kernels;
     *rest*: the trainer's own thread; *wire*: all else that servers and trainer did.
@@ -73,9 +78,26 @@ def store_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epo
     def case() -> dict[str, Figures]:
         with LocalCluster(graph, servers=setup.servers, workers=setup.workers) as cluster:
             figures = _measured(cluster, seeds, workload, setup, epochs)
-        return {str(setup): figures} | (_bare(workload, figures, epochs) if setup == FLIGHT else {})
+        return {str(setup): figures} | (_bare(workload, figures, epochs) if setup == NETWORK else {})
 
     return case
+
+
+def small_batches(workload: Workload) -> Workload:
+    """Return the same seeds in batches of an eighth, one hop less: calls cost more there than bytes."""
+    size = max(workload.batch_size // 8, 1)
+    fanout = workload.fanout[1:] or workload.fanout
+    return replace(workload, batch_size=size, batches=workload.num_seeds // size, fanout=fanout)
+
+
+def small_case(graph: Path, seeds: Any, workload: Workload, setup: Setup, *, epochs: int = 2) -> Case:
+    """Measure ``small_batches`` as ``store_case`` does."""
+    case = store_case(graph, seeds, small_batches(workload), setup, epochs=epochs)
+    return lambda: {_small(name): figures for name, figures in case().items()}
+
+
+def _small(name: str) -> str:
+    return f"small batches, {name.removeprefix('store, ')}"
 
 
 def _measured(

@@ -156,7 +156,7 @@ def crowd_case(
         with (
             LocalCluster(graph, servers=1, workers=2) as cluster,
             RemoteDistDataset.connect(
-                cluster.addresses, credentials=Caller(), transport="flight", timeout=_LIMIT_S
+                cluster.addresses, credentials=Caller(), transport="network", timeout=_LIMIT_S
             ) as dataset,
         ):
             opened = [

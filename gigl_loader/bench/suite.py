@@ -24,11 +24,14 @@ from gigl_loader.bench.sampling import gather_case, sampler_case
 from gigl_loader.bench.store import (
     DIRECT,
     DIRECT_4,
-    FLIGHT,
+    NETWORK,
     RING,
+    SMALL,
+    SMALL_RING,
     THROUGH,
     THROUGH_4,
     Setup,
+    small_case,
     store_case,
 )
 from gigl_loader.bench.store_load import crowd_case, idle_case, kill_case
@@ -46,7 +49,7 @@ QUICK_GROUPS = ("sampling", "loading", "memory")
 _TWO = 2
 """Hosts of the group of that name; partitions of its graph."""
 
-_STORES = (RING, FLIGHT, DIRECT, THROUGH, DIRECT_4, THROUGH_4)
+_STORES = (RING, NETWORK, DIRECT, THROUGH, DIRECT_4, THROUGH_4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +150,11 @@ def _store(suite: Suite, graph: Path) -> dict[str, Case]:
     for setup in _STORES:
         path = prepare(suite.workload, suite.folder, partitions=setup.servers)
         cases[str(setup)] = store_case(path, seeds, suite.workload, setup)
+    for setup in (SMALL, SMALL_RING):
+        path = prepare(suite.workload, suite.folder, partitions=setup.servers)
+        cases[f"small batches, {setup}"] = small_case(path, seeds, suite.workload, setup)
     cases |= {
-        **{f"store, kill, {setup}": _kill(suite, seeds, setup) for setup in (FLIGHT, DIRECT)},
+        **{f"store, kill, {setup}": _kill(suite, seeds, setup) for setup in (NETWORK, DIRECT)},
         "store, idle": idle_case(graph, suite.workload),
         "store, crowd": crowd_case(graph, seeds, suite.workload),
     }

@@ -35,9 +35,9 @@ class Result(IntEnum):
     STARTED = 0
     """The process is up. Not a response to a request."""
     FRAME = 1
-    """A frame in a slot of the ring."""
+    """A frame in slots of the ring: ``slot`` is the first."""
     OVERSIZE = 2
-    """A frame in a memory file of its own, because no slot could hold it."""
+    """A frame in a memory file of its own, because there was no room in the ring."""
     SKIPPED = 3
     """No frame: the request is of an older generation, whose epoch the trainer has left."""
 

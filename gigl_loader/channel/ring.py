@@ -69,7 +69,7 @@ class RingLayout:
     slots: int
     """Number of frames that may lie in the ring."""
     slot_bytes: int
-    """Size of a slot. A larger frame gets a memory file of its own."""
+    """Size of a slot. A larger frame takes several, or gets a memory file of its own."""
 
     def __post_init__(self) -> None:
         if self.request_bytes % 8:

@@ -2,7 +2,7 @@
 
 Frames are large (125 MB is usual), and the first touch of a page costs a fault, several times the price
 of copying the page. So slots are reused, lowest first: the number of touched slots stays as small as
-the number of batches alive.
+the number of batches alive. A frame that is larger than a slot takes as many adjacent ones as it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.arrays import Bytes
-from gigl_loader.native import lease_slot
+from gigl_loader.native import lease_slots
 from gigl_loader.resources import naming_channel
 
 __all__ = ["SlotPool", "private_slots", "slot_bytes_of", "slot_of"]
@@ -41,17 +41,24 @@ class SlotPool:
         """Number of slots that arrays of this process hold."""
         return int(np.count_nonzero(self._lent))
 
-    def take(self) -> int | None:
-        """Take the lowest free slot. ``None`` when all are taken."""
-        slot = int(self._flags.argmin())
-        if self._flags[slot]:
+    def span(self, nbytes: int) -> int:
+        """Return how many adjacent slots ``nbytes`` take."""
+        return max(-(-nbytes // self.slot_bytes), 1)
+
+    def take(self, span: int = 1) -> int | None:
+        """Take the lowest ``span`` adjacent free slots. Return the first, ``None`` without any."""
+        free = np.flatnonzero(self._flags == 0)
+        ends = free[span - 1 :]
+        (adjacent,) = np.nonzero(ends - free[: len(ends)] == span - 1)
+        if not len(adjacent):
             return None
-        self._flags[slot] = 1
+        slot = int(free[adjacent[0]])
+        self._flags[slot : slot + span] = 1
         return slot
 
-    def give(self, slot: int) -> None:
-        """Free a taken slot that was not lent."""
-        self._flags[slot] = 0
+    def give(self, slot: int, span: int = 1) -> None:
+        """Free taken slots that were not lent."""
+        self._flags[slot : slot + span] = 0
 
     def give_all(self, *, but: set[int]) -> None:
         """Free every slot that is neither lent nor in ``but``, after the process that took slots has died."""
@@ -59,31 +66,35 @@ class SlotPool:
             if slot not in but and not self._lent[slot]:
                 self._flags[slot] = 0
 
-    def is_lent(self, slot: int) -> bool:
-        return bool(self._lent[slot])
+    def is_lent(self, slot: int, span: int = 1) -> bool:
+        """Whether one of ``span`` slots is lent."""
+        return bool(self._lent[slot : slot + span].any())
 
-    def buffer(self, slot: int) -> Bytes:
-        """Return the memory of a taken slot, uint8 [``slot_bytes``]. Valid until the slot is freed."""
-        return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+    def buffer(self, slot: int, span: int = 1) -> Bytes:
+        """Return the memory of taken slots, uint8 [span * ``slot_bytes``]. Valid until they are freed."""
+        return self._memory[slot * self.slot_bytes : (slot + span) * self.slot_bytes]
 
     def lend(self, slot: int, nbytes: int) -> Bytes:
-        """Return the first ``nbytes`` of a taken slot as an array, uint8 [nbytes], that owns the slot.
+        """Return ``nbytes`` from the start of a taken slot as an array, uint8 [nbytes], that owns its slots.
 
-        Views and tensors made from the array own the slot, too. The slot is freed with the last of them,
-        in any thread, without a line of Python: an interrupt cannot lose it. The memory outlives the pool.
+        Views and tensors made from the array own them, too. They are freed with the last of these, in any
+        thread, without a line of Python: an interrupt cannot lose them. The memory outlives the pool.
         """
-        return np.asarray(_Lease(self.buffer(slot), nbytes, lease_slot(self._lent, self._flags, slot)))
+        span = self.span(nbytes)
+        memory = self.buffer(slot, span)
+        lease = lease_slots(self._lent, self._flags, slot, span)
+        return np.asarray(_Lease(memory[:nbytes], lease, memory if span == 1 else None))
 
 
 class _Lease:
-    """Base object of every array in a lent slot. NumPy and torch keep it alive."""
+    """Base object of every array in lent slots. NumPy and torch keep it alive."""
 
     __slots__ = ("__array_interface__", "_lease", "slot")
 
-    def __init__(self, slot: Bytes, nbytes: int, lease: object) -> None:
+    def __init__(self, array: Bytes, lease: object, slot: Bytes | None) -> None:
         self.slot = slot
         self._lease = lease
-        self.__array_interface__: dict[str, Any] = slot[:nbytes].__array_interface__
+        self.__array_interface__: dict[str, Any] = array.__array_interface__
 
 
 def slot_bytes_of(nbytes: int, slots: int) -> int:
@@ -108,6 +119,6 @@ def private_slots(nbytes: int, slots: int) -> SlotPool:
 def slot_of(array: Bytes) -> Bytes | None:
     """Return the slot whose start ``array`` is, uint8 [``slot_bytes``]. ``None`` for other memory.
 
-    Every array lent from the same slot, now or later, has the same memory.
+    Every array lent from the same slot, now or later, has the same memory. One in several slots has none.
     """
     return array.base.slot if isinstance(array.base, _Lease) else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import asdict
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
+    from gigl_loader.partition.runner import TaskTotals
 
 __all__ = ["EdgeDirection", "report", "working_memory"]
 
@@ -38,12 +39,30 @@ def working_memory(text: str) -> int:
     return (limit - taken) * 7 // 8
 
 
-def report(out: Path, schema: GraphSchema, seconds: float, *, as_json: bool) -> None:
-    """Say what was built, in one line or as JSON."""
+def report(
+    out: object, schema: GraphSchema, seconds: float, *, as_json: bool, tasks: TaskTotals | None = None
+) -> None:
+    """Say what was built, and by how many tasks in how much memory, in one line or as JSON."""
     nodes = sum(entry.count for entry in schema.nodes.values())
     edges = sum(entry.count for entry in schema.edges.values())
     if as_json:
-        print(json_module.dumps({"path": str(out), "seconds": round(seconds, 3), "schema": schema.to_json()}))
+        document = {"path": str(out), "seconds": round(seconds, 3), "schema": schema.to_json()}
+        print(json_module.dumps(document | ({} if tasks is None else {"tasks": asdict(tasks)})))
         return
     parts = f"{schema.num_partitions} part{'s' if schema.num_partitions > 1 else ''}"
-    print(f"{out}: {nodes:,} nodes, {edges:,} edges in {parts}, {seconds:.1f} s")
+    told = "" if tasks is None else _told(tasks)
+    print(f"{out}: {nodes:,} nodes, {edges:,} edges in {parts}, {seconds:.1f} s{told}")
+
+
+def _told(tasks: TaskTotals) -> str:
+    """Say what other processes and earlier builds did."""
+    told = (
+        f"; {tasks.resumed} of {tasks.done + tasks.resumed} tasks were done before" if tasks.resumed else ""
+    )
+    told += f"; {tasks.lost} tasks done again" if tasks.lost else ""
+    if tasks.peak_bytes:
+        told += (
+            f"; {tasks.num_workers} tasks at once with {tasks.task_bytes / 1e6:,.0f} MB to work with, "
+            f"the largest process took {tasks.peak_bytes / 1e6:,.0f} MB"
+        )
+    return told

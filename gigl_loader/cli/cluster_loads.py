@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.cli.store_caller import client_of
 from gigl_loader.errors import GiglError, StorageUnavailable
-from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
@@ -40,12 +40,17 @@ class ServerLoad:
         if self.error or not self.load:
             return self.error
         own = self.load["self"]
-        if own["wire_version"] == WIRE_VERSION:
-            return ""
-        return (
-            f"it runs gigl-loader {own['version']}, whose wire version is {own['wire_version']}; here it is "
-            f"{WIRE_VERSION}: trainers with what is installed here cannot use it"
+        found = BuildVersions(
+            library=own["version"],
+            wire=own["wire_version"],
+            oldest_wire=own["oldest_wire_version"] or own["wire_version"],
+            draws=own["draw_specification"],
         )
+        try:
+            found.agree("it")
+        except ValueError as error:
+            return f"{error}: trainers with what is installed here cannot use it"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

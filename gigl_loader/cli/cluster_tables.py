@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -30,10 +31,24 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
     for rank, each in enumerate(loads.servers):
         if each.notice:
             yield f"[red]{rank} {each.address}: {_escaped(each.notice)}"
+    yield from _holders(loads)
     if any(each.load.get("channels") for each in loads.servers):
         yield _channels(loads)
     if any(each.load.get("peers") for each in loads.servers):
         yield _peers(loads)
+
+
+def _holders(loads: Loads) -> Iterator[str]:
+    """Yield a line for partitions that no server holds that answers, and for those with the last copy."""
+    known = Counter(part for each in loads.servers for part in each.partitions)
+    here = Counter(part for each in loads.servers if not each.error for part in each.partitions)
+    none = sorted(part for part in known if not here[part])
+    last = sorted(part for part in known if here[part] == 1) if max(known.values(), default=0) > 1 else []
+    for parts, color, count in ((none, "red", "no holder"), (last, "yellow", "one holder")):
+        if parts:
+            several = "partitions" if len(parts) > 1 else "partition"
+            verb = "have" if len(parts) > 1 else "has"
+            yield f"[{color}]{several} {', '.join(map(str, parts))} {verb} {count} that answers"
 
 
 def _table(*names: str, title: str | None = None) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,20 @@ if TYPE_CHECKING:
 
 __all__ = ["build_progress", "table_console"]
 
+_LINE_EVERY_S = 30.0
+
 
 @contextmanager
 def build_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     """Show a bar for each step on standard error: call it with the step, the rows done and those in all.
 
-    ``None`` where that is no terminal, or with ``quiet``.
+    Where that is no terminal, a line is written twice a minute. With ``quiet``, ``None`` is lent.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -37,6 +43,20 @@ def build_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] |
             bars.update(tasks[step], completed=done)
 
         yield show
+
+
+def _lines() -> Callable[[str, int, int], None]:
+    began = last = time.monotonic()
+
+    def show(step: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _LINE_EVERY_S:
+            last = now
+            line = f"gigl-loader: {step}: {done:,} of {total:,}, {now - began:.0f} s since the start"
+            print(line, file=sys.stderr, flush=True)
+
+    return show
 
 
 def table_console() -> Console:

@@ -39,6 +39,7 @@ class Transport(str, Enum):
 
     auto = "auto"
     ring = "ring"
+    network = "network"
     flight = "flight"
 
 
@@ -74,7 +75,9 @@ def demo(
     ] = None,
     transport: Annotated[
         Transport,
-        typer.Option(help="Of batches (graph-store): shared memory, Arrow Flight, or what there is."),
+        typer.Option(
+            help="Of batches (graph-store): shared memory, the network (flight: its older name), or either."
+        ),
     ] = Transport.auto,
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: what suits the data set.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Seeds, or links, per batch.")] = None,

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -50,6 +51,7 @@ def _document(path: Path, graph: Graph, *, verified: bool) -> dict[str, Any]:
         "path": str(path),
         "bytes": graph.nbytes,
         "files": len(graph.manifest.files),
+        "digest": graph.manifest.digest,
         "build": dict(graph.manifest.build),
         "verified": verified,
         "quantized": [
@@ -62,7 +64,31 @@ def _document(path: Path, graph: Graph, *, verified: bool) -> dict[str, Any]:
             }
             for each in _quantized(graph.schema)
         ],
+        "partitioning": _partitioning(graph),
         "schema": graph.schema.to_json(),
+    }
+
+
+def _partitioning(graph: Graph) -> dict[str, Any]:
+    from gigl_loader.graph.partition_quality import balance_of, edge_quality
+
+    measured = {edge_type: edge_quality(graph, edge_type) for edge_type in graph.schema.edges}
+    return {
+        "nodes": [
+            {"type": node_type, "per_part": sizes, "balance": balance_of(sizes)}
+            for node_type, nodes in graph.schema.nodes.items()
+            for sizes in [_sizes(nodes.bounds)]
+        ],
+        "edges": [
+            {
+                "type": list(edge_type),
+                "per_part": list(each.per_part),
+                "balance": each.balance,
+                "cut": each.cut,
+                "cut_share": each.cut_share,
+            }
+            for edge_type, each in measured.items()
+        ],
     }
 
 
@@ -101,7 +127,8 @@ def _show(path: Path, graph: Graph, *, verified: bool) -> None:
     console.print(
         f"{path}: {kind}, edge_dir {schema.edge_dir}, {parts} by {assigner}, "
         f"{len(graph.manifest.files)} files, {graph.nbytes / 1e6:,.1f} MB"
-        + (", every byte verified" if verified else ""),
+        + (", every byte verified" if verified else "")
+        + f", digest {graph.manifest.digest}",
         highlight=False,
         soft_wrap=True,
     )
@@ -119,14 +146,20 @@ def _show(path: Path, graph: Graph, *, verified: bool) -> None:
 def _node_table(graph: Graph) -> Table:
     from rich.table import Table
 
-    table = Table(_typed("nodes", graph.schema.nodes), "count", "per part", "ids", "columns", "splits")
+    from gigl_loader.graph.partition_quality import balance_of
+
+    balance = ["balance"] if graph.schema.num_partitions > 1 else []
+    table = Table(
+        _typed("nodes", graph.schema.nodes), "count", "per part", *balance, "ids", "columns", "splits"
+    )
     for node_type, nodes in graph.schema.nodes.items():
-        sizes = [high - low for low, high in zip(nodes.bounds[:-1], nodes.bounds[1:], strict=True)]
+        sizes = _sizes(nodes.bounds)
         splits = ", ".join(f"{name} {size:,}" for name, size in nodes.splits.items())
         table.add_row(
             node_type,
             f"{nodes.count:,}",
             _spread(sizes),
+            *(f"{balance_of(sizes):.3f}" for _ in balance),
             "text" if nodes.text_ids else nodes.ids,
             ", ".join(filter(None, [_columns(nodes.columns), _times(nodes.times)])),
             splits,
@@ -137,12 +170,14 @@ def _node_table(graph: Graph) -> Table:
 def _edge_table(graph: Graph) -> Table:
     from rich.table import Table
 
+    from gigl_loader.graph.partition_quality import edge_quality
+
     names = map(",".join, graph.schema.edges)
-    table = Table(_typed("edges", names), "count", "per part", "mean degree", "columns")
+    several = graph.schema.num_partitions > 1
+    quality = ["balance", "cut"] if several else []
+    table = Table(_typed("edges", names), "count", "per part", *quality, "mean degree", "columns")
     for edge_type, edges in graph.schema.edges.items():
-        sizes = [
-            len(graph.topology(edge_type, part)["indices"]) for part in range(graph.schema.num_partitions)
-        ]
+        measured = edge_quality(graph, edge_type)
         columns = [
             _columns(edges.columns),
             "weight" if edges.weight else "",
@@ -154,7 +189,8 @@ def _edge_table(graph: Graph) -> Table:
         table.add_row(
             ",".join(edge_type),
             f"{edges.count:,}",
-            _spread(sizes),
+            _spread(measured.per_part),
+            *([f"{measured.balance:.3f}", f"{measured.cut_share:.1%}"] if several else []),
             f"{edges.count / max(targets, 1):.2f}",
             ", ".join(filter(None, columns)),
         )
@@ -215,7 +251,11 @@ def _typed(title: str, names: Iterable[str]) -> Any:
     return Shown(title, overflow="fold", no_wrap=longest <= 40)
 
 
-def _spread(sizes: list[int]) -> str:
+def _sizes(bounds: Sequence[int]) -> list[int]:
+    return [high - low for low, high in pairwise(bounds)]
+
+
+def _spread(sizes: Sequence[int]) -> str:
     low, high = min(sizes), max(sizes)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 

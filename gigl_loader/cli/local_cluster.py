@@ -41,6 +41,7 @@ def local_cluster(
     ] = None,
     *,
     servers: Annotated[int, typer.Option(min=1, help="Server processes; at most one per partition.")] = 2,
+    replicas: Annotated[int, typer.Option(min=1, help="Servers that hold each partition.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Batches that each samples at once.")] = 1,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until all are ready.")] = 120.0,
 ) -> None:
@@ -61,6 +62,7 @@ def local_cluster(
         LocalCluster(
             graph_dir,
             servers=servers,
+            replicas=replicas,
             workers=workers,
             token=token,
             timeout_s=timeout,

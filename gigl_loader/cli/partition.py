@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from contextlib import contextmanager
 from time import monotonic
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gigl_loader.cli.built import EdgeDirection, report, working_memory
+from gigl_loader.cli.built import EdgeDirection, report
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
+from gigl_loader.cli.executors import ExecutorName, executor_named, memory_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.partition.runner import TaskTotals
 
 __all__ = ["partition"]
 
@@ -18,7 +25,9 @@ _Many = list[str]
 
 
 def partition(
-    out: Annotated[Path, typer.Argument(help="Directory to make. It appears complete or not at all.")],
+    out: Annotated[
+        str, typer.Argument(help="Directory to make, or a URI. It appears complete or not at all.")
+    ],
     *,
     edges: Annotated[
         _Many, typer.Option(help="Edge table: [SRC,REL,DST=]FILES. Again for more types or more rows.")
@@ -43,9 +52,18 @@ def partition(
     edge_dir: Annotated[
         EdgeDirection, typer.Option(help="Keep each node's in-edges (messages flow along) or out-edges.")
     ] = EdgeDirection.inward,
-    assigner: Annotated[str, typer.Option(help="Which part owns a node: range or hash of its id.")] = "range",
+    assigner: Annotated[
+        _Many,
+        typer.Option(
+            help="Which part owns a node: range or hash of its id; ldg or kaminpar, which keep neighbours "
+            "together; or [TYPE=]FILES with the columns id and part."
+        ),
+    ] = ["range"],  # noqa: B006
     memory_limit: Annotated[
-        str | None, typer.Option(help="Of the whole process, e.g. 2GB (default: half of what is free).")
+        str | None,
+        typer.Option(
+            help="Of all processes here, or of each task on Ray, e.g. 2GB (default: half of what is free)."
+        ),
     ] = None,
     rename: Annotated[_Many, typer.Option(help="[TYPE:]COLUMN=NEW, e.g. author_id=src.")] = [],  # noqa: B006
     stack: Annotated[
@@ -86,6 +104,23 @@ def partition(
             help="SRC,REL,DST[:negative]=FILES: labels of anchors, src and dst. No batch has them as edges."
         ),
     ] = [],  # noqa: B006
+    executor: Annotated[
+        ExecutorName, typer.Option(help="What does the work: processes of this machine, or a Ray cluster.")
+    ] = ExecutorName.local,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tasks at once (default: the cores, fewer where memory is short)."),
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the Ray cluster (default: the one that runs here).")
+    ] = None,
+    scratch: Annotated[
+        str | None,
+        typer.Option(help="Directory or URI where finished tasks are kept until the graph is complete."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the build that the scratch directory holds.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
@@ -93,7 +128,11 @@ def partition(
 
     FILES are .parquet, .csv or .tsv (or a pattern, or a directory of them),
     .npy files of one column each (a.npy,b.npy or a directory), or for edges
-    one .npy of shape [2, E].
+    one .npy of shape [2, E]. Tables, OUT and the scratch may be URIs, such as
+    s3://bucket/path (no .npy there).
+
+    Large tables are read and sorted by several tasks at once, in processes of
+    this machine or on a Ray cluster. The graph is the same byte for byte.
 
     Edge tables need the columns src and dst, and may have id. Node tables may
     have id (else the row number is the id) and split (train, val, test). Ids are
@@ -101,11 +140,19 @@ def partition(
     their names, dates and timestamps as nanoseconds since 1970 (UTC).
     """
     with importing():
+        from gigl_loader.cli.assigner_option import read_assigner
         from gigl_loader.cli.table_options import TableOptions, open_tables
         from gigl_loader.partition import build_graph
         from gigl_loader.partition.csv_format import CsvFormat
+        from gigl_loader.partition.locations import shown
 
     started = monotonic()
+    engine = executor_named(executor, num_workers=workers, ray_address=ray_address)
+    totals: list[TaskTotals] = []
+    csv = CsvFormat(
+        "\t" if csv_delimiter in ("tab", "\\t") else csv_delimiter, "" if csv_quote == "none" else csv_quote
+    )
+    chosen = read_assigner(assigner, csv)
     tables = open_tables(
         TableOptions(
             edges=edges,
@@ -118,10 +165,7 @@ def partition(
             fill=fill,
             reverse=reverse,
             undirected=undirected,
-            csv=CsvFormat(
-                "\t" if csv_delimiter in ("tab", "\\t") else csv_delimiter,
-                "" if csv_quote == "none" else csv_quote,
-            ),
+            csv=csv,
             weights=weight,
             times=time,
             quantize=quantize,
@@ -131,15 +175,31 @@ def partition(
             message_edges=message_edges,
         )
     )
-    with terminated_as_interrupted(), build_progress(quiet=json) as progress:
+    with _telling_of_scratch(scratch), terminated_as_interrupted(), build_progress(quiet=json) as progress:
         schema = build_graph(
             tables,
             out,
             num_partitions=num_partitions,
             edge_dir=edge_dir.value,
-            assigner=assigner,
-            memory_limit=None if memory_limit is None else working_memory(memory_limit),
+            assigner=chosen,
+            memory_limit=memory_of(executor, memory_limit),
             overwrite=overwrite,
             progress=progress,
+            executor=engine,
+            scratch=scratch,
+            resume=resume,
+            summary=totals.append,
         )
-    report(out, schema, monotonic() - started, as_json=json)
+    report(shown(out), schema, monotonic() - started, as_json=json, tasks=totals[0])
+
+
+@contextmanager
+def _telling_of_scratch(scratch: str | None) -> Iterator[None]:
+    """Say after an interrupt how the build goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if scratch is not None:
+            kept = f"finished tasks are kept in {scratch}: the same command with --resume goes on with them"
+            print(f"gigl-loader: {kept}", file=sys.stderr)
+        raise

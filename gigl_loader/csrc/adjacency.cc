@@ -18,6 +18,34 @@ struct Edge {
   }
 };
 
+constexpr uint64_t kLow = (uint64_t{1} << 32) - 1;
+
+// Whether (neighbour's id, edge id, index) can be told apart by 64 bits: the id's distance to the lowest one, and the
+// index, which orders edges as their ids do.
+bool AreShort(std::span<const int64_t> neighbor_ids, std::span<const int64_t> edge_ids, int64_t lowest) {
+  if (neighbor_ids.size() > kLow || !std::is_sorted(edge_ids.begin(), edge_ids.end())) return false;
+  uint64_t farthest = 0;
+  for (const int64_t id : neighbor_ids) {
+    farthest = std::max(farthest, static_cast<uint64_t>(id) - static_cast<uint64_t>(lowest));
+  }
+  return farthest <= kLow;
+}
+
+// Places what `edge_at(e)` returns, for each edge e, in the list of its target. indptr[t] is where list t begins,
+// before and after.
+template <typename Edge, typename EdgeAt>
+void PlaceInLists(std::span<const int64_t> targets, std::span<int64_t> indptr, Edge* edges, EdgeAt edge_at) {
+  // indptr[t] serves as the cursor of list t: it ends where list t + 1 begins, so shifting by one restores it.
+  for (size_t e = 0; e < targets.size(); ++e) edges[indptr[targets[e]]++] = edge_at(e);
+  std::copy_backward(indptr.begin(), indptr.end() - 1, indptr.end());
+  indptr[0] = 0;
+}
+
+template <typename Edge>
+void SortLists(std::span<const int64_t> indptr, Edge* edges) {
+  for (size_t t = 0; t + 1 < indptr.size(); ++t) std::sort(edges + indptr[t], edges + indptr[t + 1]);
+}
+
 }  // namespace
 
 int64_t BuildAdjacency(std::span<const int64_t> targets, std::span<const int64_t> neighbor_ids,
@@ -32,18 +60,23 @@ int64_t BuildAdjacency(std::span<const int64_t> targets, std::span<const int64_t
   }
   for (int64_t t = 0; t < num_targets; ++t) indptr[t + 1] += indptr[t];
 
-  // indptr[t] serves as the cursor of list t while edges are placed: it ends where list t + 1
-  // begins, so shifting by one place restores it.
-  std::vector<Edge> edges(num_edges);
-  for (int64_t e = 0; e < num_edges; ++e) {
-    edges[indptr[targets[e]]++] = {neighbor_ids[e], edge_ids[e], e};
-  }
-  std::copy_backward(indptr.begin(), indptr.end() - 1, indptr.end());
-  indptr[0] = 0;
+  if (num_edges == 0) return -1;
 
-  for (int64_t t = 0; t < num_targets; ++t) {
-    std::sort(edges.begin() + indptr[t], edges.begin() + indptr[t + 1]);
+  const int64_t lowest = *std::min_element(neighbor_ids.begin(), neighbor_ids.end());
+  if (AreShort(neighbor_ids, edge_ids, lowest)) {
+    uint64_t* const keys = reinterpret_cast<uint64_t*>(order.data());
+    PlaceInLists(targets, indptr, keys, [&](size_t e) {
+      return (static_cast<uint64_t>(neighbor_ids[e]) - static_cast<uint64_t>(lowest)) << 32 | e;
+    });
+    SortLists(indptr, keys);
+    for (int64_t e = 0; e < num_edges; ++e) order[e] = static_cast<int64_t>(keys[e] & kLow);
+    return -1;
   }
+  std::vector<Edge> edges(num_edges);
+  PlaceInLists(targets, indptr, edges.data(), [&](size_t e) {
+    return Edge{neighbor_ids[e], edge_ids[e], static_cast<int64_t>(e)};
+  });
+  SortLists(indptr, edges.data());
   for (int64_t e = 0; e < num_edges; ++e) order[e] = edges[e].index;
   return -1;
 }

@@ -64,7 +64,8 @@ void RequireInside(const AdjacencyView& adjacency, std::span<const int64_t> targ
 // Groups edges by target and sorts each group by (neighbour's node id, edge id).
 //
 // Afterwards group t is order[indptr[t]] .. order[indptr[t + 1] - 1], as indices into the input.
-// Takes 24 bytes of memory an edge. Returns the index of an edge whose target lies outside
+// Takes 24 bytes of memory an edge; none where edge ids rise with the index, and the ids of neighbours lie within
+// 2^32 of each other. Returns the index of an edge whose target lies outside
 // [0, indptr.size() - 1), or -1 when all is well.
 int64_t BuildAdjacency(std::span<const int64_t> targets, std::span<const int64_t> neighbor_ids,
                        std::span<const int64_t> edge_ids, std::span<int64_t> indptr,

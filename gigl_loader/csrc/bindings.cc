@@ -5,10 +5,13 @@
 NB_MODULE(_core, m) {
   gigl::BindRandom(m);
   gigl::BindAdjacency(m);
+  gigl::BindBuckets(m);
   gigl::BindChecksums(m);
+  gigl::BindData(m);
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);
+  gigl::BindPlacement(m);
   gigl::BindPpr(m);
   gigl::BindSlots(m);
   gigl::BindTextIndex(m);

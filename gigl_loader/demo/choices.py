@@ -61,7 +61,7 @@ class Choices:
     """Sampling processes, of each server threads. 0 samples in the trainer's process."""
     num_servers: int = 0
     """Storage servers that hold the graph. 0: it lies with the trainer."""
-    transport: Literal["auto", "ring", "flight"] = "auto"
+    transport: Literal["auto", "ring", "network", "flight"] = "auto"
     """Of batches from storage servers."""
     seed: int = 0
     device: str | None = None

@@ -21,7 +21,7 @@ class ServerReport:
     batches: int
     bytes: int
     transport: str
-    """``"ring"``: shared memory; ``"flight"``: over the network."""
+    """``"ring"``: shared memory; ``"network"``: over the network."""
     waiting: float
     """Seconds from the asks for these batches to the beginning of sampling."""
     sampling: float

@@ -65,6 +65,13 @@ class BlockRecord:
         """Return whether this is the header of the file."""
         return crc32c(np.frombuffer(header, np.uint8)) == self.header
 
+    def sound_blocks(self, first: int, data: Bytes) -> npt.NDArray[np.bool_]:
+        """Return which blocks of ``data``, uint8 [N], are sound, bool [blocks]. ``first`` is their number."""
+        expected = self.blocks[first : first - (-len(data) // self.block_bytes)]
+        found = np.empty(len(expected), np.uint32)
+        crc32c_blocks(data, self.block_bytes, found)
+        return np.asarray(found == expected)
+
     def verify(self, buffer: Bytes, layout: Layout, what: str, report: Report) -> None:
         """Read every byte. ``FormatError`` names the first block that is damaged."""
         step = max(_STEP_BYTES // self.block_bytes, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import Document
+from gigl_loader.graph.file_list import check_files, files_of, files_of_part, part_of
 from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
-from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+from gigl_loader.graph.manifest import Manifest
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.node_times import NodeTimes
 from gigl_loader.graph.paths import (
@@ -21,7 +22,6 @@ from gigl_loader.graph.paths import (
     ids_path,
     node_times_path,
     nodes_path,
-    part_folder,
     splits_path,
     text_ids_path,
     timed_weights_path,
@@ -99,6 +99,27 @@ class Graph:
     def from_reference(cls, reference: Mapping[str, Any]) -> Graph:
         """Open the graph behind the ``reference`` of another process, which verifies the graph."""
         return cls.open(folder_from(reference), parts=reference.get("parts"), verify="none")
+
+    def holding(self, parts: Sequence[int], *, reopen: Collection[str] = ()) -> Graph:
+        """Return the same graph with other partitions opened. This one stays as it is.
+
+        Files of both stay mapped, and verified. Files named by ``reopen`` were replaced, and are mapped anew.
+        Raises as ``open``.
+        """
+        kept = {name: document for name, document in self._documents.items() if name not in reopen}
+        opened = tuple(sorted(set(parts)))
+        documents = _documents(self.folder, self.manifest, opened, kept)
+        verifier = self.verifier.over(documents, _features(documents))
+        graph = Graph(self.folder, self.manifest, documents, opened, verifier)
+        graph._check_counts()
+        graph.notes = self.notes
+        return graph
+
+    @property
+    def damaged_parts(self) -> tuple[int, ...]:
+        """Opened partitions of which a file is known to be damaged, ascending: all, where they share it."""
+        parts = {part_of(name) for name in self.verifier.damage}
+        return self.parts if None in parts else tuple(part for part in self.parts if part in parts)
 
     @property
     def is_whole(self) -> bool:
@@ -342,16 +363,18 @@ def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
     return DiskFolder(path)
 
 
-def _documents(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> dict[str, Document]:
+def _documents(
+    folder: Folder, manifest: Manifest, parts: Sequence[int], kept: Mapping[str, Document] | None = None
+) -> dict[str, Document]:
+    """Open the files of partitions. Those in ``kept`` are open."""
     schema = manifest.schema
     for part in parts:
         if not 0 <= part < schema.num_partitions:
             raise ValueError(f"no partition {part} in a graph of {schema.num_partitions}")
-    for name in sorted(manifest.files.keys() ^ set(_expected(schema, range(schema.num_partitions)))):
-        what = "is no file of this schema" if name in manifest.files else f"missing from {MANIFEST_NAME}"
-        raise FormatError(f"{name}: {what}")
-    names = _expected(schema, parts)
-    documents = {name: Document(folder, name, manifest.files[name]) for name in names}
+    check_files(manifest)
+    there = kept or {}
+    names = files_of(schema, parts)
+    documents = {name: there.get(name) or Document(folder, name, manifest.files[name]) for name in names}
     for node_type, nodes in schema.nodes.items():
         for time in nodes.times:
             NodeTimes.check(documents[node_times_path(node_type, time)], nodes.count)
@@ -364,8 +387,12 @@ def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -
     """Return the verifier of these files. Files in memory need none."""
     if mode == "none" or not isinstance(folder, DiskFolder):
         return NoVerifier()
-    features = [name for name in documents if name.split("/")[1] in ("nodes", "edges", "text")]
-    return LazyVerifier(folder, documents, features)
+    return LazyVerifier(folder, documents, _features(documents))
+
+
+def _features(names: Iterable[str]) -> list[str]:
+    """Return the files that are verified in the background."""
+    return [name for name in names if name.split("/")[1] in ("nodes", "edges", "text")]
 
 
 def open_partitions(
@@ -376,8 +403,9 @@ def open_partitions(
     Raises ``ValueError`` for missing partitions, and what ``Graph.open`` raises.
     """
     folder = _folder(path)
-    schema = Manifest.read(folder).schema
-    there = _present_parts(folder, schema)
+    manifest = Manifest.read(folder)
+    schema = manifest.schema
+    there = _present_parts(folder, manifest)
     wanted = there if partitions is None else _part_numbers(partitions)
     absent = sorted(set(wanted).difference(there))
     if absent or not wanted:
@@ -395,45 +423,11 @@ def _part_numbers(partitions: Any) -> list[int]:
     return sorted(set(given))
 
 
-def _present_parts(folder: Folder, schema: GraphSchema) -> list[int]:
+def _present_parts(folder: Folder, manifest: Manifest) -> list[int]:
     """Return the partitions that are in ``folder``, also incomplete ones: these are damaged, not absent."""
-    there = {name.partition("/")[0] for name in folder.names()}
-    parts = range(schema.num_partitions)
-    return [part for part in parts if part_folder(part) in there or not _expected_of_part(schema, part)]
-
-
-def _expected(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
-    names = [ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.ids != "identity"]
-    names += [text_ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.text_ids]
-    names += [
-        node_times_path(node_type, time)
-        for node_type in schema.nodes
-        for time in schema.nodes[node_type].times
-    ]
-    return names + [name for part in parts for name in _expected_of_part(schema, part)]
-
-
-def _expected_of_part(schema: GraphSchema, part: int) -> list[str]:
-    return [
-        *(topology_path(part, edge_type) for edge_type in schema.lists),
-        *(edges_path(part, edge_type) for edge_type, edges in schema.edges.items() if edges.columns),
-        *(
-            weights_path(part, edge_type, name)
-            for edge_type, edges in schema.edges.items()
-            for name in edges.weights
-        ),
-        *(
-            path
-            for edge_type, edges in schema.edges.items()
-            for time in schema.list_times(edge_type)
-            for path in (
-                times_path(part, edge_type, time),
-                *(timed_weights_path(part, edge_type, time, name) for name in edges.weights),
-            )
-        ),
-        *(nodes_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.columns),
-        *(splits_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.splits),
-    ]
+    there = {part_of(name) for name in folder.names() if name in manifest.files}
+    parts = range(manifest.schema.num_partitions)
+    return [part for part in parts if part in there or not files_of_part(manifest.schema, part)]
 
 
 def _listed(names: Any) -> str:

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gigl_loader.errors import FormatError
@@ -33,7 +34,7 @@ def version_for(schema: GraphSchema) -> int:
     return 3 if schema.has_quantized_columns else 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """Contents of ``graph.json``."""
 
@@ -45,7 +46,7 @@ class Manifest:
     version: int
     """Format version. In version 1, files have the CRC-32 of each array instead of each block."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the document, in hexadecimal: equal for graphs with the same contents."""
         if self.version == 1:

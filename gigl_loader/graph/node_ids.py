@@ -56,6 +56,8 @@ class Directory:
     def find(self, ids: Int64Array) -> Int64Array:
         """Return the position of each id, int64 [N], -1 for unknown ids."""
         if self.ids is None or (self.keys is None and self.places is not None):
+            if len(ids) == 0 or (int(ids.min()) >= 0 and int(ids.max()) < self.count):
+                return ids.copy() if self.places is None else self._place(ids)
             known = (ids >= 0) & (ids < self.count)
             if self.places is None:
                 return np.where(known, ids, -1)

@@ -32,6 +32,13 @@ _END_S = 5.0
 class Verifier(Protocol):
     """Verifier of the files of an opened graph. Thread-safe."""
 
+    @property
+    def damage(self) -> Mapping[str, str]:
+        """Messages of the damage found so far, by file."""
+
+    def over(self, documents: Mapping[str, Document], features: Iterable[str]) -> Verifier:
+        """Return a verifier of other files, which knows what this one found in those of them that it had."""
+
     def require(self, name: str) -> None:
         """Wait until a file is verified. ``FormatError`` if it is damaged."""
 
@@ -48,9 +55,19 @@ class Verifier(Protocol):
     def scrub(self, bytes_per_second: float) -> None:
         """Read all files repeatedly, in a thread. ``check`` raises the damage that it finds."""
 
+    def close(self) -> None:
+        """End the threads. What was found stays known. Closing twice is fine."""
+
 
 class NoVerifier:
     """No verification: another process verifies the files, or it was turned off."""
+
+    @property
+    def damage(self) -> Mapping[str, str]:
+        return {}
+
+    def over(self, documents: Mapping[str, Document], features: Iterable[str]) -> Verifier:
+        return self
 
     def require(self, name: str) -> None:
         pass
@@ -64,13 +81,16 @@ class NoVerifier:
     def scrub(self, bytes_per_second: float) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass(slots=True)
 class _State:
     """State shared with the thread, which must not keep the verifier alive."""
 
     good: set[str] = field(default_factory=set)
-    failure: str | None = None
+    damage: dict[str, str] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list)
 
@@ -97,11 +117,24 @@ class LazyVerifier:
         # Also at interpreter shutdown: a thread that returns from a kernel later would abort it.
         weakref.finalize(self, _end, self._state)
 
+    @property
+    def damage(self) -> Mapping[str, str]:
+        return dict(self._state.damage)
+
+    def over(self, documents: Mapping[str, Document], features: Iterable[str]) -> LazyVerifier:
+        other = LazyVerifier(self._folder, documents, features)
+        same = {name for name, document in documents.items() if self._documents.get(name) is document}
+        with self._lock:
+            other._state.good |= self._state.good & same
+            other._state.damage |= {name: text for name, text in self.damage.items() if name in same}
+            other._seen |= {name: status for name, status in self._seen.items() if name in same}
+        return other
+
     def require(self, name: str) -> None:
         if name not in self._state.good:
             with self._lock:
                 self._verify([name])
-        self._raise_failure()
+        self._raise_damage()
 
     def check(self) -> None:
         if not self._begun:
@@ -110,16 +143,19 @@ class LazyVerifier:
         if time.monotonic() >= self._next_look:
             with self._lock:
                 self._look()
-        self._raise_failure()
+        self._raise_damage()
 
     def finish(self) -> None:
         with self._lock:
             self._begun = True
             self._verify(self._documents)
-        self._raise_failure()
+        self._raise_damage()
 
     def scrub(self, bytes_per_second: float) -> None:
         self._start(list(self._documents), bytes_per_second)
+
+    def close(self) -> None:
+        _end(self._state)
 
     def _begin(self) -> None:
         if self._begun:
@@ -134,8 +170,8 @@ class LazyVerifier:
         self._begun = True
 
     def _verify(self, names: Iterable[str]) -> None:
-        """Verify the files that were not verified yet. A failure is kept, and raised at every check."""
-        for name in sorted(set(names) - self._state.good):
+        """Verify the files that were not verified yet. Damage is kept, and raised at every check."""
+        for name in sorted(set(names) - self._state.good - self._state.damage.keys()):
             _verify_into(self._state, self._documents[name], _ignore)
 
     def _start(self, names: Sequence[str], bytes_per_second: float | None) -> None:
@@ -166,15 +202,17 @@ class LazyVerifier:
         assert status is not None
         nbytes = self._documents[name].layout.nbytes
         if status.nbytes < nbytes:  # Reading beyond its end would raise SIGBUS.
-            self._state.failure = f"{name}: cut from {nbytes} to {status.nbytes} bytes while it was mapped"
+            self._state.damage[name] = (
+                f"{name}: cut from {nbytes} to {status.nbytes} bytes while it was mapped"
+            )
             return
         _LOGGER.warning("%s was written to while it was mapped: it is verified again", name)
         self._state.good.discard(name)
         self._verify([name])
 
-    def _raise_failure(self) -> None:
-        if self._state.failure is not None:
-            raise FormatError(self._state.failure)
+    def _raise_damage(self) -> None:
+        for text in self.damage.values():
+            raise FormatError(text)
 
 
 def _ignore(nbytes: int) -> None:
@@ -193,7 +231,8 @@ def _verify_into(state: _State, document: Document, report: Callable[[int], None
     try:
         document.verify(report)
     except FormatError as error:
-        state.failure = str(error)
+        state.good.discard(document.name)
+        state.damage[document.name] = str(error)
     else:
         state.good.add(document.name)
 
@@ -212,8 +251,8 @@ def _read_through(state: _State, documents: Sequence[Document], bytes_per_second
             for document in documents:
                 _verify_into(state, document, report)
                 report(0)
-                if state.failure is not None:
-                    _LOGGER.error("damage found: %s", state.failure)
+                if document.name in state.damage:
+                    _LOGGER.error("damage found: %s", state.damage[document.name])
                     return
             if bytes_per_second is None or not documents:
                 return

@@ -18,6 +18,7 @@ from gigl_loader.rpc.credentials import Credentials, new_token
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.topology import Topology, machine_id, own_address
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class HostGroup:
 
 
 def _exchange_holdings(meeting: Rendezvous, topology: Topology, graph: Graph) -> list[Holding]:
+    versions = BuildVersions.own()
     mine = Holding(
         host_index=topology.host_index,
         local_rank=topology.local_rank,
@@ -178,6 +180,8 @@ def _exchange_holdings(meeting: Rendezvous, topology: Topology, graph: Graph) ->
         address=own_address(topology.master_address),
         machine=machine_id(),
         where=str(graph.folder),
+        versions=(versions.wire, versions.oldest_wire, versions.draws),
+        library=versions.library,
     )
     meeting.tell("holding", asdict(mine))
     what = (
@@ -192,7 +196,7 @@ def _exchange_holdings(meeting: Rendezvous, topology: Topology, graph: Graph) ->
             _check_for_whole(meeting, graph, ranks)
 
     told = meeting.hear("holding", what=what, missed=missed)
-    return [Holding(**document | {"partitions": tuple(document["partitions"])}) for document in told]
+    return [Holding.from_json(document) for document in told]
 
 
 def _check_for_whole(meeting: Rendezvous, graph: Graph, missed: Sequence[int]) -> None:
@@ -254,8 +258,18 @@ def _exchange_endpoints(
     if service is not None:
         meeting.tell("endpoint", service.endpoint.to_json())
     told = meeting.hear("endpoint", ranks=_leaders(holdings), what="serve the partitions of their hosts")
-    endpoints = tuple(Endpoint.from_json(text) for text in told)
+    endpoints = tuple(
+        replace(Endpoint.from_json(text), wire_version=_agreed_wire(holdings[rank], rank))
+        for rank, text in zip(_leaders(holdings), told, strict=True)
+    )
     return Peers(endpoints=endpoints, host_index=topology.host_index, token=token)
+
+
+def _agreed_wire(holding: Holding, rank: int) -> int:
+    """Return the wire version for requests to the service of a rank. ``ValueError`` where there is none."""
+    wire, oldest, draws = holding.versions
+    found = BuildVersions(library=holding.library, wire=wire, oldest_wire=oldest, draws=draws)
+    return found.agree(f"the host of rank {rank}")
 
 
 def _check_reach(

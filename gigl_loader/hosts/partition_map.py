@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.group import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Holding", "check_holdings"]
 
@@ -29,13 +29,31 @@ class Holding:
     """Machine of the rank: the same for hosts that a test simulates on one machine."""
     where: str
     """Path of the graph."""
+    versions: tuple[int, int, int] = (0, 0, 0)
+    """Newest and oldest wire version of the rank's build, and its draw specification."""
+    library: str = ""
+    """Version of the library, for people."""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Holding:
+        """Return the holding that a rank published as ``asdict``. Fields of later builds are ignored."""
+        known = {each.name: document[each.name] for each in fields(cls) if each.name in document}
+        for name in ("partitions", "versions"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
 
 
 def check_holdings(holdings: Sequence[Holding], num_partitions: int) -> None:
-    """Raise ``ValueError``, on every rank alike, unless the ranks together hold one whole graph.
+    """Raise ``ValueError``, on every rank alike, unless all draw alike, and hold one whole graph together.
 
     ``holdings`` are by rank. The message lists the partitions of each rank.
     """
+    _require_same(
+        holdings,
+        lambda each: f"draw specification {each.versions[2]}",
+        lambda each: each.versions[2],
+        "ranks would draw different batches: {}; install the same version of gigl-loader on all hosts",
+    )
     _require_same(
         holdings,
         lambda each: f"{each.digest[:12]} at {each.where}",

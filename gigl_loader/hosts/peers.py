@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,10 @@ from gigl_loader.hosts.shared_cache import open_cache
 from gigl_loader.logs import log_from_environment
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.remote_store import fetch_split, open_remote_stores
+from gigl_loader.rpc.holders import Holders
+from gigl_loader.rpc.remote_store import replicated_stores
+from gigl_loader.rpc.replicas import Replicas
+from gigl_loader.rpc.requests import SplitRequest
 from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.local_store import LocalStore, edges_of
 from gigl_loader.sampling.partitioned import PartitionedStore
@@ -21,10 +25,11 @@ from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.store import EdgeList
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.rpc.remote_store import RemoteStore
     from gigl_loader.sampling.source import BatchSampler
     from gigl_loader.sampling.store import NeighborStore
     from gigl_loader.workers.config import WorkerConfig
@@ -55,10 +60,11 @@ class Peers:
         """Credentials of this host as a caller of the other hosts."""
         return Caller(token=self.token, insecure=self.insecure)
 
-    def holder(self, partition: int) -> Endpoint:
-        """Return the endpoint for requests about a partition. Callers spread over the hosts that hold it."""
-        holders = [endpoint for endpoint in self.endpoints if partition in endpoint.partitions]
-        return holders[self.host_index % len(holders)]
+    def replicas(self, *, timeout_s: float) -> Replicas:
+        """Return connections to the other hosts that hold each partition. The caller closes them."""
+        others = [each for each in self.endpoints if each.host_index != self.host_index]
+        holders = Holders(others, key=f"host {self.host_index}")
+        return Replicas(holders, self.caller, timeout_s=timeout_s)
 
     def open_store(self, graph: Graph, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
         """Return a store of all partitions: local for those that ``graph`` has opened, remote for the rest.
@@ -66,14 +72,12 @@ class Peers:
         A request to a peer is retried for ``timeout_s`` seconds in total before the peer counts as gone.
         """
         local = {part: LocalStore(graph, part) for part in graph.parts}
-        elsewhere = set(range(graph.schema.num_partitions)) - set(local)
         remote: dict[int, NeighborStore] = {
-            **open_remote_stores(
-                {part: self.holder(part) for part in sorted(elsewhere)},
-                self.caller,
+            **replicated_stores(
+                self.replicas(timeout_s=timeout_s),
+                _elsewhere(graph),
                 schema=graph.schema,
                 digest=graph.manifest.digest,
-                timeout_s=timeout_s,
             )
         }
         cache = open_cache(self.cache_path, graph) if self.cache_path else None
@@ -83,40 +87,28 @@ class Peers:
 
     def split(self, graph: Graph, node_type: NodeType, name: str, *, timeout_s: float) -> Int64Array:
         """Return the positions of a split over all partitions, int64 [N], by ascending node id."""
-        here = {part: graph.split_part(node_type, name, part) for part in graph.parts}
-        parts = [
-            here[part]
-            if part in here
-            else fetch_split(
-                self.holder(part),
-                part,
-                self.caller,
-                schema=graph.schema,
-                digest=graph.manifest.digest,
-                node_type=node_type,
-                split=name,
-                timeout_s=timeout_s,
-            )
-            for part in range(graph.schema.num_partitions)
-        ]
-        return graph.in_id_order(node_type, np.concatenate(parts))
+        request = SplitRequest(node_type=node_type, split=name)
+        parts = {part: graph.split_part(node_type, name, part) for part in graph.parts}
+        with self._stores(graph, timeout_s) as stores:
+            parts |= {part: store.split(request) for part, store in stores.items()}
+        return graph.in_id_order(node_type, np.concatenate([parts[part] for part in sorted(parts)]))
 
     def edges(self, graph: Graph, edge_type: EdgeType, *, timeout_s: float) -> EdgeList:
         """Return all edges of a type over all partitions, by ascending edge id."""
-        elsewhere = set(range(graph.schema.num_partitions)) - set(graph.parts)
-        remote = open_remote_stores(
-            {part: self.holder(part) for part in sorted(elsewhere)},
-            self.caller,
-            schema=graph.schema,
-            digest=graph.manifest.digest,
-            timeout_s=timeout_s,
-        )
+        lists = [edges_of(graph, edge_type, part) for part in graph.parts]
+        with self._stores(graph, timeout_s) as stores:
+            return EdgeList.joined([*lists, *(store.edges(edge_type) for store in stores.values())])
+
+    @contextmanager
+    def _stores(self, graph: Graph, timeout_s: float) -> Iterator[dict[int, RemoteStore]]:
+        """Lend a store of each partition that ``graph`` has not opened, by partition."""
+        replicas = self.replicas(timeout_s=timeout_s)
         try:
-            lists = [edges_of(graph, edge_type, part) for part in graph.parts]
-            return EdgeList.joined([*lists, *(store.edges(edge_type) for store in remote.values())])
+            yield replicated_stores(
+                replicas, _elsewhere(graph), schema=graph.schema, digest=graph.manifest.digest
+            )
         finally:
-            for store in remote.values():
-                store.close()
+            replicas.close()
 
     def stats(self, *, timeout_s: float) -> dict[int, dict[str, Any]]:
         """Return the counters of each host's service, by host index."""
@@ -138,6 +130,11 @@ class Peers:
         """Return the peers that ``to_json`` wrote."""
         endpoints = tuple(Endpoint.from_json(json.dumps(each)) for each in document["endpoints"])
         return cls(**{**document, "endpoints": endpoints})
+
+
+def _elsewhere(graph: Graph) -> list[int]:
+    """Return the partitions that a graph has not opened."""
+    return sorted(set(range(graph.schema.num_partitions)) - set(graph.parts))
 
 
 def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:

@@ -108,9 +108,13 @@ class Rendezvous:
         self._check(self.group.published(f"{self._key}/{_EXCUSE}", ranks=ranks))
 
     def settle(self, step: str, *, ranks: Sequence[int]) -> None:
-        """Wait until each of ``ranks`` has published a value or a failure, or until the timeout."""
+        """Wait until each of ``ranks`` has published a value or a failure, or until the timeout.
+
+        Raises nothing: where the store is gone, so are the ranks that could still publish.
+        """
         key = f"{self._key}/{step}"
-        wait_for(lambda: len(self.group.published(key, ranks=ranks)) == len(ranks), self.timeout)
+        with suppress(ConnectionError):
+            wait_for(lambda: len(self.group.published(key, ranks=ranks)) == len(ranks), self.timeout)
 
     def first(self, key: str, value: str) -> str:
         """Return the value of the first rank that called this with ``key``."""

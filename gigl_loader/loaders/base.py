@@ -36,6 +36,7 @@ from gigl_loader.loaders.stream import FrameStream
 from gigl_loader.loaders.times import read_times
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.loaders.weights import read_seed_weights, seed_draw
+from gigl_loader.native import draws
 from gigl_loader.sampling.request import TIME
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
@@ -158,7 +159,7 @@ class BaseDistLoader:
             Sampling processes. 0 samples in this process, when the batch is asked for. Graph store: this
             loader's share of the servers' threads; 0 asks for a batch when it is needed.
         ``worker_concurrency``
-            Batches in flight per sampling process.
+            Batches in flight per sampling process. Fewer, but two, of batches larger than a slot of the ring.
         ``channel_size``
             Address space for batches in flight, in bytes or as ``"4GB"``. Memory is used on demand.
         ``prefetch_size``
@@ -389,12 +390,19 @@ class BaseDistLoader:
         and options that loads it, with any number of workers, goes on with the very next batch.
         """
         state = self._standing().state()
-        return {"format": FORMAT, "run_seed": self.seed, **state, "made_with": self._made_with}
+        return {
+            "format": FORMAT,
+            "draws": draws.DRAW_SPECIFICATION,
+            "run_seed": self.seed,
+            **state,
+            "made_with": self._made_with,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()``, or ``next(loader)``, go on where ``state`` was taken.
 
-        ``ValueError`` says what differs when the state is of other inputs or options. A random run
+        ``ValueError`` says what differs when the state is of other inputs or options, or of a version of
+        this library that would go on with other batches (another draw specification). A random run
         seed gives way to the state's; a seed that was asked for must be the same.
         """
         self._check_usable()
@@ -529,6 +537,7 @@ class BaseDistLoader:
             self._placement.agreement.publish(
                 {
                     **self._made_with,
+                    "draw specification": draws.DRAW_SPECIFICATION,
                     "seed": self.seed,
                     "loader": type(self).__name__,
                     "graph": self.dataset.graph_digest[:_DIGITS],

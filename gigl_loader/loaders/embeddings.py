@@ -158,6 +158,7 @@ class _Options:
             described={
                 **loader.state_dict()["made_with"],
                 "graph": loader.dataset.graph_digest[:_DIGITS],
+                "draw specification": loader.state_dict()["draws"],
                 "format": format,
                 "dtype": _DTYPES[dtype],
                 "original_ids": original_ids,

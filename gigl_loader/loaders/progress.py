@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.graph.schema import type_name
+from gigl_loader.native import draws
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "check_same_run", "describe_run", "read_state"]
 
+_FIRST_DRAWS = 1  # Of states that name no draw specification: they are older than its second number.
 FORMAT = 1
 """Version of a loader's state. Raised when the meaning of a field changes."""
 
@@ -106,6 +108,13 @@ def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:
         raise ValueError(f"a state of format {state['format']!r}; this version reads {FORMAT}")
     if type(state["run_seed"]) is not int or not 0 <= state["run_seed"] < 2**64:
         raise ValueError(f"run_seed of the state must lie in [0, 2**64), got {state['run_seed']!r}")
+    specification = state.get("draws", _FIRST_DRAWS)
+    if specification != draws.DRAW_SPECIFICATION:
+        raise ValueError(
+            f"the state is of draw specification {specification!r}, and this version of gigl-loader has "
+            f"{draws.DRAW_SPECIFICATION}: the batches that follow would differ; resume it with the version "
+            "that wrote it"
+        )
     theirs = state["made_with"]
     if not isinstance(theirs, dict):
         raise ValueError(f"made_with of the state must be a mapping, got {theirs!r}")

@@ -25,6 +25,7 @@ _WHOLE_INPUT = (
     "or sharding='none' where it is sharded already"
 )
 _HINTS = {
+    "draw specification": "install the same version of gigl-loader on every rank",
     "graph": "open the same graph on every rank, or build it from the same data",
     "digest of seeds": _WHOLE_INPUT,
     "number of seeds": _WHOLE_INPUT,

@@ -119,6 +119,18 @@ def copy_rows_crc(
     Cheaper than ``crc32c`` over the rows before or after: they are in the caches.
     """
 
+def find_buckets(cuts: Int64Array, positions: npt.NDArray[np.int32] | Int64Array) -> npt.NDArray[np.uint32]:
+    """Return the bucket of each position, uint32 [N]: bucket b begins at ``cuts[b]``, which ascend.
+
+    Positions below ``cuts[0]`` are in bucket 0. ``ValueError`` without a cut, or for cuts that fall.
+    """
+
+def order_by_bucket(buckets: npt.NDArray[np.uint32], num_buckets: int) -> tuple[Int64Array, Int64Array]:
+    """Return the rows of bucket 0, then of bucket 1 ..., each in order, int64 [N], and where each begins.
+
+    The latter is int64 [num_buckets + 1]. ``ValueError`` for a bucket that is not below ``num_buckets``.
+    """
+
 def split_by_owner(values: Int64Array, bounds: Int64Array) -> list[tuple[Int64Array, Int64Array]]:
     """Return, for every partition, the values that it owns and their indices, in order.
 
@@ -222,10 +234,10 @@ def split_by_cache(
     ``[0, num_rows)``.
     """
 
-def lease_slot(lent: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], slot: int) -> object:
-    """Set ``lent[slot]``, and return an object at whose end ``lent[slot]``, then ``flags[slot]``, become 0.
+def lease_slots(lent: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], slot: int, span: int) -> object:
+    """Set ``lent`` at ``span`` slots from ``slot``. When the result ends, it and ``flags`` become 0 there.
 
-    Both uint8, of one length. No Python code runs when it ends. In a forked child its end does nothing.
+    Both uint8, of one length. No Python code runs then. In a forked child, the end does nothing.
     """
 
 class DrawRule:
@@ -499,6 +511,33 @@ class PPRBuilder(PPRBatch):
         ``BatchTooLarge`` beyond ``max_edges``; the batch must then be begun again.
         """
 
+class GreedyPlacement:
+    """Linear deterministic greedy partitioning of a stream of nodes. See ``csrc/greedy_placement.h``.
+
+    Nodes of a kind are balanced among themselves: the whole stream has ``counts`` of each (int64 [K]), of
+    which a partition takes at most ``capacities`` and has at least ``floors`` in the end.
+    """
+
+    def __init__(
+        self, counts: Int64Array, capacities: Int64Array, floors: Int64Array, num_partitions: int
+    ) -> None: ...
+    def place(
+        self,
+        kinds: npt.NDArray[np.uint16],
+        targets: npt.NDArray[np.signedinteger[Any]],
+        neighbors: npt.NDArray[np.signedinteger[Any]],
+        more: Int64Array,
+    ) -> None:
+        """Place the next N nodes, which are of these ``kinds`` (uint16 [N]).
+
+        Edge e joins node ``targets[e]``, counted from the first of these, with node ``neighbors[e]`` of the
+        stream, which comes before it: int32 or int64 [E]. ``more``, int64 [P] or empty, counts further
+        neighbours of the first node by their partition.
+        """
+    @property
+    def owners(self) -> npt.NDArray[np.uint16]:
+        """The partition of each node that was placed, uint16 [N], in the order of the stream. Read-only."""
+
 class TextIndex:
     """Texts numbered from 0, in the order in which they are first seen. See ``csrc/text_index.h``."""
 
@@ -528,3 +567,124 @@ def texts_at(bytes: npt.NDArray[np.uint8], offsets: Int64Array, numbers: Int64Ar
     ``RuntimeError`` for a number that no text has, and where the offsets leave the bytes.
     ``UnicodeDecodeError`` for bytes that are not UTF-8.
     """
+
+class TlsUnusable(ValueError):
+    """This machine has no OpenSSL, or a PEM cannot be used."""
+
+class StreamError(Exception):
+    """A connection of the data port failed. It is of no further use."""
+
+class StreamClosed(StreamError):
+    """The other side closed the connection."""
+
+class StreamTimedOut(StreamError):
+    """A deadline passed, or no byte came or went for too long."""
+
+class StreamCancelled(StreamError):
+    """Another thread cancelled the connection."""
+
+class TlsContext:
+    """Certificates, key and rules of one side of TLS. See ``csrc/tls.h``. ``TlsUnusable`` for bad PEM."""
+
+    @staticmethod
+    def server(chain: bytes, key: bytes, client_roots: bytes = b"") -> TlsContext:
+        """Return the context of a server. With ``client_roots``, callers must show a certificate."""
+    @staticmethod
+    def client(roots: bytes, chain: bytes = b"", key: bytes = b"") -> TlsContext:
+        """Return the context of a caller that trusts ``roots``, and shows ``chain`` if it is not empty."""
+
+class DataClient:
+    """Connection to a data port. One call at a time; any thread may cancel. See ``csrc/data_client.h``."""
+
+    def __init__(self, host: str, port: int, tls: TlsContext | None = None, name: str = "") -> None:
+        """``name`` is what the certificate must name, if that is not ``host``."""
+    def connect(self, timeout_s: float) -> None:
+        """Connect, once. Raises ``StreamError``."""
+    def call(self, header: bytes, body: bytes, timeout_s: float) -> tuple[int, int, int]:
+        """Send a request. Return 0 or 1 (refused), the size of the payload, and the membership's version.
+
+        The whole call, with its ``read`` and ``finish``, has ``timeout_s``. Raises ``StreamError``.
+        """
+    def read(self, out: npt.NDArray[np.uint8]) -> None:
+        """Fill ``out``, uint8 [N], with the next bytes of the payload. ``ValueError`` beyond its end."""
+    def finish(self) -> bool:
+        """Read what follows the payload. Return whether the checksum matches, which TLS makes sure of."""
+    def cancel(self) -> None:
+        """End the call under way, and all later ones, with ``StreamCancelled``."""
+    def is_stale(self) -> bool:
+        """Return whether the other side has closed this idle connection."""
+    @property
+    def left(self) -> int:
+        """Bytes of the payload that were not read yet."""
+    @property
+    def reusable(self) -> bool:
+        """Whether a further call can be made."""
+
+class DataCall:
+    """A request whose head has come. Any thread may reply, once. See ``csrc/data_call.h``."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def unread(self) -> bool:
+        """Whether the caller ignores the checksum of the reply."""
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def header(self) -> bytes:
+        """Header text, at most 4 KiB."""
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def certificate(self) -> bytes:
+        """Certificate that the caller showed (DER); empty without one."""
+    def trust(self) -> None:
+        """Say that the caller has shown a good token."""
+    def read_body(self, total_s: float, stall_s: float) -> bytes | None:
+        """Receive the body. ``None`` where it does not match its checksum. Raises ``StreamError``."""
+    def reply(
+        self,
+        chunks: Sequence[npt.NDArray[np.uint8]],
+        total_s: float,
+        stall_s: float,
+        crc: int | None = None,
+        membership: int = 0,
+    ) -> None:
+        """Send a reply of these chunks. Without their ``crc`` it is computed while they are sent."""
+    def refuse(self, record: bytes, total_s: float, closes: bool = False) -> None:
+        """Send a refusal. The connection ends where the body was not read, or ``closes``."""
+    def cancel(self) -> None:
+        """End transfers of this call with ``StreamCancelled``."""
+
+class DataServer:
+    """Listening side of a data port. See ``csrc/data_server.h``. ``OSError`` where it cannot listen."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: TlsContext | None = None,
+        strangers: int = 256,
+        per_address: int = 4096,
+        stranger_s: float = 15.0,
+        idle_s: float = 300.0,
+    ) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def renew(self, tls: TlsContext | None) -> None:
+        """Use another context for new connections."""
+    def next(self, timeout_s: float) -> DataCall | None:
+        """Wait for a call. ``None`` after the time, or once the server was stopped."""
+    def sweep(self) -> list[tuple[str, int, str]]:
+        """End connections whose time is over. Return address, port and reason of those that were ended."""
+    def stop(self) -> None:
+        """Stop listening, and end resting connections and all waits. Calls under way go on."""
+    def cut_all(self) -> int:
+        """Cancel the calls under way, and return their number."""
+    @property
+    def num_connections(self) -> int: ...
+    @property
+    def num_strangers(self) -> int:
+        """Connections that have shown no token."""

@@ -1,9 +1,13 @@
-"""Building graphs: table readers, assigners, and the bounded-memory builder."""
+"""Building graphs: table readers, assigners, executors, and the bounded-memory builder."""
 
-from gigl_loader.partition.assigners import Assigner, HashAssigner, RangeAssigner
+from gigl_loader.partition.assigners import Assigner, GraphAssigner, HashAssigner, Owners, RangeAssigner
 from gigl_loader.partition.build import build_graph
+from gigl_loader.partition.executor import Executor
 from gigl_loader.partition.glt.build import import_glt
+from gigl_loader.partition.local_executor import LocalExecutor
+from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.pyg import tables_from_pyg
+from gigl_loader.partition.ray_executor import RayExecutor
 from gigl_loader.partition.reverse import with_reverse_edges
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable, Table
@@ -12,14 +16,21 @@ __all__ = [
     "ArrayTable",
     "Assigner",
     "ColumnOptions",
+    "Executor",
+    "GraphAssigner",
     "GraphTables",
     "HashAssigner",
+    "LocalExecutor",
     "NodeTable",
+    "Owners",
     "RangeAssigner",
+    "RayExecutor",
     "Table",
+    "TableAssigner",
     "build_graph",
     "import_glt",
     "open_table",
+    "owners_from_files",
     "tables_from_pyg",
     "with_reverse_edges",
 ]

@@ -64,7 +64,7 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     """Return the rows of an Arrow array. ``where(row)`` names a row of it for a message.
 
     Timestamps and dates become nanoseconds since 1970-01-01 UTC; those without a time zone count as UTC.
-    Missing texts become empty, missing numbers are masked (``np.ma``), a missing list is refused.
+    Missing texts become empty, missing numbers are masked (``np.ma``), as are all numbers of a missing list.
     """
     if not isinstance(kind, Column):
         if pa.types.is_dictionary(array.type):
@@ -92,7 +92,8 @@ def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
     if isinstance(array.type, pa.BaseExtensionType):
         return _values(array.storage, (math.prod(shape),) if shape else (), where)
     if is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
-        _refuse_missing(array, where)
+        if array.null_count:
+            return _values_of_some(array, shape, where)
         if is_ragged(array.type):
             _refuse_ragged(array, shape[0], where)
         return _values(array.flatten(), shape[1:], lambda row: where(row // max(shape[0], 1)))
@@ -103,6 +104,18 @@ def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
     if array.type not in _NUMBERS:
         return _nanoseconds(array, where)
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _values_of_some(array: Any, shape: tuple[int, ...], where: Where) -> Array:
+    """Return all numbers of lists of which some are missing, masked."""
+    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    found = _values(array.drop_null(), shape, lambda row: where(int(rows[row])))
+    width = math.prod(shape)
+    values = np.zeros((len(array), width), found.dtype)
+    missing = np.ones(values.shape, np.bool_)
+    values[rows] = np.ma.getdata(found).reshape(-1, width)
+    missing[rows] = np.ma.getmaskarray(found).reshape(-1, width)
+    return np.ma.MaskedArray(values.reshape(-1), missing.reshape(-1))
 
 
 def _nanoseconds(array: Any, where: Where) -> Array:
@@ -126,9 +139,3 @@ def _refuse_ragged(array: Any, width: int, where: Where) -> None:
     wrong = np.flatnonzero(lengths != width)
     if len(wrong):
         raise FormatError(f"{where(int(wrong[0]))}: {lengths[wrong[0]]} values, {width} in the first row")
-
-
-def _refuse_missing(array: Any, where: Where) -> None:
-    if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise FormatError(f"{where(row)}: no list")

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.column_names import check_column_names
-from gigl_loader.graph.folder import DiskFolder, Folder
+from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
-from gigl_loader.partition.assigners import Assigner, assigner_named
+from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
 from gigl_loader.partition.edge_splits import hold_out_edges
 from gigl_loader.partition.edges import build_edges
 from gigl_loader.partition.job import Job, Progress
-from gigl_loader.partition.limits import Budget, available_memory
+from gigl_loader.partition.limits import Budget
 from gigl_loader.partition.missing import MissingValues, missing_anywhere
 from gigl_loader.partition.nodes import build_nodes
+from gigl_loader.partition.output import OutputFolder
 from gigl_loader.partition.quantized_table import quantize_columns
-from gigl_loader.partition.staging import staged_directory
+from gigl_loader.partition.shards import stamp_of
+from gigl_loader.partition.site import build_site
 from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, Table, data_columns
 from gigl_loader.partition.text_ids import number_text_ids
 from gigl_loader.partition.times import index_node_times, index_timed_weights, index_times
+
+if TYPE_CHECKING:
+    from gigl_loader.partition.executor import Executor
+    from gigl_loader.partition.runner import TaskTotals
 
 __all__ = ["build_graph"]
 
@@ -37,19 +42,30 @@ def build_graph(
     *,
     num_partitions: int = 1,
     edge_dir: Literal["in", "out"] = "in",
-    assigner: str | Assigner = "range",
+    assigner: AnyAssigner = "range",
     memory_limit: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    executor: Executor | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    summary: Callable[[TaskTotals], None] | None = None,
 ) -> GraphSchema:
     """Build a graph from ``tables`` and return its schema.
 
-    ``out`` is a directory, which appears complete or not at all, or an empty folder. ``assigner`` is
-    ``"range"``, ``"hash"`` or an ``Assigner``. ``memory_limit`` bounds the working memory in bytes,
-    on top of what the process and the tables hold already (default: half of what is available); it
-    changes the time taken, never the result. ``progress`` is called with a step's name, its rows done
-    and its rows in all. Raises ``FormatError`` for tables that break a rule, naming file, column and
-    row, and ``ValueError`` for arguments that make no sense.
+    ``out`` is a directory, which appears complete or not at all, or an empty folder. ``assigner`` says which
+    partition owns a node: ``"range"``, ``"hash"``, ``"ldg"``, ``"kaminpar"``, a table of owners (see
+    ``owners_from_files``), an ``Assigner`` or a ``GraphAssigner``. ``memory_limit`` bounds the working
+    memory in bytes, on top of what the process and the tables hold already (default: half of what is
+    available); it changes the time taken, never the result. ``progress`` is called with a step's name, its
+    rows done and its rows in all. Raises ``FormatError`` for tables that break a rule, naming file, column
+    and row, and ``ValueError`` for arguments that make no sense.
+
+    ``executor`` does the tasks of the build in other processes: ``LocalExecutor`` or ``RayExecutor``. Without
+    one, this process does them. It never changes the result. ``scratch`` is a directory where finished tasks
+    are kept until the graph is complete; with ``resume``, a build that was cut off goes on with those that it
+    holds. ``BuildError`` where processes or machines of the executor are gone for good. ``summary`` is called
+    at the end.
     """
     if not 1 <= num_partitions <= _MAX_PARTITIONS:
         raise ValueError(f"num_partitions must lie in 1..{_MAX_PARTITIONS}, got {num_partitions}")
@@ -57,29 +73,43 @@ def build_graph(
         raise ValueError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
     _check_column_names(tables)
     chosen = assigner_named(assigner)
-    budget = Budget(available_memory() // 2 if memory_limit is None else memory_limit)
 
-    def build(folder: Folder, scratch: Path | None) -> GraphSchema:
+    def describe() -> Mapping[str, Any]:
+        return {
+            "partitions": num_partitions,
+            "edge direction": edge_dir,
+            "assigner": [chosen.name, stamp_of(chosen)],
+            "tables": tables.stamp(),
+        }
+
+    with build_site(
+        out,
+        executor=executor,
+        scratch=scratch,
+        resume=resume,
+        overwrite=overwrite,
+        memory_limit=memory_limit,
+        describe=describe,
+    ) as site:
         with Job(
-            folder,
-            scratch=scratch,
-            budget=budget,
+            site.folder,
+            temporary=site.temporary,
+            budget=Budget(site.plan.memory_bytes),
             num_partitions=num_partitions,
             edge_dir=edge_dir,
-            assigner=chosen,
+            scratch=site.scratch,
+            runner=site.runner(num_partitions, edge_dir),
             progress=progress,
         ) as job:
             try:
-                return _build(job, tables)
+                schema = _build(job, tables, chosen)
             except MissingValues as error:
                 raise missing_anywhere(_all_tables(tables), error) from None
-
-    if not isinstance(out, (str, os.PathLike)):
-        if out.names():
-            raise ValueError("the folder to build into is not empty")
-        return build(out, None)
-    with staged_directory(Path(os.path.abspath(out)), overwrite=overwrite) as temporary:
-        return build(DiskFolder(temporary), temporary / "scratch")
+        if isinstance(site.folder, OutputFolder):
+            site.folder.keep_only({*job.files, MANIFEST_NAME})
+        if summary is not None:
+            summary(job.runner.totals)
+    return schema
 
 
 def _check_column_names(tables: GraphTables) -> None:
@@ -98,13 +128,14 @@ def _all_tables(tables: GraphTables) -> Iterator[Table]:
     yield from tables.lists.values()
 
 
-def _build(job: Job, given: GraphTables) -> GraphSchema:
+def _build(job: Job, given: GraphTables, assigner: Assigner | GraphAssigner) -> GraphSchema:
     numbered, text_types = number_text_ids(job, given)
     tables = quantize_columns(job, hold_out_edges(job, numbered))
+    owners = assigner.plan(job, tables) if isinstance(assigner, GraphAssigner) else assigner
     nodes: dict[NodeType, NodeSchema] = {}
     directories: dict[NodeType, Directory] = {}
     for node_type in tables.node_types:
-        built, directories[node_type] = build_nodes(job, tables, node_type)
+        built, directories[node_type] = build_nodes(job, tables, node_type, owners)
         nodes[node_type] = replace(built, text_ids=node_type in text_types)
     edges = {
         edge_type: build_edges(
@@ -138,7 +169,7 @@ def _build(job: Job, given: GraphTables) -> GraphSchema:
             index_times(job, schema, edge_type, time)
             for weight in schema.edges[edge_type].weights:
                 index_timed_weights(job, schema, edge_type, time, weight)
-    manifest = Manifest(schema, {"assigner": job.assigner.name}, job.files, version_for(schema))
+    manifest = Manifest(schema, {"assigner": assigner.name}, job.files, version_for(schema))
     data = manifest.to_bytes()
     sink = job.folder.create(MANIFEST_NAME, len(data))
     sink.write(0, data)

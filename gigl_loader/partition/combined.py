@@ -12,6 +12,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
+from gigl_loader.partition.shards import shards_of, stamp_of
 from gigl_loader.partition.table import TEXT, Kind, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -32,6 +33,13 @@ class ChainedTable:
     @property
     def num_rows(self) -> int:
         return sum(table.num_rows for table in self._tables)
+
+    @property
+    def stamp(self) -> object:
+        return [stamp_of(table) for table in self._tables]
+
+    def shards(self, rows: int) -> list[Table]:
+        return [shard for table in self._tables for shard in shards_of(table, rows)]
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         for table in self._tables:
@@ -80,6 +88,13 @@ class ProjectedTable:
     @property
     def num_rows(self) -> int:
         return self._table.num_rows
+
+    @property
+    def stamp(self) -> object:
+        return stamp_of(self._table)
+
+    def shards(self, rows: int) -> list[ProjectedTable]:
+        return [ProjectedTable(shard, self._projections) for shard in shards_of(self._table, rows)]
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         sources = list(dict.fromkeys(key for name in names for key in self._projections[name].sources))

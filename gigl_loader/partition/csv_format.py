@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gigl_loader.partition.remote_files import RemotePath
 
 __all__ = ["CsvFormat"]
 
@@ -26,6 +30,6 @@ class CsvFormat:
         if self.quote and self.quote == self.delimiter:
             raise ValueError(f"the delimiter and the quote of CSV files are the same: {self.quote!r}")
 
-    def delimiter_of(self, path: Path) -> str:
+    def delimiter_of(self, path: Path | RemotePath) -> str:
         """Return the delimiter of a file."""
         return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")

@@ -20,6 +20,8 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.arrow import kind_of, to_numpy
 from gigl_loader.partition.csv_format import CsvFormat
+from gigl_loader.partition.locations import file_stamp
+from gigl_loader.partition.remote_files import RemotePath
 from gigl_loader.partition.table import Kind
 
 __all__ = ["CsvTable"]
@@ -53,7 +55,7 @@ class CsvTable:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | RemotePath,
         *,
         ids: Sequence[str] = _IDS,
         dtypes: Mapping[str, str] | None = None,
@@ -79,6 +81,10 @@ class CsvTable:
     def num_rows(self) -> int:
         """The number of rows. Counting them reads the whole file."""
         return sum(len(batch) for batch in self._batches(list(self.columns)[:1]))
+
+    @property
+    def stamp(self) -> object:
+        return file_stamp(self._path)
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         row = 0
@@ -117,10 +123,11 @@ class CsvTable:
 
     @contextmanager
     def _source(self) -> Iterator[_Source]:
-        if not self._path.exists():
+        if isinstance(self._path, Path) and not self._path.exists():
             raise FileNotFoundError(2, "no such file", self.name)
         try:
-            stream = pa.input_stream(self.name)
+            path = self._path
+            stream = pa.input_stream(self.name) if isinstance(path, Path) else path.open_stream()
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{self.name}: cannot be read: {error}") from None
         with stream:

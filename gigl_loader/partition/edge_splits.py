@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.graph.schema import Column, held_out_list
+from gigl_loader.graph.schema import Column, held_out_list, type_name
 from gigl_loader.partition.combined import ProjectedTable, Projection
 from gigl_loader.partition.ids import as_ids, require_integers
+from gigl_loader.partition.shards import first_rows, shards_of
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.splits import edges_by_split
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, BoolArray
-    from gigl_loader.graph.schema import EdgeSplits
+    from gigl_loader.graph.schema import EdgeSplits, EdgeType
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import GraphTables, Kind, Table
 
@@ -38,7 +40,8 @@ def hold_out_edges(job: Job, given: GraphTables) -> GraphTables:
         for name in ("src", "dst"):
             require_integers(table, name)
         split = _SplitTable(table, rule, held)
-        counts = split.count(job.track(f"edges {','.join(edge_type)}: splitting", table.num_rows))
+        found = job.runner.run(job, _CountStage(edge_type, split, job.runner.shards(table)))
+        counts = {name: sum(each["counts"][name] for each in found) for name in rule.fractions}
         splits[edge_type] = replace(rule, counts=counts)
         num_held = sum(counts[name] for name in held)
         if held:
@@ -57,6 +60,10 @@ class _SplitTable:
         self.table = table
         self._rule = rule
         self._held = held
+
+    def over(self, table: Table) -> _SplitTable:
+        """Return the same rule over a shard."""
+        return _SplitTable(table, self._rule, self._held)
 
     def count(self, advance: Callable[[int], None]) -> dict[str, int]:
         """Return the number of edges in each split."""
@@ -82,20 +89,59 @@ class _SplitTable:
         return edges_by_split(self._rule, src, dst)
 
 
+@dataclass(frozen=True, slots=True)
+class _CountStage:
+    """Counts the edges of each split, a shard of the table a task."""
+
+    edge_type: EdgeType
+    split: _SplitTable
+    shards: Sequence[Table]
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"splits/{type_name(self.edge_type)}",
+            step=f"edges {','.join(self.edge_type)}: splitting",
+            num_rows=self.split.table.num_rows,
+            num_tasks=len(self.shards),
+        )
+
+    def run(self, job: Job, task: int) -> dict[str, Any]:
+        shard = self.shards[task]
+        return {"counts": self.split.over(shard).count(job.advance), "rows": shard.num_rows}
+
+
 class FilteredTable:
     """The edges of a table that are held out, or the others, with the ids that they have in the whole."""
 
-    def __init__(self, split: _SplitTable, *, num_rows: int, held: bool) -> None:
+    def __init__(self, split: _SplitTable, *, num_rows: int, held: bool, first_row: int = 0) -> None:
         self._split = split
         self._held = held
+        self._first_row = first_row
         self._table = split.table
         self.name = self._table.name
         self.num_rows = num_rows
         self.columns: Mapping[str, Kind] = {"id": Column("I64"), **self._table.columns}
 
+    def shards(self, rows: int) -> list[FilteredTable]:
+        """Return shards. Their ``num_rows`` are bounds: which rows they keep is known when they are read."""
+        found = shards_of(self._table, rows)
+        return [
+            FilteredTable(
+                self._split.over(shard),
+                num_rows=shard.num_rows,
+                held=self._held,
+                first_row=self._first_row + row,
+            )
+            for shard, row in zip(found, first_rows(found), strict=False)
+        ]
+
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         for row, chunk, chosen in self._chosen(names, rows):
-            found = {"id": row + chosen, **{name: values[chosen] for name, values in chunk.items()}}
+            found = {
+                "id": self._first_row + row + chosen,
+                **{name: values[chosen] for name, values in chunk.items()},
+            }
             yield {name: found[name] for name in names}
 
     def where(self, column: str, row: int) -> str:

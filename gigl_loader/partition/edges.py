@@ -1,12 +1,12 @@
 """Writes the edges of one type: adjacency lists in canonical order, and their columns.
 
-An external bucket sort: edges are spread over buckets of target positions as they are read; then
-each bucket is sorted in memory and appended to the files.
+An external bucket sort in two stages: tasks that read a shard of the table each spread its edges over buckets
+of target positions; then tasks that write a partition each sort its buckets in memory, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,12 +18,16 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import DocumentWriter
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.paths import edges_path, topology_path
-from gigl_loader.graph.schema import EdgeSchema, EdgeSplits, EdgeType, NodeSchema, NodeType
+from gigl_loader.graph.schema import Column, EdgeSchema, EdgeSplits, EdgeType, NodeSchema, NodeType, type_name
 from gigl_loader.partition.edge_sort import EdgeSorter, Leaf
+from gigl_loader.partition.exchange import Exchange
 from gigl_loader.partition.ids import as_ids, find_all, require_integers
-from gigl_loader.partition.job import Job, PartFiles
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.limits import Budget
 from gigl_loader.partition.nodes import bucket_cuts
-from gigl_loader.partition.spill import Kind, Kinds, Spill, kind_of, row_bytes, scatter
+from gigl_loader.partition.shards import first_rows
+from gigl_loader.partition.spill import Kind, Kinds, bucket_numbers, kind_of, row_bytes, scatter
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.table import EDGE_ROLES, Table, data_columns
 from gigl_loader.partition.weights import check_weights, index_weights
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
@@ -69,192 +73,234 @@ def build_edges(
     src = _End("src", edge_type[0], nodes[edge_type[0]], directories[edge_type[0]])
     dst = _End("dst", edge_type[2], nodes[edge_type[2]], directories[edge_type[2]])
     target, neighbor = (dst, src) if job.edge_dir == "in" and not outward else (src, dst)
-    schema = _EdgeBuild(job, edge_type, table, target, neighbor, weights=weights).run()
+    data = _Edges(edge_type, table, target, neighbor, data_columns(table, EDGE_ROLES), tuple(sorted(weights)))
+    schema = _write_edges(job, data)
     for name in schema.weights:
         index_weights(job, edge_type, name, schema)
     return replace(schema, splits=splits)
 
 
-class _EdgeBuild:
-    """The build of one edge type."""
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """The edges of one type, and what is made of them."""
 
-    def __init__(
-        self,
-        job: Job,
-        edge_type: EdgeType,
-        table: Table,
-        target: _End,
-        neighbor: _End,
-        *,
-        weights: Sequence[str],
-    ) -> None:
-        self._job = job
-        self._edge_type = edge_type
-        self._name = ",".join(edge_type)
-        self._table = table
-        self._target = target
-        self._neighbor = neighbor
-        self._columns = data_columns(table, EDGE_ROLES)
-        self._kinds = self._spilled_kinds()
-        self._weights = sorted(weights)
-        self._leaf_rows = job.budget.edge_bucket_rows(max(map(row_bytes, self._kinds.values())))
-        self._sorter = EdgeSorter(job, self._kinds, neighbor.directory, self._leaf_rows)
-        self._advance: Callable[[int], None] = lambda _: None
-        self._largest_id = 0
-        self._cuts, self._parts = bucket_cuts(target.nodes.bounds, self._bucket_width())
+    edge_type: EdgeType
+    table: Table
+    target: _End
+    neighbor: _End
+    columns: Mapping[str, Column]
+    weights: tuple[str, ...]
 
-    def run(self) -> EdgeSchema:
-        """Spread, sort, write."""
-        count = self._table.num_rows
-        spill = self._job.spill(self._kinds, count)
-        self._spread(spill)
-        self._advance = self._job.track(f"edges {self._name}: sorting", count)
-        sizes = self._part_sizes(spill)
-        topology = PartFiles(
-            self._job,
-            lambda part: topology_path(part, self._edge_type),
-            lambda part: self._specs(part, sizes),
-        )
-        columns = PartFiles(
-            self._job,
-            lambda part: edges_path(part, self._edge_type),
-            lambda part: {name: column.spec(sizes[part]) for name, column in self._columns.items()},
-        )
-        for part in range(self._job.num_partitions):
-            self._write_part(spill, part, topology, columns)
-        topology.close()
-        if self._columns:
-            columns.close()
-        return EdgeSchema(
-            count=count,
-            wide_indices=self._neighbor.dtype == np.int64,
-            columns=self._columns,
-            weights=tuple(self._weights),
-        )
+    def __str__(self) -> str:
+        return ",".join(self.edge_type)
 
-    def _spilled_kinds(self) -> Kinds:
+    def kinds(self) -> Kinds:
+        """Return the arrays of the edges while they wait to be sorted."""
         for name in ("src", "dst"):
-            require_integers(self._table, name)
-        row_ids = np.dtype(np.int32 if self._table.num_rows < 2**31 else np.int64)
+            require_integers(self.table, name)
+        row_ids = np.dtype(np.int32 if self.table.num_rows < 2**31 else np.int64)
         kinds: dict[str, Kind] = {
-            "target": (self._target.dtype, ()),
-            "neighbor": (self._neighbor.dtype, ()),
+            "target": (self.target.dtype, ()),
+            "neighbor": (self.neighbor.dtype, ()),
             "edge_id": (row_ids, ()),
         }
-        if "id" in self._table.columns:
-            require_integers(self._table, "id")
+        if "id" in self.table.columns:
+            require_integers(self.table, "id")
             kinds["edge_id"] = (np.dtype(np.int64), ())
-        for name, column in self._columns.items():
+        for name, column in self.columns.items():
             kinds[_COLUMN + name] = kind_of(column)
         return kinds
 
-    def _bucket_width(self) -> int:
-        """Targets per bucket, so that edges spread evenly would fill 3/4 of a leaf."""
-        count = self._table.num_rows
-        buckets = 1 if count <= self._leaf_rows else -(-4 * count // (3 * self._leaf_rows))
-        by_degrees = max(self._job.budget.total // 256, 1)
-        return max(min(-(-self._target.nodes.count // buckets), by_degrees), 1)
 
-    def _spread(self, spill: Spill) -> None:
-        advance = self._job.track(f"edges {self._name}: reading", self._table.num_rows)
+def _write_edges(job: Job, data: _Edges) -> EdgeSchema:
+    count, kinds = data.table.num_rows, data.kinds()
+    budget = job.runner.task_budget(job, count)
+    cuts, parts = bucket_cuts(data.target.nodes.bounds, _bucket_width(data, kinds, budget))
+    shards = job.runner.shards(data.table)
+    # Rows of a table that has ids are not counted: of held-out edges, no one knows how many a shard has.
+    starts = [0] * len(shards) if "id" in data.table.columns else first_rows(shards)
+    exchange = job.runner.exchange(
+        job, f"edges/{type_name(data.edge_type)}", kinds, rows=count, num_writers=len(shards)
+    )
+    found = job.runner.run(job, _SpreadStage(data, shards, starts, kinds, cuts, exchange))
+    rows = sum(each["rows"] for each in found)
+    if rows != count:
+        raise FormatError(f"{data.table.name}: {rows} rows, {count} before: it changed")
+    buckets = np.sum([each["buckets"] for each in found], axis=0, dtype=np.int64)
+    sizes = np.bincount(parts, buckets, job.num_partitions).astype(np.int64)
+    largest_id = max(each["largest_id"] for each in found)
+    job.runner.run(job, _SortStage(data, kinds, cuts, parts, exchange, tuple(sizes.tolist()), largest_id))
+    exchange.drop(job)
+    return EdgeSchema(
+        count=count,
+        wide_indices=data.neighbor.dtype == np.int64,
+        columns=data.columns,
+        weights=data.weights,
+    )
+
+
+def _leaf_rows(budget: Budget, kinds: Kinds) -> int:
+    return budget.edge_bucket_rows(max(map(row_bytes, kinds.values())))
+
+
+def _bucket_width(data: _Edges, kinds: Kinds, budget: Budget) -> int:
+    """Targets per bucket, so that edges spread evenly would fill 3/4 of a leaf."""
+    count, leaf_rows = data.table.num_rows, _leaf_rows(budget, kinds)
+    buckets = 1 if count <= leaf_rows else -(-4 * count // (3 * leaf_rows))
+    by_degrees = max(budget.total // 256, 1)
+    return max(min(-(-data.target.nodes.count // buckets), by_degrees), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _SpreadStage:
+    """Reads edges and spreads them over buckets of targets, a shard of the table a task."""
+
+    data: _Edges
+    shards: Sequence[Table]
+    first_rows: Sequence[int]
+    kinds: Kinds
+    cuts: Int64Array
+    exchange: Exchange
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"edges/{type_name(self.data.edge_type)}/read",
+            step=f"edges {self.data}: reading",
+            num_rows=self.data.table.num_rows,
+            num_tasks=len(self.shards),
+        )
+
+    def run(self, job: Job, task: int) -> dict[str, Any]:
+        table = self.shards[task]
+        names = [name for name in (*EDGE_ROLES, *self.data.columns) if name in table.columns]
+        step = job.budget.chunk_rows(sum(map(row_bytes, self.kinds.values())))
         row = 0
-        total_bytes = sum(map(row_bytes, self._kinds.values()))
-        names = [name for name in (*EDGE_ROLES, *self._columns) if name in self._table.columns]
-        for chunk in self._table.read(names, self._job.budget.chunk_rows(total_bytes)):
-            rows = self._converted(chunk, row)
-            buckets = None
-            if len(self._cuts) > 1:
-                buckets = np.searchsorted(self._cuts, rows["target"], side="right").astype(np.uint32)
-                buckets -= np.uint32(1)
-            scatter(spill, buckets, rows)
-            row += len(rows["target"])
-            advance(len(rows["target"]))
-        if row != self._table.num_rows:
-            raise FormatError(f"{self._table.name}: {row} rows, {self._table.num_rows} before: it changed")
+        largest_id = 0
+        sizes = np.zeros(max(len(self.cuts), 1), np.int64)
+        with self.exchange.writer(job, task) as writer:
+            for chunk in table.read(names, step):
+                rows = self._converted(chunk, task, row)
+                ids, count = rows["edge_id"], len(rows["target"])
+                if count:
+                    largest_id = max(largest_id, int(ids.max()), -1 - int(ids.min()))
+                buckets = bucket_numbers(self.cuts, rows["target"])
+                sizes += count if buckets is None else np.bincount(buckets, minlength=len(sizes))
+                scatter(writer, buckets, rows)
+                row += count
+                job.advance(count)
+        return {"rows": row, "buckets": sizes.tolist(), "largest_id": largest_id}
 
-    def _converted(self, chunk: Mapping[str, Array], row: int) -> dict[str, Array]:
-        ends = {end.column: end for end in (self._target, self._neighbor)}
-        found = {column: self._positions(ends[column], chunk, row) for column in ("src", "dst")}
-        rows = {"target": found[self._target.column], "neighbor": found[self._neighbor.column]}
-        size = len(rows["target"])
+    def _converted(self, chunk: Mapping[str, Array], task: int, row: int) -> dict[str, Array]:
+        data, table = self.data, self.shards[task]
+        ends = {end.column: end for end in (data.target, data.neighbor)}
+        found = {column: self._positions(ends[column], chunk, table, row) for column in ("src", "dst")}
+        rows = {"target": found[data.target.column], "neighbor": found[data.neighbor.column]}
         if "id" in chunk:
-            rows["edge_id"] = as_ids(self._table, "id", chunk["id"], row)
-            self._note_ids(rows["edge_id"])
+            rows["edge_id"] = as_ids(table, "id", chunk["id"], row)
         else:
-            rows["edge_id"] = np.arange(row, row + size, dtype=self._kinds["edge_id"][0])
-            self._largest_id = max(self._largest_id, row + size - 1)
-        for name in self._columns:
+            first = self.first_rows[task] + row
+            rows["edge_id"] = np.arange(first, first + len(rows["target"]), dtype=self.kinds["edge_id"][0])
+        for name in data.columns:
             rows[_COLUMN + name] = chunk[name]
-        for name in self._weights:
-            where = partial(self._where, name, row)
-            check_weights(chunk[name], self._columns[name], where)
+        for name in data.weights:
+            check_weights(chunk[name], data.columns[name], partial(_where, table, name, row))
         return rows
 
-    def _where(self, column: str, first_row: int, row: int) -> str:
-        return self._table.where(column, first_row + row)
-
-    def _positions(self, end: _End, chunk: Mapping[str, Array], row: int) -> Array:
+    def _positions(self, end: _End, chunk: Mapping[str, Array], table: Table, row: int) -> Array:
         positions = find_all(
             end.directory,
             chunk[end.column],
             node_type=end.node_type,
-            table=self._table,
+            table=table,
             name=end.column,
             first_row=row,
         )
         return positions.astype(end.dtype, copy=False)
 
-    def _note_ids(self, ids: Int64Array) -> None:
-        if len(ids):
-            self._largest_id = max(self._largest_id, int(ids.max()), -1 - int(ids.min()))
 
-    def _part_sizes(self, spill: Spill) -> list[int]:
-        sizes = [0] * self._job.num_partitions
-        for bucket, part in enumerate(self._parts.tolist()):
-            sizes[part] += spill.size(bucket)
-        return sizes
+def _where(table: Table, column: str, first_row: int, row: int) -> str:
+    return table.where(column, first_row + row)
 
-    def _specs(self, part: int, sizes: list[int]) -> dict[str, ArraySpec]:
-        bounds = self._target.nodes.bounds
-        rows = sizes[part]
+
+@dataclass(frozen=True, slots=True)
+class _SortStage:
+    """Sorts the edges of buckets and writes the lists, a partition a task."""
+
+    data: _Edges
+    kinds: Kinds
+    cuts: Int64Array
+    parts: Int64Array
+    exchange: Exchange
+    sizes: tuple[int, ...]
+    """Edges of each partition."""
+    largest_id: int
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"edges/{type_name(self.data.edge_type)}/write",
+            step=f"edges {self.data}: sorting",
+            num_rows=self.data.table.num_rows,
+            num_tasks=len(self.sizes),
+        )
+
+    def run(self, job: Job, part: int) -> dict[str, Any]:
+        lists = job.create(topology_path(part, self.data.edge_type), self._specs(part))
+        attributes = None
+        if columns := self.data.columns:
+            specs = {name: column.spec(self.sizes[part]) for name, column in columns.items()}
+            attributes = job.create(edges_path(part, self.data.edge_type), specs)
+        self._write(job, part, lists, attributes)
+        for writer in filter(None, (lists, attributes)):
+            job.finish(writer)
+        return {"rows": self.sizes[part]}
+
+    def _specs(self, part: int) -> dict[str, ArraySpec]:
+        bounds, rows = self.data.target.nodes.bounds, self.sizes[part]
         return {
             "indptr": ArraySpec("I64", (bounds[part + 1] - bounds[part] + 1,)),
-            "indices": ArraySpec("I64" if self._neighbor.dtype == np.int64 else "I32", (rows,)),
-            "edge_ids": ArraySpec("I32" if self._largest_id < 2**31 else "I64", (rows,)),
+            "indices": ArraySpec("I64" if self.data.neighbor.dtype == np.int64 else "I32", (rows,)),
+            "edge_ids": ArraySpec("I32" if self.largest_id < 2**31 else "I64", (rows,)),
         }
 
-    def _write_part(self, spill: Spill, part: int, topology: PartFiles, columns: PartFiles) -> None:
-        bounds = self._target.nodes.bounds
-        lists = topology.of(part)
-        attributes = columns.of(part) if self._columns else None
+    def _write(self, job: Job, part: int, lists: DocumentWriter, attributes: DocumentWriter | None) -> None:
+        first, end = np.searchsorted(self.parts, [part, part + 1]).tolist()
+        spill = self.exchange.spill(job, first, end)
+        sorter = EdgeSorter(job, self.kinds, self.data.neighbor.directory, _leaf_rows(job.budget, self.kinds))
+        edge = self.data.target.nodes.bounds[part + 1]
         lists.append("indptr", np.zeros(1, dtype=np.int64))
         written = 0
-        for bucket in np.flatnonzero(self._parts == part).tolist():
-            low = int(self._cuts[bucket])
-            high = int(self._cuts[bucket + 1]) if bucket + 1 < len(self._cuts) else bounds[-1]
-            degrees = np.zeros(min(high, bounds[part + 1]) - low, dtype=np.int64)
-            for leaf in self._sorter.leaves(spill, bucket):
+        for bucket in range(first, end):
+            low = int(self.cuts[bucket])
+            high = int(self.cuts[bucket + 1]) if bucket + 1 < end else edge
+            degrees = np.zeros(high - low, dtype=np.int64)
+            for leaf in sorter.leaves(spill, bucket):
                 order = leaf.sort(low, degrees)
-                self._write_leaf(leaf, order, lists, attributes)
-                self._advance(len(order))
+                self._write_leaf(job, leaf, order=order, lists=lists, attributes=attributes)
+                job.advance(len(order))
             ends = np.cumsum(degrees, out=degrees)
             ends += written
             lists.append("indptr", ends)
             written = int(ends[-1])
 
     def _write_leaf(
-        self, leaf: Leaf, order: Int64Array, lists: DocumentWriter, attributes: DocumentWriter | None
+        self,
+        job: Job,
+        leaf: Leaf,
+        *,
+        order: Int64Array,
+        lists: DocumentWriter,
+        attributes: DocumentWriter | None,
     ) -> None:
-        for name, array in _TOPOLOGY.items():
-            self._append(leaf, name, order, lists, array)
-        for name in self._columns:
-            assert attributes is not None
-            self._append(leaf, _COLUMN + name, order, attributes, name)
+        places = [(lists, name, array) for name, array in _TOPOLOGY.items()]
+        if attributes is not None:
+            places += [(attributes, _COLUMN + name, name) for name in self.data.columns]
+        for writer, name, array in places:
+            rows = leaf.take(name)
+            dtype = STORAGE_DTYPES[writer.specs[array].dtype]
+            step = job.budget.copy_rows(row_bytes(self.kinds[name]))
+            for start in range(0, len(order), step):
+                writer.append(array, rows[order[start : start + step]].astype(dtype, copy=False))
+            del rows
         leaf.drop()
-
-    def _append(self, leaf: Leaf, name: str, order: Int64Array, writer: DocumentWriter, array: str) -> None:
-        rows = leaf.take(name)
-        dtype = STORAGE_DTYPES[writer.specs[array].dtype]
-        step = self._job.budget.copy_rows(row_bytes(self._kinds[name]))
-        for start in range(0, len(order), step):
-            writer.append(array, rows[order[start : start + step]].astype(dtype, copy=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,11 @@ import numpy.typing as npt
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.node_ids import Directory
-from gigl_loader.graph.schema import Column, NodeType
+from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
+from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.table import GraphTables, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -128,26 +130,70 @@ def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
     seen = _IdSet(job, node_type)
     for edge_type, table in tables.lists.items():
         names = [name for end, name in ((edge_type[0], "src"), (edge_type[2], "dst")) if end == node_type]
-        for ids in _columns_of(job, node_type, table, names):
-            seen.add(ids)
+        for name in names:
+            require_integers(table, name)
+        if names:
+            _collect(job, seen, _EdgeIdStage(node_type, edge_type, names, table, job.runner.shards(table)))
     ids = seen.ascending()
     if len(ids) == 0 or (ids[0] == 0 and ids[-1] == len(ids) - 1):
         return NodeIds(len(ids), None)
     return NodeIds(len(ids), ids)
 
 
-def _columns_of(job: Job, node_type: NodeType, table: Table, names: Sequence[str]) -> Iterator[Int64Array]:
-    if not names:
+def _collect(job: Job, seen: _IdSet, stage: _EdgeIdStage) -> None:
+    """Add the ids of all shards: read here if there is one, else left by tasks."""
+    if stage.info.num_tasks == 1:
+        advance = job.track(stage.info.step, stage.info.num_rows)
+        for ids in stage.ids(job, 0, advance):
+            seen.add(ids)
         return
-    for name in names:
-        require_integers(table, name)
-    advance = job.track(f"nodes {node_type}: ids in edges", table.num_rows)
-    row = 0
-    for chunk in table.read(names, job.budget.chunk_rows(16)):
-        for name in names:
-            yield as_ids(table, name, chunk[name], row)
-        row += len(chunk[names[0]])
-        advance(len(chunk[names[0]]))
+    job.runner.run(job, stage)
+    # They stay until the build ends: one that is resumed reads them again.
+    for chunk in stage.exchange.spill(job, 0, 1).read(0, ["id"], job.budget.chunk_rows(16)):
+        seen.add(chunk["id"])
+
+
+@dataclass(frozen=True, slots=True)
+class _EdgeIdStage:
+    """Collects the ids of a node type that edges mention, a shard of the table a task."""
+
+    node_type: NodeType
+    edge_type: EdgeType
+    columns: Sequence[str]
+    table: Table
+    shards: Sequence[Table]
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"ids/{type_name(self.node_type)}/{type_name(self.edge_type)}",
+            step=f"nodes {self.node_type}: ids in edges",
+            num_rows=self.table.num_rows,
+            num_tasks=len(self.shards),
+        )
+
+    @property
+    def exchange(self) -> FileExchange:
+        """The distinct ids of each shard."""
+        return FileExchange(f"rows/{self.info.name}", {"id": (np.dtype(np.int64), ())}, len(self.shards))
+
+    def run(self, job: Job, task: int) -> dict[str, Any]:
+        seen, count = _IdSet(job, self.node_type), 0
+        for ids in self.ids(job, task, job.advance):
+            seen.add(ids)
+            count += len(ids)
+        with self.exchange.writer(job, task) as writer:
+            writer.append(0, {"id": seen.ascending()})
+        return {"rows": count // len(self.columns)}
+
+    def ids(self, job: Job, task: int, advance: Callable[[int], None]) -> Iterator[Int64Array]:
+        """Yield the ids of a shard, checked."""
+        table, row = self.shards[task], 0
+        for chunk in table.read(self.columns, job.budget.chunk_rows(16)):
+            for name in self.columns:
+                yield as_ids(table, name, chunk[name], row)
+            row += len(chunk[self.columns[0]])
+            advance(len(chunk[self.columns[0]]))
 
 
 class _IdSet:

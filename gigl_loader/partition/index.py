@@ -18,9 +18,10 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
 from gigl_loader.graph.paths import edges_path, nodes_path, topology_path
 from gigl_loader.native import crc32c
-from gigl_loader.partition.assigners import RangeAssigner
+from gigl_loader.partition.executor import WorkPlan
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.limits import Budget, available_memory
+from gigl_loader.partition.runner import Runner
 from gigl_loader.partition.times import index_node_times, index_timed_weights, index_times
 from gigl_loader.partition.weights import check_weight_column, index_weights, opened
 
@@ -102,13 +103,14 @@ def _indexed(
 ) -> dict[str, BlockRecord]:
     """Write the files that ``schema`` has and the graph has not. Return the records of all."""
     old = graph.schema
+    budget = Budget(available_memory() // 2 if memory_limit is None else memory_limit)
     with Job(
         folder,
-        scratch=None,
-        budget=Budget(available_memory() // 2 if memory_limit is None else memory_limit),
+        temporary=None,
+        budget=budget,
         num_partitions=schema.num_partitions,
         edge_dir=schema.edge_dir,
-        assigner=RangeAssigner(),
+        runner=Runner(WorkPlan.alone(budget.total)),
         progress=progress,
     ) as job:
         job.files.update(graph.manifest.files)

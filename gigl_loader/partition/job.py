@@ -6,15 +6,18 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.graph.checksums import FileRecord
 from gigl_loader.graph.document import DocumentWriter
 from gigl_loader.graph.folder import Folder
-from gigl_loader.partition.assigners import Assigner
 from gigl_loader.partition.limits import Budget
+from gigl_loader.partition.scratch import Scratch
 from gigl_loader.partition.spill import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
 from gigl_loader.tensors import ArraySpec
+
+if TYPE_CHECKING:
+    from gigl_loader.partition.runner import Runner
 
 __all__ = ["Job", "PartFiles", "Progress", "tracked"]
 
@@ -37,27 +40,35 @@ def tracked(progress: Progress | None, step: str, total: int) -> Callable[[int],
 
 
 class Job:
-    """One build. Leaving it closes what is open and removes the temporary files."""
+    """One build, or one process that does tasks of it. Leaving it removes the temporary files."""
 
     def __init__(
         self,
         folder: Folder,
         *,
-        scratch: Path | None,
+        temporary: Path | None,
         budget: Budget,
         num_partitions: int,
         edge_dir: Literal["in", "out"],
-        assigner: Assigner,
-        progress: Progress | None,
+        scratch: Scratch | None = None,
+        runner: Runner | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """``scratch`` is where temporary files go; ``None`` uses the system's place when needed."""
+        """``temporary`` is where files of this process go; ``None`` uses the system's place when needed.
+
+        ``scratch`` is where tasks of several processes leave rows for each other, ``runner`` what does the
+        tasks of a build; a process that does tasks has none.
+        """
         self.folder = folder
         self.budget = budget
         self.num_partitions = num_partitions
-        self.edge_dir = edge_dir
-        self.assigner = assigner
+        self.edge_dir: Literal["in", "out"] = edge_dir
         self.files: dict[str, FileRecord] = {}
+        self.advance: Callable[[int], None] = lambda _: None
+        """Told by tasks of this process how many rows they have done."""
         self._scratch = scratch
+        self._runner = runner
+        self._temporary = temporary
         self._progress = progress
         self._writers: set[DocumentWriter] = set()
         self._spills = 0
@@ -66,10 +77,27 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.abort_writers()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def abort_writers(self) -> None:
+        """Forget files that are not complete."""
         for writer in self._writers:
             writer.abort()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._writers.clear()
+
+    @property
+    def scratch(self) -> Scratch:
+        """Where tasks leave rows for each other."""
+        assert self._scratch is not None
+        return self._scratch
+
+    @property
+    def runner(self) -> Runner:
+        """What does the tasks of the build."""
+        assert self._runner is not None
+        return self._runner
 
     def hold(self, nbytes: int, what: str) -> None:
         """Set memory aside until the build ends. ``ValueError`` if too little is left."""
@@ -85,10 +113,14 @@ class Job:
         """Return a place for ``rows`` rows of these arrays to wait: in memory where they fit."""
         if self.budget.fits(rows * sum(map(row_bytes, kinds.values()))):
             return MemorySpill(kinds)
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="gigl-build-"))
+        return DiskSpill(self.temporary_path(), kinds)
+
+    def temporary_path(self) -> Path:
+        """Return a path where nothing is yet. What is there when the build ends is removed."""
+        if self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="gigl-build-"))
         self._spills += 1
-        return DiskSpill(self._scratch / str(self._spills), kinds)
+        return self._temporary / str(self._spills)
 
     def create(self, name: str, specs: Mapping[str, ArraySpec]) -> DocumentWriter:
         """Start a file of the graph."""
@@ -103,16 +135,21 @@ class Job:
 
 
 class PartFiles:
-    """One file per partition, written one after the other, so that few are open at a time."""
+    """One file for each of some partitions, written one after the other, so that few are open at a time."""
 
     def __init__(
-        self, job: Job, path: Callable[[int], str], specs: Callable[[int], Mapping[str, ArraySpec]]
+        self,
+        job: Job,
+        parts: range,
+        path: Callable[[int], str],
+        specs: Callable[[int], Mapping[str, ArraySpec]],
     ) -> None:
         """``path`` and ``specs`` give name and arrays of the file of each partition."""
         self._job = job
+        self._parts = parts
         self._path = path
         self._specs = specs
-        self._part = -1
+        self._part = parts.start - 1
         self._writer: DocumentWriter | None = None
 
     def of(self, part: int) -> DocumentWriter:
@@ -127,7 +164,7 @@ class PartFiles:
 
     def close(self) -> None:
         """Complete the files of all partitions."""
-        self.of(self._job.num_partitions - 1)
+        self.of(self._parts[-1])
         self._close()
 
     def _close(self) -> None:

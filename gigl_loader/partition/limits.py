@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Budget", "available_memory", "parse_bytes", "resident_bytes"]
+__all__ = ["Budget", "available_memory", "parse_bytes", "peak_bytes", "resident_bytes"]
 
 _MAX_CHUNK_ROWS = 4 << 20
 _UNITS = {"": 1, "b": 1} | {
@@ -96,6 +96,21 @@ def resident_bytes() -> int:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak << 10
     return pages * resource.getpagesize()
+
+
+def peak_bytes() -> int:
+    """Return the largest number of bytes of memory that this process has held."""
+    # Not ``getrusage``: that begins with the memory of the process that forked this one.
+    found = _status_bytes("VmHWM")
+    return resident_bytes() if found is None else found
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def _meminfo(field: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
+from gigl_loader.partition.shards import shards_of, stamp_of
 from gigl_loader.partition.table import Kind, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -19,6 +21,7 @@ __all__ = ["FilledTable", "MissingValues", "missing_anywhere"]
 _SHOWN = 3
 _ROWS = 1 << 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_OF_IDS = " (ids cannot be filled)"
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -26,10 +29,10 @@ class MissingValues(FormatError):
     """A table has rows without a value. ``places`` says where, for each column."""
 
     def __init__(self, places: Sequence[str]) -> None:
-        super().__init__(
-            f"values are missing: {'; '.join(places)}. Fill them (--fill COLUMN=VALUE or COLUMN=mean), or "
-            "leave the column out (--drop COLUMN)"
-        )
+        cure = "Fill them (--fill COLUMN=VALUE or COLUMN=mean), or leave the column out (--drop COLUMN)"
+        if all(place.endswith(_OF_IDS) for place in places):
+            cure = "Mend the table, or leave these rows out of it"
+        super().__init__(f"values are missing: {'; '.join(places)}. {cure}")
         self.places = list(places)
 
 
@@ -66,6 +69,7 @@ class FilledTable:
         self.name = table.name
         self.columns: Mapping[str, Kind] = table.columns
         self._table = table
+        self._whole = self
         self._used = list(used)
         self._ids = ids
         self._fills = dict(fills)
@@ -79,6 +83,22 @@ class FilledTable:
     def num_rows(self) -> int:
         return self._table.num_rows
 
+    @property
+    def stamp(self) -> object:
+        return stamp_of(self._table)
+
+    def shards(self, rows: int) -> list[FilledTable]:
+        found = shards_of(self._table, rows)
+        if len(found) > 1:
+            for name in self._fills:
+                self._value(name)  # A mean is that of the whole table.
+        return [self._over(shard) for shard in found]
+
+    def _over(self, table: Table) -> FilledTable:
+        shard = copy(self)
+        shard.name, shard._table, shard._whole = table.name, table, self._whole
+        return shard
+
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         for chunk in self._table.read(names, rows):
             yield {name: self._filled(name, array) for name, array in chunk.items()}
@@ -90,7 +110,7 @@ class FilledTable:
         if not isinstance(array, np.ma.MaskedArray):
             return array
         if name not in self._fills:
-            raise MissingValues(self._report())
+            raise MissingValues(self._whole._report())
         value = np.asarray(self._value(name)).astype(array.dtype)
         return np.where(np.ma.getmaskarray(array), value, array.data)
 
@@ -117,7 +137,7 @@ class FilledTable:
 
     def _said(self, name: str, rows: Sequence[int], count: int) -> str:
         more = f" and {count - len(rows):,} more" if count > len(rows) else ""
-        note = " (ids cannot be filled)" if name in self._ids else ""
+        note = _OF_IDS if name in self._ids else ""
         return ", ".join(self.where(name, row) for row in rows) + more + note
 
 

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.paths import ids_path, nodes_path, splits_path
-from gigl_loader.graph.schema import Column, NodeSchema, NodeType
+from gigl_loader.graph.schema import Column, NodeSchema, NodeType, type_name
+from gigl_loader.partition.assigners import Assigner
+from gigl_loader.partition.exchange import Exchange
 from gigl_loader.partition.ids import assign, find_all, node_ids_of
 from gigl_loader.partition.job import Job, PartFiles
-from gigl_loader.partition.spill import Spill, kind_of, scatter
+from gigl_loader.partition.shards import first_rows, read_span
+from gigl_loader.partition.spill import bucket_numbers, kind_of, scatter
 from gigl_loader.partition.splits import SplitMarks, mark_splits
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.table import NODE_ROLES, GraphTables, NodeTable, Table, data_columns
 from gigl_loader.tensors import ArraySpec, spec_of
 
-__all__ = ["bucket_cuts", "build_nodes"]
-
+__all__ = ["bucket_cuts", "bucket_numbers", "build_nodes"]
 
 _COLUMN = "column:"
 
 
-def build_nodes(job: Job, tables: GraphTables, node_type: NodeType) -> tuple[NodeSchema, Directory]:
+def build_nodes(
+    job: Job, tables: GraphTables, node_type: NodeType, assigner: Assigner
+) -> tuple[NodeSchema, Directory]:
     """Write all files of a node type; return its schema, and where its nodes lie."""
     entry = tables.nodes.get(node_type, NodeTable())
     ids = node_ids_of(job, tables, node_type)
-    if job.num_partitions > 1 and not job.assigner.ascending:
+    if job.num_partitions > 1 and not assigner.ascending:
         job.budget.require(36 * ids.count, f"assigning the {ids.count:,} nodes of type {node_type!r}")
-    directory, bounds = assign(ids, node_type, job.assigner, job.num_partitions)
+    directory, bounds = assign(ids, node_type, assigner, job.num_partitions)
     job.hold(directory.nbytes, f"the directory of the {ids.count:,} nodes of type {node_type!r}")
     _write_ids(job, node_type, directory)
     columns: dict[str, Column] = {}
     if entry.rows is not None:
-        build = _ColumnBuild(job, node_type, entry.rows, directory=directory, bounds=bounds)
-        build.run(in_order=ids.in_order)
-        columns = build.columns
+        columns = data_columns(entry.rows, NODE_ROLES)
+        if columns:
+            data = _Columns(node_type, entry.rows, columns, directory, bounds)
+            _write_columns(job, data, in_order=ids.in_order)
     marks = mark_splits(job, node_type, entry, directory)
     _write_splits(job, node_type, marks, bounds)
     schema = NodeSchema(
@@ -64,96 +72,185 @@ def _write_ids(job: Job, node_type: NodeType, directory: Directory) -> None:
     for name, array in arrays.items():
         writer.append(name, array)
     job.finish(writer)
+    job.runner.share(directory, ids_path(node_type))
 
 
-class _ColumnBuild:
-    """Writes the columns of one node type."""
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of one node type, and the order to bring their rows in."""
 
-    def __init__(
-        self, job: Job, node_type: NodeType, table: Table, *, directory: Directory, bounds: tuple[int, ...]
-    ) -> None:
-        self.columns = data_columns(table, NODE_ROLES)
-        self._job = job
-        self._node_type = node_type
-        self._table = table
-        self._directory = directory
-        self._bounds = bounds
-        self._files = PartFiles(job, lambda part: nodes_path(part, node_type), self._specs)
+    node_type: NodeType
+    table: Table
+    columns: Mapping[str, Column]
+    directory: Directory
+    bounds: tuple[int, ...]
 
-    def run(self, *, in_order: bool) -> None:
-        """Write all. ``in_order``: the rows of the table come by ascending node id."""
-        if not self.columns:
-            return
-        if in_order and self._directory.ascending:
-            self._stream()
-        else:
-            self._shuffle()
-        self._files.close()
+    @property
+    def row_bytes(self) -> int:
+        return sum(column.row_bytes for column in self.columns.values())
 
-    def _specs(self, part: int) -> dict[str, ArraySpec]:
-        rows = self._bounds[part + 1] - self._bounds[part]
+    def specs(self, part: int) -> dict[str, ArraySpec]:
+        rows = self.bounds[part + 1] - self.bounds[part]
         return {name: column.spec(rows) for name, column in self.columns.items()}
 
-    def _stream(self) -> None:
-        """Copy rows that come in the order of their positions."""
-        advance = self._job.track(f"nodes {self._node_type}: columns", self._table.num_rows)
-        row_bytes = sum(column.row_bytes for column in self.columns.values())
-        position = part = 0
-        for chunk in self._table.read(list(self.columns), self._job.budget.copy_rows(row_bytes)):
+    def files(self, job: Job, parts: range) -> PartFiles:
+        return PartFiles(job, parts, lambda part: nodes_path(part, self.node_type), self.specs)
+
+
+def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
+    """Write all columns. ``in_order``: the rows of the table come by ascending node id."""
+    rows = data.table.num_rows
+    shards = job.runner.shards(data.table)
+    if in_order and data.directory.ascending:
+        # A table that cannot be cut would be read by each task.
+        step = 1 if len(shards) > 1 else job.num_partitions
+        spans = [range(part, part + step) for part in range(0, job.num_partitions, step)]
+        job.runner.run(job, _CopyStage(data, shards, first_rows(shards), spans))
+        return
+    widest = max(column.row_bytes for column in data.columns.values())
+    cuts, parts = bucket_cuts(data.bounds, job.runner.task_budget(job, rows).node_bucket_rows(widest))
+    kinds = {_COLUMN + name: kind_of(column) for name, column in data.columns.items()}
+    exchange = job.runner.exchange(
+        job,
+        f"nodes/{type_name(data.node_type)}",
+        {"position": (np.dtype(np.int64), ()), **kinds},
+        rows=rows,
+        num_writers=len(shards),
+    )
+    job.runner.run(job, _SpreadStage(data, shards, first_rows(shards), exchange, cuts))
+    job.runner.run(job, _PlaceStage(data, exchange, cuts, parts, job.num_partitions))
+    exchange.drop(job)
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyStage:
+    """Copies rows that come in the order of their positions, some partitions a task."""
+
+    data: _Columns
+    shards: Sequence[Table]
+    first_rows: Sequence[int]
+    parts: Sequence[range]
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"nodes/{type_name(self.data.node_type)}/copy",
+            step=f"nodes {self.data.node_type}: columns",
+            num_rows=self.data.table.num_rows,
+            num_tasks=len(self.parts),
+        )
+
+    def run(self, job: Job, task: int) -> dict[str, Any]:
+        parts, bounds = self.parts[task], self.data.bounds
+        files = self.data.files(job, parts)
+        part, position, end = parts.start, bounds[parts.start], bounds[parts.stop]
+        for chunk in read_span(
+            self.shards,
+            self.first_rows,
+            position,
+            end,
+            names=list(self.data.columns),
+            rows=job.budget.copy_rows(self.data.row_bytes),
+        ):
             start, size = 0, len(next(iter(chunk.values())))
             while start < size:
-                while self._bounds[part + 1] == position:
+                while bounds[part + 1] == position:
                     part += 1
-                stop = min(size, start + self._bounds[part + 1] - position)
+                stop = min(size, start + bounds[part + 1] - position)
                 for name, array in chunk.items():
-                    self._files.of(part).append(name, array[start:stop])
+                    files.of(part).append(name, array[start:stop])
                 position, start = position + stop - start, stop
-            advance(size)
+            job.advance(size)
+        files.close()
+        return {"rows": end - bounds[parts.start]}
 
-    def _shuffle(self) -> None:
-        """Bring rows into the order of their positions, by way of buckets."""
-        widest = max(column.row_bytes for column in self.columns.values())
-        cuts, parts = bucket_cuts(self._bounds, self._job.budget.node_bucket_rows(widest))
-        spill = self._spread(cuts)
-        advance = self._job.track(f"nodes {self._node_type}: writing columns", self._table.num_rows)
-        for bucket, (low, part) in enumerate(zip(cuts.tolist(), parts.tolist(), strict=True)):
+
+@dataclass(frozen=True, slots=True)
+class _SpreadStage:
+    """Spreads rows over buckets of positions, a shard of the table a task."""
+
+    data: _Columns
+    shards: Sequence[Table]
+    first_rows: Sequence[int]
+    exchange: Exchange
+    cuts: Int64Array
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"nodes/{type_name(self.data.node_type)}/read",
+            step=f"nodes {self.data.node_type}: reading columns",
+            num_rows=self.data.table.num_rows,
+            num_tasks=len(self.shards),
+        )
+
+    def run(self, job: Job, task: int) -> dict[str, Any]:
+        rows = 0
+        with self.exchange.writer(job, task) as writer:
+            for positions, chunk in self._placed(job, task):
+                scatter(writer, bucket_numbers(self.cuts, positions), {"position": positions, **chunk})
+                job.advance(len(positions))
+                rows += len(positions)
+        return {"rows": rows}
+
+    def _placed(self, job: Job, task: int) -> Iterator[tuple[Int64Array, dict[str, Array]]]:
+        """Yield chunks of the columns with the position of each row."""
+        table, columns = self.shards[task], self.data.columns
+        names = [*columns, *(["id"] if "id" in table.columns else [])]
+        row = 0
+        for chunk in table.read(names, job.budget.chunk_rows(self.data.row_bytes)):
+            size = len(chunk[names[0]])
+            first = self.first_rows[task] + row
+            ids = chunk["id"] if "id" in chunk else np.arange(first, first + size)
+            positions = find_all(
+                self.data.directory,
+                ids,
+                node_type=self.data.node_type,
+                table=table,
+                name="id",
+                first_row=row,
+            )
+            yield positions, {_COLUMN + name: chunk[name] for name in columns}
+            row += size
+
+
+@dataclass(frozen=True, slots=True)
+class _PlaceStage:
+    """Brings the rows of buckets into the order of their positions, a partition a task."""
+
+    data: _Columns
+    exchange: Exchange
+    cuts: Int64Array
+    parts: Int64Array
+    num_tasks: int
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"nodes/{type_name(self.data.node_type)}/write",
+            step=f"nodes {self.data.node_type}: writing columns",
+            num_rows=self.data.table.num_rows,
+            num_tasks=self.num_tasks,
+        )
+
+    def run(self, job: Job, part: int) -> dict[str, Any]:
+        files = self.data.files(job, range(part, part + 1))
+        begin, end = np.searchsorted(self.parts, [part, part + 1]).tolist()
+        spill = self.exchange.spill(job, begin, end)
+        for bucket in range(begin, end):
             positions = spill.take(bucket, "position")
             order = np.empty(len(positions), dtype=np.int64)
-            order[positions - low] = np.arange(len(positions))
-            for name, column in self.columns.items():
+            order[positions - self.cuts[bucket]] = np.arange(len(positions))
+            for name, column in self.data.columns.items():
                 rows = spill.take(bucket, _COLUMN + name)
-                step = self._job.budget.copy_rows(column.row_bytes)
+                step = job.budget.copy_rows(column.row_bytes)
                 for start in range(0, len(order), step):
-                    self._files.of(part).append(name, rows[order[start : start + step]])
+                    files.of(part).append(name, rows[order[start : start + step]])
                 del rows
             spill.drop(bucket)
-            advance(len(order))
-
-    def _spread(self, cuts: Int64Array) -> Spill:
-        kinds = {_COLUMN + name: kind_of(column) for name, column in self.columns.items()}
-        spill = self._job.spill({"position": (np.dtype(np.int64), ()), **kinds}, self._table.num_rows)
-        advance = self._job.track(f"nodes {self._node_type}: reading columns", self._table.num_rows)
-        for positions, chunk in self._placed():
-            buckets = None
-            if len(cuts) > 1:
-                buckets = np.searchsorted(cuts, positions, side="right").astype(np.uint32) - np.uint32(1)
-            scatter(spill, buckets, {"position": positions, **chunk})
-            advance(len(positions))
-        return spill
-
-    def _placed(self) -> Iterator[tuple[Int64Array, dict[str, Array]]]:
-        """Yield chunks of the columns with the position of each row."""
-        names = [*self.columns, *(["id"] if "id" in self._table.columns else [])]
-        rows = self._job.budget.chunk_rows(sum(column.row_bytes for column in self.columns.values()))
-        row = 0
-        for chunk in self._table.read(names, rows):
-            size = len(chunk[names[0]])
-            ids = chunk["id"] if "id" in chunk else np.arange(row, row + size)
-            positions = find_all(
-                self._directory, ids, node_type=self._node_type, table=self._table, name="id", first_row=row
-            )
-            yield positions, {_COLUMN + name: chunk[name] for name in self.columns}
-            row += size
+            job.advance(len(order))
+        files.close()
+        return {"rows": self.data.bounds[part + 1] - self.data.bounds[part]}
 
 
 def _write_splits(job: Job, node_type: NodeType, marks: SplitMarks, bounds: tuple[int, ...]) -> None:
@@ -164,7 +261,7 @@ def _write_splits(job: Job, node_type: NodeType, marks: SplitMarks, bounds: tupl
         sizes = marks.sizes(bounds[part], bounds[part + 1])
         return {name: ArraySpec("I64", (size,)) for name, size in sizes.items()}
 
-    files = PartFiles(job, lambda part: splits_path(part, node_type), specs)
+    files = PartFiles(job, range(job.num_partitions), lambda part: splits_path(part, node_type), specs)
     for part in range(job.num_partitions):
         for name in marks.names:
             for positions in marks.members(name, bounds[part], bounds[part + 1]):

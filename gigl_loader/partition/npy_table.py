@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +15,8 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
+from gigl_loader.partition.locations import file_stamp
+from gigl_loader.partition.shards import cut
 from gigl_loader.partition.table import TEXT, Kind, as_texts
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -88,12 +91,26 @@ class NpyTable:
         self._columns = dict(columns)
         self.columns: dict[str, Kind] = {key: column.kind for key, column in self._columns.items()}
         self.num_rows = self._length()
+        self._first_row = 0
+
+    @property
+    def stamp(self) -> object:
+        return [file_stamp(column.file.path) for column in self._columns.values()]
+
+    def shards(self, rows: int) -> list[NpyTable]:
+        return [self._span(begin, end) for begin, end in cut(self.num_rows, rows)]
+
+    def _span(self, begin: int, end: int) -> NpyTable:
+        shard = copy(self)
+        shard._first_row, shard.num_rows = self._first_row + begin, end - begin
+        return shard
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         files = {name: self._columns[name].file.path.open("rb", buffering=0) for name in names}
+        end = self._first_row + self.num_rows
         try:
-            for start in range(0, self.num_rows, rows):
-                count = min(rows, self.num_rows - start)
+            for start in range(self._first_row, end, rows):
+                count = min(rows, end - start)
                 yield {name: self._columns[name].read(files[name], start, count) for name in names}
         finally:
             for file in files.values():
@@ -101,7 +118,8 @@ class NpyTable:
 
     def where(self, column: str, row: int) -> str:
         found = self._columns.get(column)
-        return f"{self.name if found is None else found.file.path}, column {column!r}, row {row}"
+        name = self.name if found is None else found.file.path
+        return f"{name}, column {column!r}, row {self._first_row + row}"
 
     def _length(self) -> int:
         first: _NpyColumn | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,28 @@ import pyarrow.parquet as pq
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.arrow import is_ragged, kind_of, to_numpy
+from gigl_loader.partition.locations import file_stamp
+from gigl_loader.partition.remote_files import RemotePath
 from gigl_loader.partition.table import Kind
 
 __all__ = ["ParquetTable"]
 
 
 _BUFFER_BYTES = 1 << 20
+_FIRST_ROWS = 1024
+"""Read at once in search of the first list of a column."""
 
 
 class ParquetTable:
     """One Parquet file. Memory is a batch and the pages being decoded, not a row group."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | RemotePath) -> None:
         self.name = str(path)
         self._path = path
         with self._open() as file:
+            self._groups = range(file.metadata.num_row_groups)
+            self._group_rows = [file.metadata.row_group(group).num_rows for group in self._groups]
+            self._first_row = 0
             self.num_rows: int = file.metadata.num_rows
             schema = file.schema_arrow
             self.columns: dict[str, Kind] = {
@@ -34,6 +42,27 @@ class ParquetTable:
             }
         if len(self.columns) != len(schema):
             raise FormatError(f"{path}: a column name occurs twice")
+
+    @property
+    def stamp(self) -> object:
+        return file_stamp(self._path)
+
+    def shards(self, rows: int) -> list[ParquetTable]:
+        """Return shards of whole row groups."""
+        found, begin, size = [], self._groups.start, 0
+        for group in self._groups:
+            size += self._group_rows[group]
+            if size >= rows or group == self._groups[-1]:
+                found.append(self._span(range(begin, group + 1)))
+                begin, size = group + 1, 0
+        return found or [self]
+
+    def _span(self, groups: range) -> ParquetTable:
+        shard = copy(self)
+        shard._groups = groups
+        shard._first_row = sum(self._group_rows[: groups.start])
+        shard.num_rows = sum(self._group_rows[groups.start : groups.stop])
+        return shard
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         row = 0
@@ -43,17 +72,20 @@ class ParquetTable:
                 row += len(batch)
 
     def where(self, column: str, row: int) -> str:
-        return f"{self.name}, column {column!r}, row {row}"
+        return f"{self.name}, column {column!r}, row {self._first_row + row}"
 
     def _open(self) -> Any:
         try:
-            return pq.ParquetFile(self._path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            source = self._path if isinstance(self._path, Path) else self._path.open_file()
+            return pq.ParquetFile(
+                source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+            )
         except (pa.ArrowInvalid, pa.ArrowException) as error:
             raise FormatError(f"{self.name}: not a readable Parquet file: {error}") from None
 
     def _batches(self, file: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
         try:
-            yield from file.iter_batches(batch_size=rows, columns=list(names), use_threads=False)
+            yield from file.iter_batches(rows, list(self._groups), list(names), use_threads=False)
         except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
             raise FormatError(f"{self.name}: cannot be read: {error}") from None
 
@@ -61,9 +93,11 @@ class ParquetTable:
         return to_numpy(batch.column(name), self.columns[name], lambda row: self.where(name, first_row + row))
 
     def _width(self, file: Any, field: Any) -> int:
-        """Return the length of the lists in a column: that of the first row."""
+        """Return the length of the lists in a column: that of the first one."""
         if not is_ragged(field.type) or self.num_rows == 0:
             return 0
-        batch = next(self._batches(file, [field.name], 1))
-        first = batch.column(0)[0].as_py()
-        return 0 if first is None else len(first)
+        for batch in self._batches(file, [field.name], _FIRST_ROWS):
+            lists = batch.column(0).drop_null()
+            if len(lists):
+                return len(lists[0])
+        return 0

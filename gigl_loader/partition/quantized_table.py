@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import Quantization, Quantized
-from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.codes import as_floats, encode, scales_of
+from gigl_loader.partition.shards import shards_of
+from gigl_loader.partition.stage import StageInfo
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Bytes, Float32Array
@@ -69,22 +71,55 @@ def _ranges(
     job: Job, kind: NodeType | EdgeType, table: Table, names: Sequence[str]
 ) -> dict[str, tuple[Array, Array]]:
     """Return the smallest and largest values of each column, [elements of a row] each; 0 without rows."""
-    what = f"nodes {kind}" if isinstance(kind, str) else f"edges {','.join(kind)}"
-    advance = job.track(f"{what}: range of {', '.join(names)}", table.num_rows)
-    columns = {name: column for name in names if isinstance(column := table.columns[name], Column)}
-    found: dict[str, tuple[Array, Array]] = {}
-    row = 0
-    for chunk in table.read(names, job.budget.copy_rows(sum(each.row_bytes for each in columns.values()))):
-        size = len(next(iter(chunk.values())))
-        for name, column in columns.items() if size else ():
-            values = as_floats(chunk[name], column)
-            low, high = _extremes(table, name, values, axis=0, first_row=row)
-            before = found.get(name, (low, high))
-            found[name] = (np.minimum(before[0], low), np.maximum(before[1], high))
-        row += size
-        advance(size)
-    zeros = {name: np.zeros(int(np.prod(column.shape)), np.float32) for name, column in columns.items()}
-    return {name: found.get(name, (zeros[name], zeros[name])) for name in names}
+    stage = _RangeStage(kind, table, names, job.runner.shards(table))
+    found = [each["ranges"] for each in job.runner.run(job, stage) if each["ranges"]]
+    ranges = {}
+    for name in names:
+        column = table.columns[name]
+        assert isinstance(column, Column)
+        zeros = [0.0] * int(np.prod(column.shape))
+        low, high = zip(*(each[name] for each in found), strict=True) if found else ([zeros], [zeros])
+        dtype = np.float64 if column.dtype == "F64" else np.float32
+        ranges[name] = np.min(low, axis=0).astype(dtype), np.max(high, axis=0).astype(dtype)
+    return ranges
+
+
+@dataclass(frozen=True, slots=True)
+class _RangeStage:
+    """Finds the range of each element of a row of some columns, a shard of the table a task."""
+
+    kind: NodeType | EdgeType
+    table: Table
+    columns: Sequence[str]
+    shards: Sequence[Table]
+
+    @property
+    def info(self) -> StageInfo:
+        what = f"nodes {self.kind}" if isinstance(self.kind, str) else f"edges {','.join(self.kind)}"
+        return StageInfo(
+            name=f"ranges/{'nodes' if isinstance(self.kind, str) else 'edges'}/{type_name(self.kind)}",
+            step=f"{what}: range of {', '.join(self.columns)}",
+            num_rows=self.table.num_rows,
+            num_tasks=len(self.shards),
+        )
+
+    def run(self, job: Job, task: int) -> dict[str, Any]:
+        table = self.shards[task]
+        columns = {name: column for name in self.columns if isinstance(column := table.columns[name], Column)}
+        step = job.budget.copy_rows(sum(each.row_bytes for each in columns.values()))
+        found: dict[str, tuple[Array, Array]] = {}
+        row = 0
+        for chunk in table.read(self.columns, step):
+            size = len(next(iter(chunk.values())))
+            for name, column in columns.items() if size else ():
+                values = as_floats(chunk[name], column)
+                low, high = _extremes(table, name, values, axis=0, first_row=row)
+                before = found.get(name, (low, high))
+                found[name] = (np.minimum(before[0], low), np.maximum(before[1], high))
+            row += size
+            job.advance(size)
+        ranges = {name: [low.tolist(), high.tolist()] for name, (low, high) in found.items()}
+        return {"rows": row, "ranges": ranges}
 
 
 def _extremes(table: Table, name: str, values: Array, *, axis: int, first_row: int) -> tuple[Array, Array]:
@@ -116,6 +151,9 @@ class QuantizedTable:
     @property
     def num_rows(self) -> int:
         return self._table.num_rows
+
+    def shards(self, rows: int) -> list[QuantizedTable]:
+        return [QuantizedTable(shard, self._forms) for shard in shards_of(self._table, rows)]
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         stored, raw = (_row_bytes(columns, names) for columns in (self.columns, self._table.columns))

@@ -7,24 +7,29 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.combined import ProjectedTable, Projection, chain
 from gigl_loader.partition.csv_format import CsvFormat
+from gigl_loader.partition.locations import is_uri
 from gigl_loader.partition.missing import FilledTable
 from gigl_loader.partition.npy_table import edge_index_table, npy_table
 from gigl_loader.partition.table import Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
+if TYPE_CHECKING:
+    from gigl_loader.partition.remote_files import RemotePath
+
 __all__ = ["ColumnOptions", "Role", "name_columns", "open_files", "open_table"]
 
-Role = Literal["nodes", "edges", "ids"]
+Role = Literal["nodes", "edges", "ids", "owners"]
 
 _USUAL_NAMES: Mapping[Role, Mapping[str, str]] = {
     "nodes": {"label": "y", "labels": "y", "feat": "x", "feature": "x", "features": "x", "node_id": "id"},
     "edges": {"source": "src", "target": "dst", "destination": "dst", "feat": "edge_attr", "edge_id": "id"},
     "ids": {"node_id": "id"},
+    "owners": {"node_id": "id", "partition": "part", "owner": "part"},
 }
 _CSV = (".csv", ".tsv")
 _ID_ROLES = frozenset({"src", "dst", "id"})
@@ -65,9 +70,10 @@ def open_table(specs: str | Sequence[str], *, role: Role, options: ColumnOptions
     """Open the files of a table and name their columns.
 
     Each spec adds rows. It is a ``.parquet``, ``.csv`` or ``.tsv`` file (CSV may be compressed), a
-    pattern that matches several, a directory of them, a directory of ``.npy`` files (one column each,
-    named after the file), ``a.npy,b.npy`` or ``name:a.npy,...`` (the same, listed), or for edges one
-    ``.npy`` file of shape [2, E] or [E, 2].
+    pattern that matches several, a directory of them, each of these also as a URI such as
+    ``s3://bucket/edges``, a directory of ``.npy`` files (one column each, named after the file),
+    ``a.npy,b.npy`` or ``name:a.npy,...`` (the same, listed), or for edges one ``.npy`` file of shape
+    [2, E] or [E, 2].
     """
     options = options or ColumnOptions()
     return name_columns(open_files(specs, role=role, options=options), role=role, options=options)
@@ -118,6 +124,10 @@ def _fills(table: Table, projections: Mapping[str, Projection], options: ColumnO
 
 
 def _open_spec(spec: str, role: Role, options: ColumnOptions) -> list[Table]:
+    if is_uri(spec):
+        from gigl_loader.partition.remote_files import remote_paths
+
+        return [_open_file(path, role, options) for path in remote_paths(spec)]
     parts = spec.split(",")
     if all(part.endswith(".npy") for part in parts):
         return [_open_npy(spec, parts, role)]
@@ -155,6 +165,8 @@ def _open_npy(spec: str, parts: Sequence[str], role: Role) -> Table:
         return edge_index_table(next(iter(columns.values())))
     if role == "ids" and len(columns) == 1:
         return npy_table(spec, {"id": next(iter(columns.values()))})
+    if role == "owners" and len(columns) == 1:
+        return npy_table(spec, {"part": next(iter(columns.values()))})
     return npy_table(spec, columns)
 
 
@@ -162,7 +174,7 @@ def _is_table(path: Path) -> bool:
     return path.suffix in (".parquet", ".pq") or any(suffix in _CSV for suffix in path.suffixes)
 
 
-def _open_file(path: Path, role: Role, options: ColumnOptions) -> Table:
+def _open_file(path: Path | RemotePath, role: Role, options: ColumnOptions) -> Table:
     if path.suffix in (".parquet", ".pq"):
         from gigl_loader.partition.parquet_table import ParquetTable
 
@@ -177,7 +189,8 @@ def _open_file(path: Path, role: Role, options: ColumnOptions) -> Table:
             for pattern in _sources_of(new, role, options)
         }
         return CsvTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv)
-    raise ValueError(f"{path}: no reader for this kind of file; give .npy, .parquet, .csv or .tsv")
+    kinds = ".npy, .parquet, .csv or .tsv" if isinstance(path, Path) else ".parquet, .csv or .tsv"
+    raise ValueError(f"{path}: no reader for this kind of file; give {kinds}")
 
 
 def _sources_of(new: str, role: Role, options: ColumnOptions) -> list[str]:

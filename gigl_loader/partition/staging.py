@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["refuse_existing", "staged_directory"]
+__all__ = ["refuse_existing", "resumable_directory", "staged_directory"]
 
 
 @contextmanager
@@ -34,6 +34,33 @@ def staged_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
             parent.rmdir()
         raise
     _sync(target.parent)
+
+
+@contextmanager
+def resumable_directory(target: Path, *, overwrite: bool, anew: bool) -> Iterator[Path]:
+    """Give a directory beside ``target``, which becomes ``target`` when the block succeeds.
+
+    It is kept after an exception and by a process that is killed, for the next call with the same target;
+    with ``anew`` that one empties it. ``ValueError`` while another process has it.
+    """
+    if not overwrite:
+        refuse_existing(target)
+    temporary = target.with_name(f".{target.name}.unfinished")
+    if anew:
+        shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True, exist_ok=True)
+    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process builds {target}") from None
+        yield temporary
+        _sync_directories(temporary)
+        _move(temporary, target, overwrite)
+        _sync(target.parent)
+    finally:
+        os.close(fd)
 
 
 def refuse_existing(target: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +25,7 @@ from gigl_loader.graph.schema import (
 )
 from gigl_loader.native import crc32c
 from gigl_loader.partition.quantize import Quantizations, check_quantized_column
+from gigl_loader.partition.shards import cut, stamp_of
 from gigl_loader.partition.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
@@ -62,7 +65,11 @@ EDGE_ROLES = ("src", "dst", "id")
 
 
 class Table(Protocol):
-    """Rows of named columns. Reading starts afresh with every call, in bounded memory."""
+    """Rows of named columns. Reading starts afresh with every call, in bounded memory.
+
+    Tasks of other processes get it by pickle. Several read it at once if it has ``shards(rows)``, which
+    returns tables of about so many rows each, in order, whose ``where`` tells places in the whole.
+    """
 
     @property
     def name(self) -> str:
@@ -102,13 +109,27 @@ class ArrayTable:
         }
         self.columns.update(columns or {})
         self.num_rows = _common_length(name, self._arrays)
+        self._first_row = 0
+
+    @property
+    def stamp(self) -> object:
+        return [(name, _stamp(array)) for name, array in self._arrays.items()]
+
+    def shards(self, rows: int) -> list[ArrayTable]:
+        return [self._span(begin, end) for begin, end in cut(self.num_rows, rows)]
+
+    def _span(self, begin: int, end: int) -> ArrayTable:
+        shard = copy(self)
+        shard._arrays = {name: array[begin:end] for name, array in self._arrays.items()}
+        shard._first_row, shard.num_rows = self._first_row + begin, end - begin
+        return shard
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         for start in range(0, self.num_rows, rows):
             yield {name: self._arrays[name][start : start + rows] for name in names}
 
     def where(self, column: str, row: int) -> str:
-        return f"{self.name}, column {column!r}, row {row}"
+        return f"{self.name}, column {column!r}, row {self._first_row + row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +234,28 @@ class GraphTables:
     def node_types(self) -> tuple[NodeType, ...]:
         ends = {end for edge_type in self.lists for end in (edge_type[0], edge_type[2])}
         return tuple(sorted(ends | set(self.nodes)))
+
+    def stamp(self) -> str:
+        """Return a text that changes with the tables, or with what is to be made of them."""
+        tables = {**self.lists}
+        nodes = [
+            (kind, each.count, each.fractions, each.rows, sorted(each.splits.items()))
+            for kind, each in sorted(self.nodes.items())
+        ]
+        for kind, _, _, rows, splits in nodes:
+            tables |= {(kind, "", ""): rows} if rows is not None else {}
+            tables |= {(kind, "split", name): table for name, table in splits}
+        found = [
+            (kind, table.name, sorted(map(str, table.columns.items())), table.num_rows, stamp_of(table))
+            for kind, table in sorted(tables.items())
+        ]
+        options = (
+            self.message_edges,
+            [(kind, count, sorted(fractions.items())) for kind, count, fractions, _, _ in nodes],
+            sorted((kind, repr(each)) for kind, each in self.splits.items()),
+            (sorted(self.weights.items()), _sorted(self.times), repr(self.quantize)),
+        )
+        return hashlib.sha256(repr((found, options)).encode()).hexdigest()
 
     def checksum(self) -> str:
         """Return a text that is equal for equal tables of numbers in memory, and almost never for others."""
@@ -343,6 +386,11 @@ def data_columns(table: Table, roles: Sequence[str]) -> dict[str, Column]:
             raise FormatError(f"{table.name}, column {name!r}: holds {kind}, not numbers: drop it")
         found[name] = kind
     return found
+
+
+def _stamp(array: Array) -> int:
+    texts = array.dtype.kind == "O"
+    return zlib.crc32("\0".join(array.tolist()).encode()) if texts else crc32c(_bytes(array))
 
 
 def _bytes(array: Array) -> Bytes:

@@ -16,6 +16,7 @@ from gigl_loader.native import TextIndex
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition.combined import ProjectedTable, Projection
 from gigl_loader.partition.job import Job
+from gigl_loader.partition.shards import shards_of
 from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Table, is_mask
 from gigl_loader.tensors import spec_of
 
@@ -193,6 +194,7 @@ def _write_texts(job: Job, node_type: NodeType, texts: TextIds) -> None:
     for name, array in arrays.items():
         writer.append(name, array)
     job.finish(writer)
+    job.runner.share(texts, text_ids_path(node_type))
 
 
 def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType) -> NodeTable:
@@ -223,6 +225,9 @@ class NumberedTable:
     @property
     def num_rows(self) -> int:
         return self._table.num_rows
+
+    def shards(self, rows: int) -> list[NumberedTable]:
+        return [NumberedTable(shard, self._texts, self._types) for shard in shards_of(self._table, rows)]
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         row = 0

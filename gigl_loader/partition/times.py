@@ -7,7 +7,8 @@ has the arrays, ``docs/randomness.md`` what is drawn with them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from gigl_loader.graph.paths import (
     times_path,
     topology_path,
 )
-from gigl_loader.graph.schema import Column
+from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.native import build_adjacency
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.weights import as_float64, opened, pieces, running_sums
 from gigl_loader.tensors import ArraySpec
 
@@ -63,44 +65,84 @@ def index_node_times(
 
 def index_times(job: Job, schema: GraphSchema, edge_type: EdgeType, name: str) -> None:
     """Write the lists of an edge type in order of a time, for all partitions."""
-    advance = job.track(f"edges {','.join(edge_type)}: ordering by {name}", schema.edges[edge_type].count)
-    times_of = _times_of(job, schema, edge_type, name)
-    for part in range(job.num_partitions):
-        num_edges = len(opened(job, topology_path(part, edge_type)).array("indices"))
+    job.runner.run(job, _TimeStage(schema, edge_type, name))
+
+
+def index_timed_weights(job: Job, schema: GraphSchema, edge_type: EdgeType, time: str, name: str) -> None:
+    """Write the running sums of a weight column in order of a time, whose index is there."""
+    job.runner.run(job, _TimedWeightStage(schema, edge_type, time, name))
+
+
+@dataclass(frozen=True, slots=True)
+class _TimeStage:
+    """Writes lists in order of a time, a partition a task."""
+
+    schema: GraphSchema
+    edge_type: EdgeType
+    time: str
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"times/{type_name(self.edge_type)}/{type_name(self.time)}",
+            step=f"edges {','.join(self.edge_type)}: ordering by {self.time}",
+            num_rows=self.schema.edges[self.edge_type].count,
+            num_tasks=self.schema.num_partitions,
+        )
+
+    def run(self, job: Job, part: int) -> dict[str, Any]:
+        times_of = _times_of(job, self.schema, self.edge_type, self.time)
+        num_edges = len(opened(job, topology_path(part, self.edge_type)).array("indices"))
         width = np.dtype(np.int32 if num_edges < 2**31 else np.int64)
         specs = {
             "times": ArraySpec("I64", (num_edges,)),
             "slots": ArraySpec(f"I{8 * width.itemsize}", (num_edges,)),
         }
-        writer = job.create(times_path(part, edge_type, name), specs)
-        for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
+        writer = job.create(times_path(part, self.edge_type, self.time), specs)
+        for indptr in pieces(job, self.edge_type, part, _BYTES_PER_EDGE):
             begin, end = int(indptr[0]), int(indptr[-1])
             times = times_of(part, begin, end)
             order = _in_order(times, indptr - begin)
             writer.append("times", times[order])
             writer.append("slots", (order + begin).astype(width))
-            advance(end - begin)
+            job.advance(end - begin)
         job.finish(writer)
+        return {"rows": num_edges}
 
 
-def index_timed_weights(job: Job, schema: GraphSchema, edge_type: EdgeType, time: str, name: str) -> None:
-    """Write the running sums of a weight column in order of a time, whose index is there."""
-    edges = schema.edges[edge_type]
-    column = edges.columns.get(name, Column("F32"))
-    advance = job.track(f"edges {','.join(edge_type)}: indexing {name} by {time}", edges.count)
-    for part in range(job.num_partitions):
-        file = edges_path(part, edge_type) if name in edges.columns else topology_path(part, edge_type)
-        num_edges = len(opened(job, file).array(name))
-        writer = job.create(
-            timed_weights_path(part, edge_type, time, name), {"sums": ArraySpec("I64", (num_edges,))}
+@dataclass(frozen=True, slots=True)
+class _TimedWeightStage:
+    """Writes the running sums of a weight column in order of a time, a partition a task."""
+
+    schema: GraphSchema
+    edge_type: EdgeType
+    time: str
+    column: str
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"times/{type_name(self.edge_type)}/{type_name(self.time)}/{type_name(self.column)}",
+            step=f"edges {','.join(self.edge_type)}: indexing {self.column} by {self.time}",
+            num_rows=self.schema.edges[self.edge_type].count,
+            num_tasks=self.schema.num_partitions,
         )
-        for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
+
+    def run(self, job: Job, part: int) -> dict[str, Any]:
+        stored = self.schema.edges[self.edge_type].columns
+        column = stored.get(self.column, Column("F32"))
+        file = (edges_path if self.column in stored else topology_path)(part, self.edge_type)
+        num_edges = len(opened(job, file).array(self.column))
+        path = timed_weights_path(part, self.edge_type, self.time, self.column)
+        writer = job.create(path, {"sums": ArraySpec("I64", (num_edges,))})
+        for indptr in pieces(job, self.edge_type, part, _BYTES_PER_EDGE):
             begin, end = int(indptr[0]), int(indptr[-1])
-            slots = opened(job, times_path(part, edge_type, time)).array("slots")[begin:end]
-            values = opened(job, file).array(name)[begin:end][slots.astype(np.int64) - begin]
+            slots = opened(job, times_path(part, self.edge_type, self.time)).array("slots")[begin:end]
+            values = opened(job, file).array(self.column)[begin:end][slots.astype(np.int64) - begin]
             writer.append("sums", running_sums(as_float64(values, column), indptr - begin)[0])
-            advance(end - begin)
+            job.advance(end - begin)
         job.finish(writer)
+        return {"rows": num_edges}
 
 
 def _times_of(

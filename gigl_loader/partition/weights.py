@@ -6,8 +6,9 @@ then a binary search, and equal on every machine. ``docs/randomness.md`` has the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from gigl_loader.arrays import Array, Float64Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.document import Document
 from gigl_loader.graph.paths import edges_path, topology_path, weights_path
-from gigl_loader.graph.schema import Column
+from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.tensors import ArraySpec
 
 if TYPE_CHECKING:
@@ -65,28 +67,50 @@ def index_weights(
 
     With ``check``, ``FormatError`` names the file and row of the first value that is no weight.
     """
-    advance = job.track(f"edges {','.join(edge_type)}: indexing {name}", edges.count)
-    column = edges.columns.get(name, Column("F32"))
-    for part in range(job.num_partitions):
-        bounds = topology_path(part, edge_type)
-        file = edges_path(part, edge_type) if name in edges.columns else bounds
-        if check:
+    job.runner.run(job, _WeightStage(edge_type, name, edges, check, job.num_partitions))
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightStage:
+    """Writes the index of a weight column, a partition a task."""
+
+    edge_type: EdgeType
+    column: str
+    edges: EdgeSchema
+    check: bool
+    num_tasks: int
+
+    @property
+    def info(self) -> StageInfo:
+        return StageInfo(
+            name=f"weights/{type_name(self.edge_type)}/{type_name(self.column)}",
+            step=f"edges {','.join(self.edge_type)}: indexing {self.column}",
+            num_rows=self.edges.count,
+            num_tasks=self.num_tasks,
+        )
+
+    def run(self, job: Job, part: int) -> dict[str, Any]:
+        column = self.edges.columns.get(self.column, Column("F32"))
+        bounds = topology_path(part, self.edge_type)
+        file = edges_path(part, self.edge_type) if self.column in self.edges.columns else bounds
+        if self.check:
             for each in {bounds, file}:
                 opened(job, each).verify(lambda _: None)
         num_lists = len(opened(job, bounds).array("indptr")) - 1
-        num_edges = len(opened(job, file).array(name))
+        num_edges = len(opened(job, file).array(self.column))
         specs = {"sums": ArraySpec("I64", (num_edges,)), "counts": ArraySpec("I64", (num_lists,))}
-        writer = job.create(weights_path(part, edge_type, name), specs)
-        for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
+        writer = job.create(weights_path(part, self.edge_type, self.column), specs)
+        for indptr in pieces(job, self.edge_type, part, _BYTES_PER_EDGE):
             begin, end = int(indptr[0]), int(indptr[-1])
-            values = opened(job, file).array(name)[begin:end]
-            if check:
-                check_weights(values, column, partial(_where, file, name, begin))
+            values = opened(job, file).array(self.column)[begin:end]
+            if self.check:
+                check_weights(values, column, partial(_where, file, self.column, begin))
             sums, counts = running_sums(as_float64(values, column), indptr - begin)
             writer.append("sums", sums)
             writer.append("counts", counts)
-            advance(end - begin)
+            job.advance(end - begin)
         job.finish(writer)
+        return {"rows": num_edges}
 
 
 def running_sums(weights: Float64Array, indptr: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -1,7 +1,6 @@
-"""Flight connection to one peer: a deadline for each attempt, and retries until the deadline of the call.
+"""Connection to one peer's data port: a deadline for each attempt, and retries until that of the call.
 
-All exceptions of pyarrow are translated here. pyarrow raises the same exceptions for a deadline, a peer that
-died in mid-stream and a refusal; only a refusal has our record in ``extra_info``.
+All errors of the native connections are translated here.
 """
 
 from __future__ import annotations
@@ -10,35 +9,27 @@ import logging
 import math
 import threading
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import flight
 
-from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.processes import keep_freed_memory
+from gigl_loader.native import StreamCancelled, StreamClosed, StreamError, StreamTimedOut
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.checksums import (
-    CHECKSUM_HEADER,
-    MAX_DAMAGED,
-    UNREAD_HEADER,
-    Crc32c,
-    ReplyChunks,
-    Unread,
-    checksum_text,
-)
-from gigl_loader.rpc.job import JOB_HEADER
+from gigl_loader.rpc.cancellation import Cancellation, Cancelled
+from gigl_loader.rpc.checksums import MAX_DAMAGED
+from gigl_loader.rpc.connection_pool import ConnectionPool
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.reply_stream import ReplyStream
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from gigl_loader.rpc.credentials import Caller, SslParts
+    from gigl_loader.rpc.connection_pool import PooledConnection
+    from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = ["Connection"]
@@ -46,16 +37,6 @@ __all__ = ["Connection"]
 _LOGGER = logging.getLogger(__name__)
 
 _LAST_ATTEMPT_S = 0.2  # Reserved for a last attempt, at most 1/4 of the call; connecting takes 10 ms.
-
-_CHANNEL_OPTIONS = [
-    # Channels with equal arguments share connections, hence the backoff of the last failure (up to 120 s).
-    # With a pool of its own, a new client connects at once.
-    ("grpc.use_local_subchannel_pool", 1),
-    # Peers are reached directly, whatever the environment says about proxies for the web.
-    ("grpc.enable_http_proxy", 0),
-    # A host that is down sends nothing: by default, gRPC would wait 20 s, and a call all of its time.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-]
 
 Result = TypeVar("Result")
 
@@ -95,43 +76,67 @@ class Connection:
         if timeout_s <= 0 or attempt_s <= 0:
             raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
         self._endpoint = endpoint
-        self._caller = caller
-        self._job_header = ((JOB_HEADER, job),) if job else ()
-        self._headers = self._headers_of(caller)
+        self.wire_version = endpoint.wire_version
+        """Version of requests that was agreed upon with the peer. 0: the newest of this build."""
+        self._pool = ConnectionPool(endpoint, caller, job=job)
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
         self._lock = threading.Lock()
-        self._client: Any = None
-        self._encrypted = False
-        self._streams: set[Any] = set()
-        self._closed = threading.Event()
-        self._counts = WireCounts()
+        self._closed = False
+        self._under_way: set[Cancellation] = set()
+        """Of calls under way."""
+        self._counts = asdict(WireCounts())
+        self.on_membership: Callable[[int], None] | None = None
+        """Called with the version of the membership that a reply told, where replies tell one."""
 
     def counts(self) -> WireCounts:
         """Return what was sent and received since the connection was made."""
         with self._lock:
-            return self._counts
+            return WireCounts(**self._counts)
 
     def count(self, **amounts: int) -> None:
         """Add ``amounts`` to the counts, by name."""
         with self._lock:
-            self._counts += WireCounts(**amounts)
+            for name, amount in amounts.items():
+                self._counts[name] += amount
 
     def call(
         self,
         request: bytes,
-        read: Callable[[ReplyChunks], Result],
+        read: Callable[[ReplyStream], Result],
         *,
         timeout_s: float | None = None,
         attempts: float = math.inf,
+        cancellation: Cancellation | None = None,
     ) -> Result:
-        """Send a request, and return ``read(chunks)`` for the chunks of the reply.
+        """Send a request, and return ``read(reply)``.
 
-        ``read`` consumes all chunks, and adds each to their checksum. Every attempt calls it again.
+        ``read`` reads the whole reply, and finishes it. Every attempt calls it again.
         Raises ``StorageUnavailable`` after ``timeout_s`` (default: that of the connection) or after
         ``attempts`` failures; attempts that a busy server refused do not count. Raises ``FormatError`` when
         three attempts in a row, or all, were damaged. Errors that a retry cannot resolve are raised at once.
+        By ``cancellation``, another thread ends the call with ``Cancelled``.
         """
+        cancellation = cancellation or Cancellation()
+        with self._lock:
+            if self._closed:
+                raise self._ended_error()
+            self._under_way.add(cancellation)
+        try:
+            return self._called(request, read, timeout_s, attempts, cancellation)
+        finally:
+            with self._lock:
+                self._under_way.discard(cancellation)
+
+    def _called(
+        self,
+        request: bytes,
+        read: Callable[[ReplyStream], Result],
+        timeout_s: float | None,
+        attempts: float,
+        cancellation: Cancellation,
+    ) -> Result:
+        """Make attempts until one succeeds. Raises as ``call``."""
         began = time.monotonic()
         seconds = self._timeout_s if timeout_s is None else timeout_s
         backoff = Backoff()
@@ -141,8 +146,7 @@ class Connection:
         while True:
             left = began + seconds - time.monotonic()
             try:
-                # gRPC treats a deadline in the past as no deadline.
-                return self._attempt(request, read, max(min(self._attempt_s, left), 0.001))
+                return self._attempt(request, read, max(min(self._attempt_s, left), 0.001), cancellation)
             except Refusal as refusal:
                 raise refusal.error(str(self._endpoint)) from None
             except _AttemptFailed as error:
@@ -156,63 +160,96 @@ class Connection:
             if attempts <= 0:
                 break
             left = began + seconds - time.monotonic()
-            if left <= reserve or self._closed.wait(min(backoff.next_s(), left - reserve)):
+            if left <= reserve:
                 break
+            if cancellation.wait(min(backoff.next_s(), left - reserve)):
+                raise self._ended_error()
             _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
             self.count(retries=1)
         raise self._unavailable(time.monotonic() - began, last)
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next call on."""
-        with self._lock:
-            self._caller, self._headers = caller, self._headers_of(caller)
-            self._client = None
+        self._pool.renew(caller)
 
     def close(self) -> None:
-        """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
-
-        The last attempt under way to end takes the connection with it.
-
-        An attempt whose reply has not begun cannot be cancelled: it ends at its own deadline.
-        """
-        self._closed.set()
+        """Cancel calls under way at once, start no further attempt, and disconnect. Closing twice is fine."""
         with self._lock:
-            streams, self._streams = list(self._streams), set()
-            self._client = None  # Not closed here: pyarrow crashes where another thread begins a call on it.
-        for stream in streams:
-            with suppress(pa.ArrowException):
-                stream.cancel()
+            self._closed = True
+            under_way = list(self._under_way)
+        self._pool.close()
+        for cancellation in under_way:
+            cancellation.cancel()
 
-    def _attempt(self, request: bytes, read: Callable[[ReplyChunks], Result], seconds: float) -> Result:
-        client, encrypted = self._connected()
-        headers = [*self._headers, (CHECKSUM_HEADER.encode(), checksum_text(request).encode())]
-        if encrypted:
-            headers.append((UNREAD_HEADER.encode(), b"tls"))
-        options = flight.FlightCallOptions(timeout=seconds, headers=headers)
-        self.count(calls=1, bytes_out=len(request))
+    def _attempt(
+        self,
+        request: bytes,
+        read: Callable[[ReplyStream], Result],
+        seconds: float,
+        cancellation: Cancellation,
+    ) -> Result:
+        """Make one attempt. Raises ``Refusal``, and ``_AttemptFailed`` where a retry may succeed."""
+        if cancellation.cancelled:
+            raise self._ended_error()
         began = time.monotonic()
+        self.count(calls=1, bytes_out=len(request))
+        tokens_refused = 0
         try:
-            with self._errors():
-                stream = client.do_get(flight.Ticket(request), options)
-            chunks = ReplyChunks(self._received(stream), Unread() if encrypted else Crc32c())
-            try:
-                with self._watched(stream):
-                    return read(chunks)
-            finally:
-                self.count(bytes_in=chunks.nbytes)
-                if _LOGGER.isEnabledFor(logging.DEBUG):
-                    self._log(request, chunks.nbytes, time.monotonic() - began)
+            while True:
+                connection = self._pool.take()
+                try:
+                    with cancellation.ends_by(connection.cancel):
+                        return self._ask(connection, request, read, began + seconds)
+                except StreamClosed:
+                    # The service closed an idle connection, or was restarted: a request may be sent twice.
+                    if connection.is_new or connection.client.left:
+                        raise
+                    self._pool.drop_idle()
+                except Refusal as refusal:
+                    if refusal.kind is not RefusalKind.UNAUTHENTICATED:
+                        raise
+                    tokens_refused += 1
+                    if not self._pool.has_another_token(connection, tokens_refused):
+                        raise
+                finally:
+                    self._pool.put_back(connection)
+        except StreamError as error:
+            if cancellation.cancelled or isinstance(error, StreamCancelled):
+                raise self._ended_error() from None
+            kind = _AttemptTimedOut if isinstance(error, StreamTimedOut) else _AttemptFailed
+            raise kind(str(error)) from None
         except FormatError as error:
             self.count(damaged=1)
             raise _Damaged(str(error)) from None
         except _Damaged:
             self.count(damaged=1)
             raise
-        except _Busy:
-            raise
-        except _AttemptFailed:
-            self._drop(client)
-            raise
+
+    def _ask(
+        self,
+        connection: PooledConnection,
+        request: bytes,
+        read: Callable[[ReplyStream], Result],
+        deadline: float,
+    ) -> Result:
+        """Connect a new connection, and make the call until ``deadline`` (monotonic)."""
+        began = time.monotonic()
+        client = connection.client
+        if connection.is_new:
+            connection.connect(deadline - began)
+        left = max(deadline - time.monotonic(), 0.001)
+        refused, nbytes, membership = client.call(connection.header, request, left)
+        if membership and self.on_membership is not None:
+            self.on_membership(membership)
+        reply = ReplyStream(client, nbytes, connection.scratch)
+        if refused:
+            raise _failure_of(reply)
+        try:
+            return read(reply)
+        finally:
+            self.count(bytes_in=reply.received)
+            if _LOGGER.isEnabledFor(logging.DEBUG):
+                self._log(request, reply.received, time.monotonic() - began)
 
     def _log(self, request: bytes, nbytes: int, seconds: float) -> None:
         asked = Layout.parse(np.frombuffer(request, np.uint8)).metadata.get("ask", "?")
@@ -225,117 +262,30 @@ class Connection:
             1e3 * seconds,
         )
 
-    def _connected(self) -> tuple[Any, bool]:
-        """Return the client, and whether it speaks TLS."""
-        with self._lock:
-            if self._closed.is_set():
-                raise SamplingError(f"the connection to {self._endpoint} was closed")
-            if self._client is None:
-                keep_freed_memory()
-                parts = self._caller.ssl_parts(self._endpoint)
-                self._client, self._encrypted = self._new_client(parts), parts is not None
-            return self._client, self._encrypted
-
-    def _headers_of(self, caller: Caller) -> list[tuple[bytes, bytes]]:
-        return [(name.encode(), text.encode()) for name, text in (*caller.headers, *self._job_header)]
-
-    def _new_client(self, parts: SslParts | None) -> Any:
-        if parts is None:
-            place = f"grpc+tcp://{self._endpoint.data_address}"
-            return flight.FlightClient(place, generic_options=_CHANNEL_OPTIONS)
-        return flight.FlightClient(
-            f"grpc+tls://{self._endpoint.data_address}",
-            tls_root_certs=parts.roots,
-            cert_chain=parts.certificate,
-            private_key=parts.key,
-            generic_options=_CHANNEL_OPTIONS,
-        )
-
-    def _drop(self, client: Any) -> None:
-        """Reconnect at the next call. Calls of other threads on the old connection continue."""
-        with self._lock:
-            if self._client is client:
-                self._client = None
-
-    @contextmanager
-    def _watched(self, stream: Any) -> Iterator[None]:
-        with self._lock:
-            self._streams.add(stream)
-        try:
-            yield
-        except BaseException:
-            with suppress(pa.ArrowException):
-                stream.cancel()
-            raise
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-
-    def _received(self, stream: Any) -> Iterator[tuple[Bytes, int | None]]:
-        """Yield each chunk, uint8 [N], and the size that came with it. The last chunk is the trailer."""
-        while True:
-            with self._errors():
-                try:
-                    message = stream.read_chunk()
-                except StopIteration:
-                    return
-            yield _bytes_of(message.data), _size_of(message.app_metadata)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except flight.FlightTimedOutError as error:
-            raise _AttemptTimedOut(_first_line(error)) from None
-        except flight.FlightError as error:
-            refusal = Refusal.from_record(error.extra_info)
-            if refusal is None or refusal.kind is RefusalKind.UNAVAILABLE:
-                raise _AttemptFailed(_first_line(error)) from None
-            if refusal.kind is RefusalKind.BUSY:
-                raise _Busy(refusal.message) from None
-            if refusal.kind is RefusalKind.DAMAGED:
-                raise _Damaged(refusal.message) from None
-            raise refusal from None
-        except (pa.ArrowException, OSError) as error:  # OSError: damaged Arrow messages.
-            raise _AttemptFailed(_first_line(error)) from None
+    def _ended_error(self) -> Exception:
+        """Return the error of a call that was cancelled, alone or with its connection."""
+        if self._closed:
+            return SamplingError(f"the connection to {self._endpoint} was closed")
+        return Cancelled(f"the call to {self._endpoint} was cancelled")
 
     def _unavailable(self, seconds: float, last: str) -> Exception:
-        if self._closed.is_set():
-            return SamplingError(f"the connection to {self._endpoint} was closed")
         parts = ", ".join(map(str, self._endpoint.partitions))
         holding = f", which holds partition {parts}," if parts else ""
         return StorageUnavailable(f"{self._endpoint}{holding} did not answer within {seconds:.1f} s: {last}")
 
 
-def _bytes_of(batch: Any) -> Bytes:
-    """Return the bytes of a record batch, uint8 [N], without a copy. ``FormatError`` for another form."""
-    if batch is None or batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
-        raise FormatError("reply: not one column of uint8")
-    try:
-        column = batch.column(0)
-    except UnicodeDecodeError:
-        raise FormatError("reply: a column whose name is not UTF-8") from None
-    if column.null_count or column.offset or column.buffers()[1] is None:
-        raise FormatError("reply: a column with nulls, an offset or no data")
-    try:
-        return np.frombuffer(column.buffers()[1], np.uint8, count=len(column))
-    except ValueError:
-        raise FormatError("reply: a column longer than its data") from None
-
-
-def _size_of(metadata: Any) -> int | None:
-    if metadata is None:
-        return None
-    if metadata.size != 8:
-        raise FormatError(f"reply: {metadata.size} bytes of metadata, not the 8 of its size")
-    return int.from_bytes(metadata.to_pybytes(), "little")
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the informative part of pyarrow's message, which repeats itself and names internals."""
-    text = str(error)
-    for tail in (". gRPC client debug context", ". Detail: ", " Detail: Python exception"):
-        text = text.partition(tail)[0]
-    for head in ("with message: ", "failed to connect to all addresses; last error: ", "UNKNOWN: "):
-        text = text.rpartition(head)[2]
-    return " ".join(text.split())[:500] or type(error).__name__
+def _failure_of(reply: ReplyStream) -> Exception:
+    """Read a refusal, and return the exception of its attempt."""
+    record = np.empty(reply.nbytes, np.uint8)
+    reply.read(record)
+    reply.finish()
+    refusal = Refusal.from_record(record.tobytes())
+    if refusal is None:
+        return _AttemptFailed("a refusal that cannot be read")
+    if refusal.kind is RefusalKind.UNAVAILABLE:
+        return _AttemptFailed(refusal.message)
+    if refusal.kind is RefusalKind.BUSY:
+        return _Busy(refusal.message)
+    if refusal.kind is RefusalKind.DAMAGED:
+        return _Damaged(refusal.message)
+    return refusal

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = [
+    "ADMIN_METHODS",
+    "ADMIN_SERVICE",
     "ANNOUNCEMENT",
+    "MEMBERSHIP_HEADER",
     "METHODS",
     "SERVICE",
     "STORE_METHODS",
@@ -43,12 +46,21 @@ STORE_METHODS: Mapping[str, tuple[Any, Any]] = {
     "DestroyProducer": (messages.DestroyProducerRequest, messages.DestroyProducerReply),
     "Load": (messages.LoadRequest, messages.ServerLoad),
 }
+ADMIN_SERVICE = "gigl.v1.Admin"
+ADMIN_METHODS: Mapping[str, tuple[Any, Any]] = {
+    "Adopt": (messages.AdoptRequest, messages.AdoptReply),
+}
 ANNOUNCEMENT = "gigl-server"
 """Header of a ``Cluster`` call: the address of the storage server that calls."""
+
+MEMBERSHIP_HEADER = "gigl-membership"
+"""Trailer of every reply of a storage server: the version of its membership, as decimal digits."""
 
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # Not the backoff of another client's failure.
     ("grpc.enable_http_proxy", 0),
+    # A server that moved has another address: resolve its name at every reconnect, not every 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
 ]
 _MESSAGE_SIZES = [
     ("grpc.max_receive_message_length", 1 << 20),

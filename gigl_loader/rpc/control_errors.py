@@ -29,6 +29,7 @@ _STATUSES: Mapping[RefusalKind, grpc.StatusCode] = {
     RefusalKind.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalKind.DAMAGED: grpc.StatusCode.DATA_LOSS,
     RefusalKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     RefusalKind.GONE: grpc.StatusCode.NOT_FOUND,
     RefusalKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
@@ -45,7 +46,6 @@ _KINDS: Mapping[grpc.StatusCode, RefusalKind] = {
     # Statuses that gRPC itself or a proxy sends, and no service of this library.
     grpc.StatusCode.DEADLINE_EXCEEDED: RefusalKind.UNAVAILABLE,
     grpc.StatusCode.CANCELLED: RefusalKind.UNAVAILABLE,
-    grpc.StatusCode.PERMISSION_DENIED: RefusalKind.UNAUTHENTICATED,
     **{status: kind for kind, status in reversed(list(_STATUSES.items()))},
 }
 """Any other status, such as ``UNKNOWN``, is a failure of the service."""

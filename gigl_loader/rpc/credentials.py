@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gigl_loader.native import TlsContext
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import (
     check_authority,
@@ -15,6 +17,8 @@ from gigl_loader.rpc.certificates import (
     self_signed,
     system_roots,
 )
+from gigl_loader.rpc.file_watch import FileWatch, Renewed
+from gigl_loader.rpc.grants import EVERYTHING, Grant
 from gigl_loader.rpc.reach import check_reach
 from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, secret_in, token_in, tokens_in
 from gigl_loader.rpc.server_proof import check_cluster_key
@@ -61,10 +65,14 @@ class Caller:
     """Use TLS. Implied by an authority or a certificate."""
     insecure: bool = False
     """Allow plain text to other machines. Anyone on the network can then read the token."""
+    other_tokens: tuple[str, ...] = field(default=(), repr=False)
+    """Tokens to show where ``token`` is refused: a server has several while tokens are changed."""
+    source: Renewed[Caller] | None = field(default=None, repr=False, compare=False)
+    """Files that this was read from, and that may hold something else now."""
 
     def __post_init__(self) -> None:
-        if self.token:
-            check_token(self.token)
+        for token in filter(None, (self.token, *self.other_tokens)):
+            check_token(token)
         _check_both(self.certificate, self.key)
 
     @classmethod
@@ -78,7 +86,28 @@ class Caller:
         tls: bool = False,
         insecure: bool = False,
     ) -> Caller:
-        """Read each part from its file, and check it. ``ValueError`` names the file."""
+        """Read each part from its file, and check it. ``ValueError`` names the file.
+
+        A file that changes is read again when a service refuses the token, and before each new connection.
+        """
+        read = partial(
+            cls._read, token=token, ca=ca, certificate=certificate, key=key, tls=tls, insecure=insecure
+        )
+        watch = FileWatch((token, ca, certificate, key))
+        caller = read()
+        return replace(caller, source=Renewed(caller, read, watch))
+
+    @classmethod
+    def _read(
+        cls,
+        *,
+        token: str | os.PathLike[str] | None,
+        ca: str | os.PathLike[str] | None,
+        certificate: str | os.PathLike[str] | None,
+        key: str | os.PathLike[str] | None,
+        tls: bool,
+        insecure: bool,
+    ) -> Caller:
         caller = cls(
             token=token_in(token),
             certificate=pem_in(certificate),
@@ -108,6 +137,19 @@ class Caller:
             ca=given.get("GIGL_TLS_CA") or None,
             insecure=given.get("GIGL_INSECURE", "").strip().lower() in ("1", "true", "yes", "on"),
         )
+
+    def latest(self) -> Caller:
+        """Return what the files hold now. This object where they did not change, or cannot be used."""
+        found = self if self.source is None else self.source.latest()
+        return self if found == self else replace(found, source=self.source)
+
+    def after_refusal(self) -> Caller:
+        """Return what to show after the token was refused. This object where there is nothing else."""
+        latest = self.latest()
+        if latest is not self or not self.other_tokens:
+            return latest
+        token, *others = self.other_tokens
+        return replace(self, token=token, other_tokens=(*others, self.token))
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -148,6 +190,8 @@ class Credentials:
     """
     token_name: str = "1"
     """Name of ``token``, for logs and quotas."""
+    token_grant: Grant = EVERYTHING
+    """Rights and quotas of ``token``."""
     other_tokens: tuple[Token, ...] = ()
     """Further accepted tokens: one per team, so that each team has its own quota."""
     certificate: bytes = b""
@@ -210,6 +254,7 @@ class Credentials:
         return cls(
             token=tokens[0].secret if tokens else "",
             token_name=tokens[0].name if tokens else "1",
+            token_grant=tokens[0].grant if tokens else EVERYTHING,
             other_tokens=tokens[1:],
             certificate=pem_in(certificate),
             key=secret_in(key),
@@ -227,12 +272,34 @@ class Credentials:
     @property
     def tokens(self) -> tuple[Token, ...]:
         """All accepted tokens, ``token`` first."""
-        return (Token(name=self.token_name, secret=self.token), *self.other_tokens) if self.token else ()
+        if not self.token:
+            return ()
+        return (
+            Token(name=self.token_name, secret=self.token, grant=self.token_grant),
+            *self.other_tokens,
+        )
 
     @property
     def is_open(self) -> bool:
         """Whether the service accepts callers without a token."""
         return not self.token
+
+    def showing(self, token: str) -> Credentials:
+        """Return these credentials with ``token`` as the one to show, if it is accepted.
+
+        A server goes on showing its token while there is another: servers read their files one after another.
+        """
+        known = {each.secret: each for each in self.tokens}
+        if token not in known:
+            return self
+        first = known.pop(token)
+        return replace(
+            self,
+            token=first.secret,
+            token_name=first.name,
+            token_grant=first.grant,
+            other_tokens=tuple(known.values()),
+        )
 
     def proves_servers(self) -> bool:
         """Return whether servers prove to each other that they are servers and not callers.
@@ -252,6 +319,7 @@ class Credentials:
         pair = (self.certificate, self.key) if self.client_authority else (b"", b"")
         return Caller(
             token=self.token,
+            other_tokens=tuple(each.secret for each in self.other_tokens if each.grant.reads_all),
             certificate=pair[0],
             key=pair[1],
             authority=self.trusted,
@@ -287,27 +355,30 @@ class Credentials:
         pair = (self.key, self.certificate)
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
-    def flight_options(self) -> dict[str, Any]:
-        """Return the TLS arguments of a Flight server."""
+    def data_context(self) -> TlsContext | None:
+        """Return the TLS context of a data port. ``None``: plain text."""
         if not self.certificate:
-            return {}
-        pairs = {"tls_certificates": [(self.certificate, self.key)]}
-        verification = {"verify_client": True, "root_certificates": self.client_authority}
-        return {**pairs, **verification} if self.client_authority else pairs
+            return None
+        return TlsContext.server(self.certificate, self.key, self.client_authority)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything including secrets, for a child process over a private socket."""
         texts = {name: getattr(self, name).decode("ascii") for name in _PEMS}
-        others = [[token.name, token.secret] for token in self.other_tokens]
+        others = [[token.name, token.secret, token.grant.to_json()] for token in self.other_tokens]
         plain = {name: getattr(self, name) for name in _PLAIN}
-        return {**texts, **plain, "other_tokens": others}
+        return {**texts, **plain, "token_grant": self.token_grant.to_json(), "other_tokens": others}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Credentials:
         """Undo ``to_json``."""
         parts = {name: document[name].encode("ascii") for name in _PEMS}
-        others = tuple(Token(name=name, secret=secret) for name, secret in document["other_tokens"])
-        return cls(**parts, **{name: document[name] for name in _PLAIN}, other_tokens=others)
+        others = tuple(
+            Token(name=name, secret=secret, grant=Grant.from_json(grant))
+            for name, secret, grant in document["other_tokens"]
+        )
+        plain = {name: document[name] for name in _PLAIN}
+        grant = Grant.from_json(document["token_grant"])
+        return cls(**parts, **plain, token_grant=grant, other_tokens=others)
 
     def identify(self, authorization_values: Sequence[str | bytes]) -> str | None:
         """Return the name of the token that a caller sent; ``None`` refuses the caller.

@@ -9,6 +9,7 @@ import numpy as np
 from gigl_loader.rpc.graph_requests import (
     MAX_LISTED,
     MAX_TEXTS,
+    FileRequest,
     FindTextsRequest,
     IdsRequest,
     ListRequest,
@@ -18,29 +19,51 @@ from gigl_loader.rpc.graph_requests import (
     encode_graph_request,
 )
 from gigl_loader.rpc.remote_store import fetch_edges
-from gigl_loader.rpc.replies import assembled, read_bytes, read_integers, read_split, read_texts
+from gigl_loader.rpc.replies import (
+    assembled,
+    read_bytes,
+    read_integers,
+    read_octets,
+    read_split,
+    read_texts,
+)
 from gigl_loader.rpc.requests import Envelope, SplitRequest, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.arrays import Int64Array
+    from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.connection import Connection
     from gigl_loader.rpc.graph_requests import Inquiry
+    from gigl_loader.rpc.replicas import ReplicaConnection
     from gigl_loader.sampling.store import EdgeList
 
 
-__all__ = ["Directory", "fetch_manifest"]
+__all__ = ["Directory", "fetch_file", "fetch_manifest"]
 
 _ANY = (-(2**63), 2**63)
 
 
-def fetch_manifest(connection: Connection) -> bytes:
+def fetch_manifest(connection: Connection | ReplicaConnection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
-    layout, buffer = connection.call(encode_graph_request(ManifestRequest(), ""), assembled)
+    layout, buffer = connection.call(
+        encode_graph_request(ManifestRequest(), "", wire=connection.wire_version), assembled
+    )
     return read_bytes(layout, buffer, "manifest")
+
+
+def fetch_file(connection: Connection, path: str, first: int, count: int, *, digest: str) -> Bytes:
+    """Return bytes of a file of the graph, uint8 [count], as they lie at the service: they are not verified.
+
+    At most ``MAX_FILE_BYTES``. ``ValueError`` for a file that is not there, ``SamplingError`` for one that
+    cannot be read.
+    """
+    inquiry = FileRequest(path=path, first=first, count=count)
+    request = encode_graph_request(inquiry, digest, wire=connection.wire_version)
+    layout, buffer = connection.call(request, assembled)
+    return read_octets(layout, buffer, "bytes", count)
 
 
 class Directory:
@@ -50,7 +73,9 @@ class Directory:
     the service has another graph. Large requests are split into parts of 1 Mi nodes.
     """
 
-    def __init__(self, connection: Connection, *, schema: GraphSchema, digest: str) -> None:
+    def __init__(
+        self, connection: Connection | ReplicaConnection, *, schema: GraphSchema, digest: str
+    ) -> None:
         """``schema`` and ``digest`` are those of the manifest."""
         self._connection = connection
         self._schema = schema
@@ -93,7 +118,7 @@ class Directory:
         """Return the positions of a split, int64 [N], ascending, in a partition that the service holds."""
         bounds = self._schema.nodes[node_type].bounds
         request = encode(
-            Envelope(graph=self._digest, partition=partition),
+            self._envelope(partition),
             SplitRequest(node_type=node_type, split=name),
             self._schema,
         )
@@ -102,15 +127,14 @@ class Directory:
 
     def edges(self, partition: int, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type in a partition that the service holds, by ascending edge id."""
-        envelope = Envelope(graph=self._digest, partition=partition)
-        return fetch_edges(self._connection, envelope, edge_type, self._schema)
+        return fetch_edges(self._connection, self._envelope(partition), edge_type, self._schema)
 
     def texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
         """Return the texts of known node ids, int64 [N], of a type that has text ids."""
         texts: list[str] = []
         for at in range(0, len(node_ids), MAX_TEXTS):
             request = TextsRequest(node_type=node_type, ids=node_ids[at : at + MAX_TEXTS])
-            layout, buffer = self._connection.call(encode_graph_request(request, self._digest), assembled)
+            layout, buffer = self._connection.call(self._encoded(request), assembled)
             texts += read_texts(layout, buffer, len(request.ids))
         return texts
 
@@ -134,8 +158,14 @@ class Directory:
             raise ValueError(f"{len(unknown)} unknown {what} of type {node_type!r}: {listed}")
         return numbers.astype(np.int64)
 
+    def _encoded(self, request: Inquiry) -> bytes:
+        return encode_graph_request(request, self._digest, wire=self._connection.wire_version)
+
+    def _envelope(self, partition: int) -> Envelope:
+        return Envelope(graph=self._digest, partition=partition, wire=self._connection.wire_version)
+
     def _integers(self, request: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
-        layout, buffer = self._connection.call(encode_graph_request(request, self._digest), assembled)
+        layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_integers(layout, buffer, name, span, count)
 
 

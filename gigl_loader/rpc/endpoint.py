@@ -32,6 +32,10 @@ class Endpoint:
     """Kind of service, such as ``host``: messages begin with this and the number."""
     numbered: bool = True
     """Whether the number is known. It is not for a given address that has not responded yet."""
+    wire_version: int = 0
+    """Version of requests to the service, agreed upon in the handshake. 0: the newest of this build."""
+    incarnation: int = 0
+    """Tells a service that was started again from the one before. 0: not known."""
 
     def __post_init__(self) -> None:
         for port in (self.control_port, self.data_port):
@@ -93,4 +97,6 @@ _KINDS = {
     "certificate": str,
     "what": str,
     "numbered": bool,
+    "wire_version": int,
+    "incarnation": int,
 }

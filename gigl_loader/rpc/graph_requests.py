@@ -1,4 +1,4 @@
-"""Requests about the whole graph (its manifest and its nodes), and requests for frames.
+"""Requests about the whole graph (its manifest, files and nodes), and requests for frames.
 
 They have the same format as the requests about a partition. Every service has the ids of all nodes.
 """
@@ -17,8 +17,9 @@ from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.request_reader import WIRE_VERSION, RequestReader, known_name
+from gigl_loader.rpc.request_reader import RequestReader, known_name
 from gigl_loader.rpc.texts import text_arrays, texts_of
+from gigl_loader.rpc.versions import newest_wire
 from gigl_loader.tensors import Layout, spec_of
 
 if TYPE_CHECKING:
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HANDLE_BYTES",
+    "MAX_FILE_BYTES",
     "MAX_LISTED",
     "MAX_TEXTS",
     "NAMES",
+    "FileRequest",
     "FindTextsRequest",
     "IdsRequest",
     "Inquiry",
@@ -52,6 +55,9 @@ MAX_TEXTS = 4096
 """Texts of one request or its reply. A text id has at most ``options.MAX_TEXT_ID`` characters, 8 KiB."""
 
 _MAX_TEXT_BYTES = 4 * MAX_TEXT_ID
+
+MAX_FILE_BYTES = 8 << 20
+"""Bytes of a file in one request: an attempt has 30 s, for which 0.3 MB/s do."""
 
 HANDLE_BYTES = 16
 
@@ -108,36 +114,56 @@ class FindTextsRequest:
     texts: list[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRequest:
+    """Request for bytes of a file that ``graph.json`` lists: ``count`` from byte ``first``."""
+
+    path: str
+    """Relative to the graph's folder, as ``graph.json`` has it."""
+    first: int
+    count: int
+
+
 Inquiry: TypeAlias = (
-    ManifestRequest | IdsRequest | LocateRequest | ListRequest | TextsRequest | FindTextsRequest
+    ManifestRequest | FileRequest | IdsRequest | LocateRequest | ListRequest | TextsRequest | FindTextsRequest
 )
 
 
-def encode_graph_request(inquiry: Inquiry, graph: str) -> bytes:
-    """Return an inquiry as bytes. ``graph`` is the digest, which a request for the manifest does not need."""
-    if isinstance(inquiry, ManifestRequest):
-        return _document({"ask": "manifest"})
+def encode_graph_request(inquiry: Inquiry, graph: str, *, wire: int = 0) -> bytes:
+    """Return an inquiry as bytes. ``graph`` is the digest, which a request for the manifest does not need.
+
+    ``wire`` is the version agreed upon with the service. 0: the newest of this build.
+    """
+    if isinstance(inquiry, ManifestRequest | FileRequest):
+        return _document(wire, _about_files(inquiry, graph))
     about = {"graph": graph, "node_type": inquiry.node_type}
     if isinstance(inquiry, IdsRequest):
-        return _document({**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
+        return _document(wire, {**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
     if isinstance(inquiry, LocateRequest):
-        return _document({**about, "ask": "locate"}, ids=inquiry.ids)
+        return _document(wire, {**about, "ask": "locate"}, ids=inquiry.ids)
     if isinstance(inquiry, TextsRequest):
-        return _document({**about, "ask": "texts"}, rows=_narrow(inquiry.ids))
+        return _document(wire, {**about, "ask": "texts"}, rows=_narrow(inquiry.ids))
     if isinstance(inquiry, FindTextsRequest):
-        return _document({**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
+        return _document(wire, {**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
     span = {"first": str(inquiry.first), "count": str(inquiry.count)}
-    return _document({**about, "ask": "list", **span})
+    return _document(wire, {**about, "ask": "list", **span})
 
 
-def encode_frame_request(handle: bytes) -> bytes:
-    """Return the request for the frame behind a handle."""
-    return _document({"ask": "frame", "handle": handle.hex()})
+def _about_files(inquiry: ManifestRequest | FileRequest, graph: str) -> dict[str, str]:
+    if isinstance(inquiry, ManifestRequest):
+        return {"ask": "manifest"}
+    span = {"first": str(inquiry.first), "count": str(inquiry.count)}
+    return {"ask": "file", "graph": graph, "path": inquiry.path, **span}
+
+
+def encode_frame_request(handle: bytes, *, wire: int = 0) -> bytes:
+    """Return the request for the frame behind a handle. ``wire`` as in ``encode_graph_request``."""
+    return _document(wire, {"ask": "frame", "handle": handle.hex()})
 
 
 def frame_handle(ticket: bytes) -> bytes | None:
     """Return the handle of a frame request, ``None`` for other requests. ``Refusal`` for a malformed one."""
-    if len(ticket) > _MAX_FRAME_REQUEST:
+    if len(ticket) > _MAX_FRAME_REQUEST or b'"frame"' not in ticket:  # As ``encode_frame_request`` writes it.
         return None
     buffer = np.frombuffer(ticket, np.uint8)
     with suppress(FormatError):  # A malformed request is refused when it is parsed later.
@@ -167,11 +193,23 @@ def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:
     if name == "manifest":
         return ManifestRequest()
     fields.check_graph(graph)
+    if name == "file":
+        return _file(fields)
     node_type = fields.text("node_type")
     known_name(node_type, schema.nodes, "node type")
     if name in _ABOUT_TEXTS and not schema.nodes[node_type].text_ids:
         raise ValueError(f"nodes of type {node_type!r} have no text ids")
     return _READERS[name](fields, node_type, schema.nodes[node_type].count)
+
+
+def _file(fields: RequestReader) -> FileRequest:
+    """Read a request for a file. Whether there is such a file, and so many bytes, the service checks."""
+    first, count = fields.number("first", 0, 2**63), fields.number("count", 1, 2**63)
+    if count > MAX_FILE_BYTES:
+        raise Refusal(
+            RefusalKind.TOO_LARGE, f"{count} bytes in one request; at most {MAX_FILE_BYTES} are sent"
+        )
+    return FileRequest(path=fields.text("path"), first=first, count=count)
 
 
 def _ids(fields: RequestReader, node_type: NodeType, count: int) -> IdsRequest:
@@ -217,7 +255,7 @@ _READERS: Mapping[str, Callable[[RequestReader, str, int], Inquiry]] = {
 
 _ABOUT_TEXTS = ("texts", "find_texts")
 
-NAMES = frozenset({"manifest", *_READERS})
+NAMES = frozenset({"manifest", "file", *_READERS})
 
 
 def _check_count(count: int, limit: int) -> None:
@@ -225,9 +263,9 @@ def _check_count(count: int, limit: int) -> None:
         raise Refusal(RefusalKind.TOO_LARGE, f"{count} nodes in one request; at most {limit} are answered")
 
 
-def _document(entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
+def _document(wire: int, entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
     specs = {name: spec_of(array) for name, array in arrays.items()}
-    layout = Layout.plan(specs, {"wire": str(WIRE_VERSION), **entries})
+    layout = Layout.plan(specs, {"wire": str(wire or newest_wire()), **entries})
     return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
 
 

@@ -10,7 +10,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s")
+    __slots__ = ("version", "wire_version", "graph", "partitions", "data_port", "pid", "uptime_s", "oldest_wire_version", "draw_specification", "incarnation", "repairing")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,10 @@ class Description(_message.Message):
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SPECIFICATION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REPAIRING_FIELD_NUMBER: _ClassVar[int]
     version: str
     wire_version: int
     graph: str
@@ -25,7 +29,11 @@ class Description(_message.Message):
     data_port: int
     pid: int
     uptime_s: float
-    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    oldest_wire_version: int
+    draw_specification: int
+    incarnation: int
+    repairing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., graph: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., data_port: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., oldest_wire_version: _Optional[int] = ..., draw_specification: _Optional[int] = ..., incarnation: _Optional[int] = ..., repairing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
@@ -54,38 +62,48 @@ class ClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("self", "servers", "ready", "reason")
+    __slots__ = ("self", "servers", "ready", "reason", "membership")
     SELF_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     self: Description
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     ready: bool
     reason: str
-    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    membership: int
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., membership: _Optional[int] = ...) -> None: ...
 
 class Server(_message.Message):
-    __slots__ = ("host", "control_port", "data_port", "partitions")
+    __slots__ = ("host", "control_port", "data_port", "partitions", "incarnation", "away", "wire_version")
     HOST_FIELD_NUMBER: _ClassVar[int]
     CONTROL_PORT_FIELD_NUMBER: _ClassVar[int]
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     host: str
     control_port: int
     data_port: int
     partitions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, host: _Optional[str] = ..., control_port: _Optional[int] = ..., data_port: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ...) -> None: ...
+    incarnation: int
+    away: bool
+    wire_version: int
+    def __init__(self, host: _Optional[str] = ..., control_port: _Optional[int] = ..., data_port: _Optional[int] = ..., partitions: _Optional[_Iterable[int]] = ..., incarnation: _Optional[int] = ..., away: bool = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class CreateProducerRequest(_message.Message):
-    __slots__ = ("key", "plan", "graph")
+    __slots__ = ("key", "plan", "graph", "draw_specification")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SPECIFICATION_FIELD_NUMBER: _ClassVar[int]
     key: str
     plan: str
     graph: str
-    def __init__(self, key: _Optional[str] = ..., plan: _Optional[str] = ..., graph: _Optional[str] = ...) -> None: ...
+    draw_specification: int
+    def __init__(self, key: _Optional[str] = ..., plan: _Optional[str] = ..., graph: _Optional[str] = ..., draw_specification: _Optional[int] = ...) -> None: ...
 
 class CreateProducerReply(_message.Message):
     __slots__ = ("created",)
@@ -94,7 +112,7 @@ class CreateProducerReply(_message.Message):
     def __init__(self, created: bool = ...) -> None: ...
 
 class OpenChannelRequest(_message.Message):
-    __slots__ = ("key", "name", "credit", "share", "without_rows", "ring_slots", "ring_slot_bytes")
+    __slots__ = ("key", "name", "credit", "share", "without_rows", "ring_slots", "ring_slot_bytes", "plan_digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +120,7 @@ class OpenChannelRequest(_message.Message):
     WITHOUT_ROWS_FIELD_NUMBER: _ClassVar[int]
     RING_SLOTS_FIELD_NUMBER: _ClassVar[int]
     RING_SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     key: str
     name: str
     credit: int
@@ -109,7 +128,8 @@ class OpenChannelRequest(_message.Message):
     without_rows: bool
     ring_slots: int
     ring_slot_bytes: int
-    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., credit: _Optional[int] = ..., share: _Optional[int] = ..., without_rows: bool = ..., ring_slots: _Optional[int] = ..., ring_slot_bytes: _Optional[int] = ...) -> None: ...
+    plan_digest: bytes
+    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., credit: _Optional[int] = ..., share: _Optional[int] = ..., without_rows: bool = ..., ring_slots: _Optional[int] = ..., ring_slot_bytes: _Optional[int] = ..., plan_digest: _Optional[bytes] = ...) -> None: ...
 
 class Channel(_message.Message):
     __slots__ = ("id", "lease_s", "ring_door")
@@ -122,7 +142,7 @@ class Channel(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., ring_door: _Optional[str] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot")
+    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot", "inline_bytes")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +150,7 @@ class SampleRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     channel: bytes
     epoch: int
     batch: int
@@ -137,14 +158,16 @@ class SampleRequest(_message.Message):
     inputs: bytes
     index: bytes
     slot: int
-    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ...) -> None: ...
+    inline_bytes: int
+    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ..., inline_bytes: _Optional[int] = ...) -> None: ...
 
 class SampleReply(_message.Message):
-    __slots__ = ("in_slot", "handle", "failure", "skipped", "nbytes", "unavailable", "sampling_s", "waiting_s")
+    __slots__ = ("in_slot", "handle", "failure", "skipped", "frame", "nbytes", "unavailable", "sampling_s", "waiting_s")
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_S_FIELD_NUMBER: _ClassVar[int]
@@ -153,11 +176,12 @@ class SampleReply(_message.Message):
     handle: bytes
     failure: bytes
     skipped: bool
+    frame: bytes
     nbytes: int
     unavailable: bool
     sampling_s: float
     waiting_s: float
-    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., frame: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("channels",)
@@ -196,7 +220,7 @@ class LoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerLoad(_message.Message):
-    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason", "batches", "bytes")
+    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason", "batches", "bytes", "calls")
     SELF_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +235,7 @@ class ServerLoad(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     self: Description
     totals: Statistics
     workers: int
@@ -225,7 +250,22 @@ class ServerLoad(_message.Message):
     reason: str
     batches: int
     bytes: int
-    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[CallLoad]
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[CallLoad, _Mapping]]] = ...) -> None: ...
+
+class CallLoad(_message.Message):
+    __slots__ = ("port", "method", "calls", "bytes_in", "bytes_out")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    port: str
+    method: str
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    def __init__(self, port: _Optional[str] = ..., method: _Optional[str] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ...) -> None: ...
 
 class ChannelLoad(_message.Message):
     __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "ready", "sampling_s", "waiting_s", "idle_s")
@@ -266,3 +306,23 @@ class PeerLoad(_message.Message):
     bytes_out: int
     retries: int
     def __init__(self, server: _Optional[int] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
+
+class AdoptRequest(_message.Message):
+    __slots__ = ("partition", "begin")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    begin: bool
+    def __init__(self, partition: _Optional[int] = ..., begin: bool = ...) -> None: ...
+
+class AdoptReply(_message.Message):
+    __slots__ = ("step", "done", "total", "error")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    step: str
+    done: int
+    total: int
+    error: str
+    def __init__(self, step: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

@@ -15,9 +15,10 @@ from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.control_errors import NO_TOKEN
 from gigl_loader.rpc.replies import assembled
-from gigl_loader.rpc.requests import WIRE_VERSION, Envelope, encode_ping
+from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Description", "PeerStats", "check_peer", "peer_stats"]
+__all__ = ["Description", "PeerStats", "check_data_port", "check_peer", "peer_stats"]
 
 _LOOK_S = 2.0
 """For a handshake that says what a failed call does not."""
@@ -36,6 +37,8 @@ class Description:
     """Description of a peer, as the peer sent it."""
 
     version: str
+    wire: int
+    """Version of requests that was agreed upon."""
     graph: str
     """Digest."""
     partitions: tuple[int, ...]
@@ -73,20 +76,29 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
             check_dates(endpoint.certificate)
     with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
         found = client.describe(_left(deadline))
-    _check_same(endpoint, found.wire_version, found.version, found.graph, digest)
+    wire = BuildVersions.of(found).agree(str(endpoint))
+    _check_graph(endpoint, found.graph, digest)
     if tuple(found.partitions) != endpoint.partitions:
         raise ValueError(
             f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
         )
-    _ping(endpoint, caller, digest, _left(deadline))
+    _ping(endpoint, caller, digest, wire, _left(deadline))
     return Description(
         version=found.version,
+        wire=wire,
         graph=found.graph,
         partitions=tuple(found.partitions),
         data_port=found.data_port,
         pid=found.pid,
         uptime_s=found.uptime_s,
     )
+
+
+def check_data_port(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> None:
+    """Check that the data port of a peer responds to requests about this graph. Raises as ``check_peer``."""
+    deadline = time.monotonic() + timeout_s
+    tcp_probe(endpoint, endpoint.data_port, deadline)
+    _ping(endpoint, caller, digest, endpoint.wire_version, _left(deadline))
 
 
 def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:
@@ -100,12 +112,12 @@ def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
 
 
-def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> None:
+def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, timeout_s: float) -> None:
     if not endpoint.partitions:
         return
     connection = Connection(endpoint, caller, timeout_s=timeout_s)
     try:
-        request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0]))
+        request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0], wire=wire))
         connection.call(request, assembled)
     except SamplingError as error:
         if isinstance(error, StorageUnavailable):
@@ -115,12 +127,7 @@ def _ping(endpoint: Endpoint, caller: Caller, digest: str, timeout_s: float) -> 
         connection.close()
 
 
-def _check_same(endpoint: Endpoint, wire: int, version: str, graph: str, digest: str) -> None:
-    if wire != WIRE_VERSION:
-        raise ValueError(
-            f"{endpoint} runs gigl-loader {version}, whose wire version is {wire}; here it is "
-            f"{WIRE_VERSION}: install the same version on all hosts"
-        )
+def _check_graph(endpoint: Endpoint, graph: str, digest: str) -> None:
     if graph != digest:
         raise ValueError(
             f"{endpoint} has another graph ({graph[:12]}, here {digest[:12]}): copy one and the same "
@@ -146,6 +153,8 @@ def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise ValueError(f"{endpoint}: {details if caller.token else NO_TOKEN}") from None
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            raise ValueError(f"{endpoint}: {details}") from None
         fault = tls_fault(endpoint, caller, endpoint.control_port, _LOOK_S)
         if fault is not None:
             raise ValueError(f"{endpoint}: {fault}") from None

@@ -34,6 +34,8 @@ class RefusalKind(Enum):
     """A well-formed request with invalid values: correct the call."""
     UNAUTHENTICATED = "unauthenticated"
     """No token or a wrong one."""
+    FORBIDDEN = "forbidden"
+    """The token has no right to read the graph."""
     NOT_FOUND = "not found"
     """No such producer or channel of the caller's job: register again."""
     GONE = "gone"
@@ -116,6 +118,7 @@ _ERRORS: Mapping[RefusalKind, type[Exception]] = {
     RefusalKind.DAMAGED: Damaged,
     RefusalKind.INVALID: ValueError,
     RefusalKind.UNAUTHENTICATED: SamplingError,
+    RefusalKind.FORBIDDEN: SamplingError,
     RefusalKind.NOT_FOUND: Unknown,
     RefusalKind.GONE: Gone,
     RefusalKind.CONFLICT: ValueError,

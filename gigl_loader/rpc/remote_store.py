@@ -10,7 +10,7 @@ import numpy as np
 from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import TooLarge
-from gigl_loader.rpc.replies import RowScatter, assembled, read_edges, read_flags, read_neighbors, read_split
+from gigl_loader.rpc.replies import assembled, read_edges, read_flags, read_neighbors, read_split
 from gigl_loader.rpc.requests import (
     MAX_INDUCED_NODES,
     MAX_LISTED_EDGES,
@@ -19,19 +19,20 @@ from gigl_loader.rpc.requests import (
     SplitRequest,
     encode,
 )
+from gigl_loader.rpc.row_reader import RowReader
 from gigl_loader.sampling.store import EdgeList, InducedRequest, Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
     from gigl_loader.arrays import BoolArray, Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
-    from gigl_loader.rpc.checksums import ReplyChunks
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.replicas import ReplicaConnection, Replicas
     from gigl_loader.rpc.requests import PartitionRequest
     from gigl_loader.sampling.store import (
         EdgeRequest,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         WireCounts,
     )
 
-__all__ = ["RemoteStore", "fetch_edges", "fetch_split", "open_remote_stores"]
+__all__ = ["RemoteStore", "fetch_edges", "replicated_stores"]
 
 _ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
@@ -73,9 +74,22 @@ class RemoteStore:
         """
         if partition not in endpoint.partitions:
             raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
-        self._schema = schema
-        self._envelope = Envelope(graph=digest, partition=partition)
-        self._connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
+        connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
+        self._use(connection, partition, schema, digest)
+
+    @classmethod
+    def replicated(cls, connection: ReplicaConnection, *, schema: GraphSchema, digest: str) -> RemoteStore:
+        """Return a store over the holders of one partition. Closing it closes ``connection``."""
+        if connection.partition is None:
+            raise ValueError("a store has one partition, and this connection leads to any server")
+        store = cls.__new__(cls)
+        store._use(connection, connection.partition, schema, digest)
+        return store
+
+    def _use(
+        self, connection: Connection | ReplicaConnection, partition: int, schema: GraphSchema, digest: str
+    ) -> None:
+        self._connection, self._partition, self._schema, self._digest = connection, partition, schema, digest
 
     def sample(self, request: NeighborRequest) -> Neighbors:
         """Draw neighbours at the service. Draws are addressed, so a local draw gives the same result."""
@@ -100,6 +114,9 @@ class RemoteStore:
         """
         width = sum(matrix.shape[1] for matrix in out)
         step = min(_MAX_ROWS, max(_MAX_BYTES // max(width, 1), 1))
+        if len(request.rows) <= step:
+            self._gather(request, places, out)
+            return
         for at in range(0, len(request.rows), step):
             piece = slice(at, at + step)
             self._gather(replace(request, rows=request.rows[piece]), places[piece], out)
@@ -127,29 +144,28 @@ class RemoteStore:
         self._connection.renew(caller)
 
     def close(self) -> None:
-        """Cancel replies under way, start no further attempt, and disconnect. Closing twice is fine.
-
-        An attempt whose reply has not begun ends at its own deadline.
-        """
+        """Cancel calls under way, start no further attempt, and disconnect. Closing twice is fine."""
         self._connection.close()
 
     def split(self, request: SplitRequest) -> Int64Array:
         """Return the positions of a split in this partition, int64 [N], ascending."""
         bounds = self._schema.nodes[request.node_type].bounds
-        partition = self._envelope.partition
+        partition = self._partition
         layout, buffer = self._connection.call(self._encoded(request), assembled)
         return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
 
     def edges(self, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type that this partition holds, by ascending edge id."""
-        return fetch_edges(self._connection, self._envelope, edge_type, self._schema)
+        return fetch_edges(self._connection, self._envelope(), edge_type, self._schema)
 
     def _sample_in_pieces(self, request: NeighborRequest | InducedRequest, most: int) -> Neighbors:
         """Send requests for at most so many targets, one after the other."""
-        pieces = [request.targets[at : at + most] for at in range(0, len(request.targets), most)]
-        results: list[Neighbors] = []
-        for piece in pieces or [request.targets]:
-            results += self._sample_in_parts(replace(request, targets=piece))
+        targets = request.targets
+        pieces = [request]
+        if len(targets) > most:
+            starts = range(0, len(targets), most)
+            pieces = [replace(request, targets=targets[at : at + most]) for at in starts]
+        results = [result for piece in pieces for result in self._sample_in_parts(piece)]
         return results[0] if len(results) == 1 else _one_after_the_other(results)
 
     def _sample_in_parts(self, request: NeighborRequest | InducedRequest) -> list[Neighbors]:
@@ -173,60 +189,34 @@ class RemoteStore:
         return read_flags(layout, buffer, "found", len(request.targets))
 
     def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
-        def scatter(chunks: ReplyChunks) -> None:
-            rows = RowScatter(request, places, out, chunks.checksum)
-            try:
-                for chunk, _ in chunks:
-                    rows.add(chunk)
-                rows.finish()
-            finally:
-                self._connection.count(placing_ns=rows.placing_ns)
-
-        self._connection.call(self._encoded(request), scatter)
+        connection = self._connection
+        rows = RowReader(request, places, out, placed=lambda ns: connection.count(placing_ns=ns))
+        try:
+            connection.call(self._encoded(request), rows)
+        finally:
+            rows.close()  # An attempt that was left behind writes nothing more.
 
     def _encoded(self, request: PartitionRequest) -> bytes:
-        return encode(self._envelope, request, self._schema)
+        return encode(self._envelope(), request, self._schema)
+
+    def _envelope(self) -> Envelope:
+        """Return the head of a request, in the version that the holders agreed upon by now."""
+        wire = self._connection.wire_version
+        return Envelope(graph=self._digest, partition=self._partition, wire=wire)
 
 
-def open_remote_stores(
-    owners: Mapping[int, Endpoint],
-    caller: Caller,
-    *,
-    schema: GraphSchema,
-    digest: str,
-    timeout_s: float,
-    attempt_s: float = _ATTEMPT_S,
+def replicated_stores(
+    replicas: Replicas, partitions: Iterable[int], *, schema: GraphSchema, digest: str
 ) -> dict[int, RemoteStore]:
-    """Return a ``RemoteStore`` for each partition in ``owners``, by partition."""
+    """Return a store over the holders of each of ``partitions``, by partition."""
     return {
-        part: RemoteStore(
-            owner, part, caller, schema=schema, digest=digest, timeout_s=timeout_s, attempt_s=attempt_s
-        )
-        for part, owner in owners.items()
+        part: RemoteStore.replicated(replicas.connection(part), schema=schema, digest=digest)
+        for part in partitions
     }
 
 
-def fetch_split(
-    endpoint: Endpoint,
-    partition: int,
-    caller: Caller,
-    *,
-    schema: GraphSchema,
-    digest: str,
-    node_type: str,
-    split: str,
-    timeout_s: float,
-) -> Int64Array:
-    """Return the positions of a split in a partition of a peer, int64 [N], ascending, as in ``splits/``."""
-    store = RemoteStore(endpoint, partition, caller, schema=schema, digest=digest, timeout_s=timeout_s)
-    try:
-        return store.split(SplitRequest(node_type=node_type, split=split))
-    finally:
-        store.close()
-
-
 def fetch_edges(
-    connection: Connection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
+    connection: Connection | ReplicaConnection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
 ) -> EdgeList:
     """Return all edges of a type in one partition, by ascending edge id, a list after the other."""
     lists: list[EdgeList] = []

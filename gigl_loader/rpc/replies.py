@@ -1,7 +1,7 @@
-"""Replies of the data port: safetensors documents that travel in chunks, checked before use.
+"""Replies of the data port: safetensors documents, checked before use.
 
-Rows are never assembled: every chunk holds whole rows, which are copied from the receive buffer straight to
-their place. Both sides know the layout of such a reply beforehand.
+Rows are never assembled: they are received in chunks of whole rows, which are copied straight to their place.
+Both sides know the layout of such a reply beforehand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import BoolArray, Bytes, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc.checksums import Unread
+from gigl_loader.native import copy_rows
 from gigl_loader.rpc.request_reader import MAX_HEADER_BYTES
 from gigl_loader.rpc.texts import TEXT_ARRAYS, texts_of
 from gigl_loader.sampling.store import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.rpc.checksums import Checksum, ReplyChunks
+    from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.rpc.requests import EdgeListRequest
 
 __all__ = [
@@ -39,17 +39,18 @@ __all__ = [
     "MAX_DRAWN_EDGES",
     "MAX_REPLY_BYTES",
     "MAX_ROW_BYTES",
-    "Assembly",
     "RowScatter",
     "assembled",
     "document",
     "edges_document",
     "neighbors_document",
+    "parsed",
     "read_bytes",
     "read_edges",
     "read_flags",
     "read_integers",
     "read_neighbors",
+    "read_octets",
     "read_split",
     "read_texts",
     "row_chunks",
@@ -58,9 +59,9 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 2 << 20
-"""Size of a chunk of a reply. Measured with warm memory (``processes``), in CPU seconds per GB of rows of
-512 bytes, including gather and scatter: 1.7 at 256 KiB, 1.3 at 512 KiB and 1 MiB, 1.15 at 2 MiB,
-1.3 at 4 MiB."""
+"""Rows are received in chunks of about this size. Measured in CPU seconds per GB of rows of 64 bytes, gather
+and scatter included, on a busy machine: 1.39 at 128 KiB, 1.27 at 256 KiB, 1.14 at 1 MiB, 1.13 at 2 MiB,
+1.16 at 4 MiB."""
 
 MAX_REPLY_BYTES = 4 << 30
 """The caller refuses a larger reply."""
@@ -97,7 +98,7 @@ def row_layout(columns: Mapping[str, int], count: int) -> Layout:
 
 
 def row_chunks(layout: Layout) -> list[range]:
-    """Return the byte range of each chunk of a ``FeatureRequest``'s reply: the header, then whole rows."""
+    """Return the byte ranges in which the reply to a ``FeatureRequest`` is read: header, then whole rows."""
     chunks, begin = [], 0
     for name, spec in layout.specs.items():
         offset, width = layout.offsets[name], spec.shape[1]
@@ -117,42 +118,22 @@ def document(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Bytes]:
     return [np.frombuffer(layout.header, np.uint8), *flat]
 
 
-class Assembly:
-    """Buffer that the chunks of one document are copied into."""
-
-    def __init__(self, checksum: Checksum | None = None) -> None:
-        self._checksum = checksum or Unread()
-        self._buffer: Bytes | None = None
-        self._filled = 0
-
-    def add(self, chunk: Bytes, total: int | None) -> None:
-        """Append a chunk, uint8 [N]. ``total`` is the size of the document, sent with the first chunk."""
-        if self._buffer is None:
-            if total is None or total > MAX_REPLY_BYTES:
-                raise FormatError(f"reply: of {total} bytes; at most {MAX_REPLY_BYTES} are read")
-            self._buffer = np.empty(total, np.uint8)
-        end = self._filled + len(chunk)
-        if end > len(self._buffer):
-            raise FormatError(f"reply: more than the {len(self._buffer)} bytes it was said to have")
-        self._checksum.copy(chunk, self._buffer[self._filled : end])
-        self._filled = end
-
-    def finish(self) -> tuple[Layout, Bytes]:
-        """Return the layout and the bytes of the document. ``FormatError`` unless it is complete."""
-        if self._buffer is None or self._filled != len(self._buffer):
-            raise FormatError(f"reply: it ended after {self._filled} bytes")
-        layout = Layout.parse(self._buffer, what="reply", max_header=MAX_HEADER_BYTES)
-        if layout.nbytes != len(self._buffer):
-            raise FormatError(f"reply: {len(self._buffer) - layout.nbytes} bytes follow its end")
-        return layout, self._buffer
+def assembled(reply: ReplyStream) -> tuple[Layout, Bytes]:
+    """Receive a document, and return its layout and its bytes."""
+    if reply.nbytes > MAX_REPLY_BYTES:
+        raise FormatError(f"reply: of {reply.nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
+    buffer = np.empty(reply.nbytes, np.uint8)
+    reply.read(buffer)
+    reply.finish()
+    return parsed(buffer)
 
 
-def assembled(chunks: ReplyChunks) -> tuple[Layout, Bytes]:
-    """Return the layout and the bytes of a document that arrives as ``chunks``."""
-    whole = Assembly(chunks.checksum)
-    for chunk, total in chunks:
-        whole.add(chunk, total)
-    return whole.finish()
+def parsed(buffer: Bytes) -> tuple[Layout, Bytes]:
+    """Return the layout and the bytes of a document, uint8 [N]. ``FormatError`` unless it has N bytes."""
+    layout = Layout.parse(buffer, what="reply", max_header=MAX_HEADER_BYTES)
+    if layout.nbytes != len(buffer):
+        raise FormatError(f"reply: {len(buffer) - layout.nbytes} bytes follow its end")
+    return layout, buffer
 
 
 def read_neighbors(
@@ -242,6 +223,12 @@ def read_bytes(layout: Layout, buffer: Bytes, name: str) -> bytes:
     return _array(layout, buffer, name, layout.specs[name].nbytes, ("U8",)).tobytes()
 
 
+def read_octets(layout: Layout, buffer: Bytes, name: str, count: int) -> Bytes:
+    """Return the one array of a reply, U8 [``count``], without a copy."""
+    _check_names(layout, [name])
+    return _array(layout, buffer, name, count, ("U8",))
+
+
 def read_texts(layout: Layout, buffer: Bytes, count: int) -> list[str]:
     """Return the ``count`` texts of a reply that has the arrays of ``text_arrays``."""
     _check_names(layout, TEXT_ARRAYS)
@@ -277,7 +264,6 @@ class RowScatter:
         request: FeatureRequest,
         places: Int64Array,
         out: Sequence[Bytes],
-        checksum: Checksum | None = None,
     ) -> None:
         """Row i of the reply goes to row ``places[i]`` (int64 [N]) of ``out``.
 
@@ -287,10 +273,16 @@ class RowScatter:
         self._layout = row_layout(widths, len(request.rows))
         self._places = places
         self._out = dict(zip(request.columns, out, strict=True))
-        self._checksum = checksum or Unread()
         self._done = 0
         self.placing_ns = 0
-        """CPU time of copying rows, including their checksum."""
+        """CPU time of copying rows."""
+
+    def chunks(self, reply: ReplyStream) -> Iterator[Bytes]:
+        """Yield the chunks of a reply, for ``add``, as they come. ``FormatError`` where it is another one."""
+        if reply.nbytes != self._layout.nbytes:
+            raise FormatError(f"reply: {reply.nbytes} bytes, where the rows take {self._layout.nbytes}")
+        yield from reply.pieces([len(part) for part in row_chunks(self._layout)])
+        reply.finish()
 
     def add(self, chunk: Bytes) -> None:
         """Copy the rows of the next chunk, uint8 [N]."""
@@ -298,13 +290,12 @@ class RowScatter:
             header = self._layout.header
             if chunk[: len(header)].tobytes() != header:
                 raise FormatError("reply: its header does not belong to the rows that were asked for")
-            self._checksum.add(chunk[: len(header)])
             self._done, chunk = len(header), chunk[len(header) :]
         if self._done + len(chunk) > self._layout.nbytes:
             raise FormatError(f"reply: more than the {self._layout.nbytes} bytes it was said to have")
         began = time.thread_time_ns()
         for name, first, rows in self._parts(chunk):
-            self._checksum.copy_rows(rows, None, self._places[first : first + len(rows)], self._out[name])
+            copy_rows(rows, None, self._places[first : first + len(rows)], self._out[name])
         self.placing_ns += time.thread_time_ns() - began
         self._done += len(chunk)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.versions import WIRE_VERSION, check_draws, serves_wire, wire_range
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "RequestReader", "are_names", "known_name"]
 
-WIRE_VERSION = 2
-"""Version of requests and replies. Services refuse any other version."""
-
 MAX_HEADER_BYTES = 64 << 10
 """Limit of the header of a request or an assembled reply. Usual ones have a few hundred bytes."""
+
+
+_SHORT = 256
 
 
 class RequestReader:
@@ -56,7 +58,9 @@ class RequestReader:
         return int(text)
 
     def json(self, name: str) -> Any:
-        return read_json(self.text(name), what=f"request: {name}", max_bytes=MAX_HEADER_BYTES)
+        text = self.text(name)
+        read = _read_short if len(text) <= _SHORT else _read
+        return read(text, f"request: {name}")
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return a list of distinct strings."""
@@ -67,12 +71,20 @@ class RequestReader:
 
     def check_version(self) -> None:
         version = self.text("wire")
-        if version != str(WIRE_VERSION):
+        if not serves_wire(version):
             raise Refusal(
                 RefusalKind.MALFORMED,
-                f"the request has wire version {version[:20]!r}, this service reads {WIRE_VERSION}: "
+                f"the request has wire version {version[:20]!r}, this service reads {wire_range()}: "
                 "install the same version of gigl-loader on all hosts",
             )
+
+    def check_draws(self) -> None:
+        """Raise ``Refusal`` where the caller draws otherwise: one side was replaced by another build."""
+        draws = self.number("draws", 1, 2**31) if self.has("draws") else 0
+        try:
+            check_draws("the caller", draws)
+        except ValueError as error:
+            raise Refusal(RefusalKind.CONFLICT, str(error)) from None
 
     def check_graph(self, graph: str) -> None:
         requested = self.text("graph")
@@ -122,6 +134,14 @@ class RequestReader:
     def check_all_read(self) -> None:
         if self._unread:
             raise FormatError(f"request: unknown entry {min(self._unread)[:100]!r}")
+
+
+def _read(text: str, what: str) -> Any:
+    return read_json(text, what=what, max_bytes=MAX_HEADER_BYTES)
+
+
+_read_short = lru_cache(1024)(_read)
+"""The same few names come with every request. Readers do not change what they are given."""
 
 
 def known_name(name: object, names: Collection[Any], what: str) -> None:

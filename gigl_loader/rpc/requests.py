@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
+from gigl_loader.native import draws
 from gigl_loader.rpc import graph_requests
 from gigl_loader.rpc.graph_requests import Inquiry
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
@@ -26,6 +28,7 @@ from gigl_loader.rpc.request_reader import (
     are_names,
     known_name,
 )
+from gigl_loader.rpc.versions import newest_wire
 from gigl_loader.sampling.store import (
     MAX_TREES,
     POSITION_MASK,
@@ -53,6 +56,7 @@ __all__ = [
     "Ping",
     "Request",
     "SplitRequest",
+    "check_size",
     "encode",
     "encode_ping",
     "parse",
@@ -109,6 +113,8 @@ class Envelope:
     graph: str
     """Digest."""
     partition: int
+    wire: int = 0
+    """Version agreed upon with the service. 0: the newest of this build."""
 
 
 def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -> bytes:
@@ -118,11 +124,12 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
         known_name(request.edge_type, schema.lists, "edge type")
         first = 0 if request.outward else schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         arguments = {
-            "edge_type": json.dumps(request.edge_type),
+            "edge_type": _as_json(request.edge_type),
             "key": str(request.key),
             "hop": str(request.hop),
             "fanout": str(request.rule.fanout),
-            "flags": json.dumps(_flags(request)),
+            "draws": str(draws.DRAW_SPECIFICATION),
+            "flags": _as_json(_flags(request)),
             **({} if request.rule.weight is None else {"weight": request.rule.weight}),
             **({} if request.rule.time is None else {"time": request.rule.time}),
         }
@@ -135,15 +142,15 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
         if isinstance(request.kind, str):
             known_name(request.kind, schema.nodes, "node type")
         first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
-        arguments = {"kind": json.dumps(request.kind), "columns": json.dumps(request.columns)}
+        arguments = {"kind": _as_json(request.kind), "columns": _as_json(tuple(request.columns))}
         return _document(envelope, "rows", arguments, _relative(request.rows, first))
     if isinstance(request, InducedRequest):
         known_name(request.edge_type, schema.edges, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         wanted = zip(_COLLECTED, (request.with_edge_ids, request.with_slots), strict=True)
         arguments = {
-            "edge_type": json.dumps(request.edge_type),
-            "flags": json.dumps([name for name, flag in wanted if flag]),
+            "edge_type": _as_json(request.edge_type),
+            "flags": _as_json(tuple(name for name, flag in wanted if flag)),
             **({} if request.weight is None else {"weight": request.weight}),
         }
         targets = _relative(request.targets, first)
@@ -151,14 +158,19 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
     if isinstance(request, EdgeRequest):
         known_name(request.edge_type, schema.lists, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
-        arguments = {"edge_type": json.dumps(request.edge_type)}
+        arguments = {"edge_type": _as_json(request.edge_type)}
         targets = _relative(request.targets, first)
         return _document(envelope, "contains", arguments, targets, neighbors=_relative(request.neighbors, 0))
     if isinstance(request, EdgeListRequest):
         known_name(request.edge_type, schema.lists, "edge type")
         span = {"first": str(request.first), "count": str(request.count)}
-        return _document(envelope, "edges", {"edge_type": json.dumps(request.edge_type), **span})
+        return _document(envelope, "edges", {"edge_type": _as_json(request.edge_type), **span})
     return _document(envelope, "split", {"node_type": request.node_type, "split": request.split})
+
+
+@lru_cache(1024)
+def _as_json(names: str | tuple[str, ...]) -> str:
+    return json.dumps(names)
 
 
 def encode_ping(envelope: Envelope) -> bytes:
@@ -173,12 +185,24 @@ def _document(
     rows: npt.NDArray[Any] | None = None,
     **others: npt.NDArray[Any],
 ) -> bytes:
-    who = {"wire": str(WIRE_VERSION), "graph": envelope.graph, "partition": str(envelope.partition)}
+    who = {
+        "wire": str(envelope.wire or newest_wire()),
+        "graph": envelope.graph,
+        "partition": str(envelope.partition),
+    }
     arrays = others if rows is None else {"rows": rows, **others}
     layout = Layout.plan(
         {name: spec_of(array) for name, array in arrays.items()}, {**who, "ask": kind, **arguments}
     )
     return b"".join([layout.header, *(arrays[name].tobytes() for name in layout.specs)])
+
+
+def check_size(nbytes: int) -> None:
+    """Raise ``Refusal`` for the size of a request that is too large to be read."""
+    if nbytes > MAX_REQUEST_BYTES:
+        raise Refusal(
+            RefusalKind.TOO_LARGE, f"a request of {nbytes} bytes; at most {MAX_REQUEST_BYTES} are read"
+        )
 
 
 def parse(
@@ -192,10 +216,7 @@ def parse(
     ``partitions`` maps each partition of the service to a function from edge type to number of edges. Raises
     ``Refusal`` for a request that breaks a rule.
     """
-    if len(ticket) > MAX_REQUEST_BYTES:
-        raise Refusal(
-            RefusalKind.TOO_LARGE, f"a request of {len(ticket)} bytes; at most {MAX_REQUEST_BYTES} are read"
-        )
+    check_size(len(ticket))
     buffer = np.frombuffer(ticket, np.uint8)
     try:
         layout = Layout.parse(buffer, what="request", max_header=MAX_HEADER_BYTES)
@@ -221,7 +242,7 @@ _COLLECTED = ("with_edge_ids", "with_slots")
 _FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint", "labor", "last")
 
 
-def _flags(request: NeighborRequest) -> list[str]:
+def _flags(request: NeighborRequest) -> tuple[str, ...]:
     given = (
         request.rule.replace,
         request.with_edge_ids,
@@ -231,7 +252,7 @@ def _flags(request: NeighborRequest) -> list[str]:
         request.rule.labor,
         request.rule.last,
     )
-    return [name for name, flag in zip(_FLAGS, given, strict=True) if flag]
+    return tuple(name for name, flag in zip(_FLAGS, given, strict=True) if flag)
 
 
 def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
@@ -241,6 +262,7 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
     if not set(flags) <= set(_FLAGS):
         raise FormatError(f"request: flags {list(flags)!r:.200} are not among {list(_FLAGS)}")
     span = (bounds[partition], bounds[partition + 1] - bounds[partition])
+    fields.check_draws()
     if "outward" in flags:
         _check_outward(fields, schema, edge_type)
         span = (0, schema.nodes[edge_type[0]].count)

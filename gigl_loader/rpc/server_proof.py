@@ -24,6 +24,7 @@ __all__ = [
     "NONCE",
     "PROOF",
     "Challenges",
+    "adoption_proof",
     "announcement_proof",
     "check_cluster_key",
     "header_value",
@@ -65,15 +66,28 @@ def view_proof(key: str, nonce: str, reply: Any) -> str:
         return ""
     own = reply.self
     servers = [
-        [each.host, each.control_port, each.data_port, list(each.partitions)] for each in reply.servers
+        [
+            each.host,
+            each.control_port,
+            each.data_port,
+            list(each.partitions),
+            each.incarnation,
+            each.wire_version,
+        ]
+        for each in reply.servers
     ]
     claim = [
         own.version,
         own.wire_version,
+        own.oldest_wire_version,
+        own.draw_specification,
         own.graph,
         list(own.partitions),
+        list(own.repairing),
         own.data_port,
+        own.incarnation,
         servers,
+        reply.membership,
         reply.ready,
     ]
     return _proof(key, ["view", nonce, claim])
@@ -82,6 +96,11 @@ def view_proof(key: str, nonce: str, reply: Any) -> str:
 def announcement_proof(key: str, challenge: str, address: str) -> str:
     """Return the proof that a server with ``key`` is at ``address``, in response to ``challenge``."""
     return _proof(key, ["announcement", challenge, address])
+
+
+def adoption_proof(key: str, challenge: str, partition: int) -> str:
+    """Return the proof that an operator with ``key`` asks a server to take over ``partition``."""
+    return _proof(key, ["adoption", challenge, partition])
 
 
 def _proof(key: str, document: list[Any]) -> str:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.native import draws
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
-from gigl_loader.rpc.control import ANNOUNCEMENT, STORE_METHODS, STORE_SERVICE, control_channel
+from gigl_loader.rpc.control import (
+    ADMIN_METHODS,
+    ADMIN_SERVICE,
+    ANNOUNCEMENT,
+    MEMBERSHIP_HEADER,
+    STORE_METHODS,
+    STORE_SERVICE,
+    control_channel,
+)
 from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
@@ -22,6 +32,7 @@ from gigl_loader.rpc.server_proof import (
     CHALLENGE,
     NONCE,
     PROOF,
+    adoption_proof,
     announcement_proof,
     header_value,
     new_nonce,
@@ -30,9 +41,10 @@ from gigl_loader.rpc.server_proof import (
 )
 from gigl_loader.rpc.tcp_probe import tcp_probe
 from gigl_loader.rpc.tls import tls_fault
+from gigl_loader.rpc.versions import newest_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from gigl_loader.rpc.credentials import Caller
 
@@ -41,6 +53,9 @@ __all__ = ["ClusterView", "StoreClient"]
 _LOGGER = logging.getLogger(__name__)
 
 _PROBE_S = 2.0
+
+Result = TypeVar("Result")
+_MAX_DIGITS = 19
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -61,6 +76,8 @@ class ClusterView:
 
     version: str
     wire_version: int
+    oldest_wire_version: int
+    draw_specification: int
     graph: str
     """Digest."""
     partitions: tuple[int, ...]
@@ -69,9 +86,17 @@ class ClusterView:
     uptime_s: float
     servers: tuple[Endpoint, ...]
     """Servers known so far, by rank, this one included."""
+    membership: int
+    """Version of ``servers``: of two views, that with the higher version is newer. 0: not told."""
+    away: frozenset[str]
+    """Control addresses of ``servers`` that did not answer this one lately."""
+    incarnation: int
+    """Tells a server that was started again from the one before. 0: not told."""
     ready: bool
     reason: str
     """Why the server is not ready, as text."""
+    repairing: tuple[int, ...] = ()
+    """Partitions whose files lie there, and which are not served until they are repaired."""
     proven: bool = False
     """The server proved that it has the cluster key of the request."""
     challenge: str = ""
@@ -90,23 +115,39 @@ class ClusterView:
                 data_port=each.data_port,
                 partitions=tuple(each.partitions),
                 certificate=certificate,
+                incarnation=each.incarnation,
+                wire_version=min(each.wire_version or own.wire_version, newest_wire()),
             )
             for rank, each in enumerate(reply.servers)
         )
+        away = [server for server, each in zip(servers, reply.servers, strict=True) if each.away]
         return cls(
             version=own.version,
             wire_version=own.wire_version,
+            oldest_wire_version=own.oldest_wire_version,
+            draw_specification=own.draw_specification,
             graph=own.graph,
             partitions=tuple(own.partitions),
             data_port=own.data_port,
             pid=own.pid,
             uptime_s=own.uptime_s,
             servers=servers,
+            membership=reply.membership,
+            away=frozenset(server.control_address for server in away),
+            incarnation=own.incarnation,
             ready=reply.ready,
             reason=reply.reason,
+            repairing=tuple(own.repairing),
             proven=proven,
             challenge=challenge,
         )
+
+    @property
+    def itself(self) -> Endpoint | None:
+        """The server of this view, as a member of its cluster. ``None`` where it does not know itself yet."""
+        own = (self.partitions, self.data_port, self.incarnation)
+        found = [each for each in self.servers if (each.partitions, each.data_port, each.incarnation) == own]
+        return found[0] if found else None
 
 
 class StoreClient:
@@ -117,44 +158,59 @@ class StoreClient:
     for a missing or wrong token and after ``close``.
     """
 
-    def __init__(self, endpoint: Endpoint, caller: Caller, job: str = "") -> None:
-        """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        caller: Caller,
+        job: str = "",
+        *,
+        on_membership: Callable[[int], None] | None = None,
+    ) -> None:
+        """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``.
+
+        ``on_membership`` is called with the version of the membership that a reply tells. It must not block.
+        """
         self.endpoint = endpoint
-        self._caller = caller
+        self._on_membership = on_membership
+        self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
-        self._metadata = (*caller.headers, *(((JOB_HEADER, job),) if job else ()))
-        self._channel = control_channel(endpoint, caller, _OPTIONS)
-        self._calls = {
-            name: self._channel.unary_unary(
-                f"/{STORE_SERVICE}/{name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=reply.FromString,
-            )
-            for name, (request, reply) in STORE_METHODS.items()
-        }
+        self._lock = threading.Lock()
+        self._channels: list[Any] = []
+        """The last is in use. The one before has calls that were begun with other certificates."""
+        self._caller = caller
+        self._use(caller)
 
     def cluster(
-        self, timeout_s: float, *, announce: str = "", cluster_key: str = "", challenge: str = ""
+        self,
+        timeout_s: float,
+        *,
+        by_server: bool = False,
+        announce: str = "",
+        cluster_key: str = "",
+        challenge: str = "",
     ) -> ClusterView:
         """Return the server's view of its cluster, ready or not.
 
-        A calling storage server passes its own address as ``announce`` (HOST:PORT). With ``cluster_key``, it
-        requires a proof, and proves itself with ``challenge`` from an earlier view. Where the server does not
-        respond, the error says why: an unknown name, a port without a listener, an expired certificate.
+        A calling storage server says so by ``by_server``, and passes its own address as ``announce``
+        (HOST:PORT). With ``cluster_key``, it requires a proof, and proves itself with ``challenge`` from an
+        earlier view. Where the server does not respond, the error says why: an unknown name, a port without a
+        listener, an expired certificate.
         """
         self._check_open()
         nonce = new_nonce()
-        headers = list(self._metadata)
+        headers: list[tuple[str, str]] = []
         if announce:
             headers.append((ANNOUNCEMENT, announce))
-        if cluster_key:
+        if by_server or cluster_key:
             headers.append((NONCE, nonce))
         if announce and cluster_key:
             proof = announcement_proof(cluster_key, challenge, announce)
             headers += [(CHALLENGE, challenge), (PROOF, proof)]
         try:
-            reply, call = self._calls["Cluster"].with_call(
-                messages.ClusterRequest(), timeout=timeout_s, metadata=tuple(headers)
+            reply, call = self._with_renewal(
+                lambda: self._calls["Cluster"].with_call(
+                    messages.ClusterRequest(), timeout=timeout_s, metadata=(*self._metadata, *headers)
+                )
             )
         except grpc.RpcError as error:
             raise self._explained(error) from None
@@ -173,9 +229,11 @@ class StoreClient:
         """Create the producer of ``key`` where there is none. Return whether this call created it.
 
         ``plan`` is ``BatchPlan.to_json()``, ``graph`` the digest. ``ValueError`` for a plan that differs from
-        that of an existing producer, and for another graph.
+        that of an existing producer, for another graph, and from a server that draws otherwise.
         """
-        request = messages.CreateProducerRequest(key=key, plan=plan, graph=graph)
+        request = messages.CreateProducerRequest(
+            key=key, plan=plan, graph=graph, draw_specification=draws.DRAW_SPECIFICATION
+        )
         return bool(self._call("CreateProducer", request, timeout_s).created)
 
     def open_channel(
@@ -188,9 +246,13 @@ class StoreClient:
         deferred_features: bool = False,
         ring_slots: int = 0,
         ring_slot_bytes: int = 0,
+        plan_digest: bytes = b"",
         timeout_s: float,
     ) -> messages.Channel:
-        """Open a channel of a producer. The reply has ``id``, ``lease_s``, and ``ring_door`` for a ring."""
+        """Open a channel of a producer. The reply has ``id``, ``lease_s``, and ``ring_door`` for a ring.
+
+        With ``plan_digest``, also raises ``Unknown`` where the producer has another plan.
+        """
         request = messages.OpenChannelRequest(
             key=key,
             name=name,
@@ -199,6 +261,7 @@ class StoreClient:
             without_rows=deferred_features,
             ring_slots=ring_slots,
             ring_slot_bytes=ring_slot_bytes,
+            plan_digest=plan_digest,
         )
         channel: messages.Channel = self._call("OpenChannel", request, timeout_s)
         return channel
@@ -215,8 +278,24 @@ class StoreClient:
             self._check_open()
             raise
 
+    def probe(self, channel: bytes, timeout_s: float) -> Any:
+        """Make the call of ``heartbeat`` for one channel, and return a ``grpc.Future``, as ``sample``."""
+        self._check_open()
+        request = messages.HeartbeatRequest(channels=[channel])
+        return self._calls["Heartbeat"].future(
+            request, timeout=timeout_s, metadata=self._with_checksum(request)
+        )
+
+    def heard(self, trailers: Iterable[Any] | None) -> None:
+        """Read the version of the membership in the trailers of a reply."""
+        if self._on_membership is not None:
+            told = header_value(trailers or (), MEMBERSHIP_HEADER)
+            if told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
+                self._on_membership(int(told))
+
     def error(self, error: grpc.RpcError) -> Exception:
-        """Return the exception for a failed call."""
+        """Return the exception for a failed call. Later calls show what the caller's files hold now."""
+        self._renewed(self._caller, error)
         return control_error(self.endpoint, self._caller, error)
 
     def heartbeat(self, channels: Iterable[bytes], timeout_s: float) -> list[bytes]:
@@ -237,34 +316,111 @@ class StoreClient:
         load: messages.ServerLoad = self._call("Load", messages.LoadRequest(), timeout_s)
         return load
 
+    def adopt(
+        self, partition: int, timeout_s: float, *, begin: bool, cluster_key: str = ""
+    ) -> messages.AdoptReply:
+        """Have the server take over a partition, with ``begin``, or ask how far that is.
+
+        ``cluster_key`` is that of the servers, where they have one. ``ValueError`` without the right to ask,
+        and for a partition that the graph does not have.
+        """
+        headers: list[tuple[str, str]] = []
+        if cluster_key:
+            challenge = self.cluster(timeout_s, cluster_key=cluster_key).challenge
+            headers = [(CHALLENGE, challenge), (PROOF, adoption_proof(cluster_key, challenge, partition))]
+        request = messages.AdoptRequest(partition=partition, begin=begin)
+        reply: messages.AdoptReply = self._call("Adopt", request, timeout_s, headers)
+        return reply
+
     def close(self) -> None:
         """Disconnect, and cancel calls under way. Closing twice is fine."""
         self._closed = True
-        self._channel.close()
+        with self._lock:
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
 
-    def _call(self, name: str, request: Any, timeout_s: float) -> Any:
+    def _use(self, caller: Caller) -> None:
+        """Show the token of ``caller`` from now on, and connect anew where its certificates are others."""
+        with self._lock:
+            before = self._caller if self._channels else None
+            self._metadata = (*caller.headers, *self._job_header)
+            self._caller = caller
+            parts = caller.ssl_parts(self.endpoint)
+            if self._closed or (before is not None and before.ssl_parts(self.endpoint) == parts):
+                return
+            old, channel = self._channels[:-1], control_channel(self.endpoint, caller, _OPTIONS)
+            self._channels = [*self._channels[-1:], channel]
+            self._calls = {
+                name: channel.unary_unary(
+                    f"/{service}/{name}",
+                    request_serializer=request.SerializeToString,
+                    response_deserializer=reply.FromString,
+                )
+                for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
+                for name, (request, reply) in methods.items()
+            }
+        for each in old:
+            each.close()
+
+    def _renewed(self, used: Caller, error: grpc.RpcError) -> bool:
+        """Use what the caller's files hold now, or its next token, after a call with ``used`` failed.
+
+        Return whether that is something else, so that the call may be made again.
+        """
+        code = error.code() if hasattr(error, "code") else None
+        if code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE):
+            return False
+        if self._caller is used:
+            refused = code is grpc.StatusCode.UNAUTHENTICATED
+            found = used.after_refusal() if refused else used.latest()
+            if found is not used:
+                self._use(found)
+        return self._caller is not used
+
+    def _with_renewal(self, call: Callable[[], Result]) -> Result:
+        """Make a call, again while it is refused and there is another token to show."""
+        for _ in range(len(self._caller.other_tokens) + 1):
+            used = self._caller
+            try:
+                return call()
+            except grpc.RpcError as error:
+                if not self._renewed(used, error):
+                    raise
+        return call()
+
+    def _call(
+        self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
+    ) -> Any:
         """Make a call. Repeats a damaged request; ``FormatError`` when it was damaged three times."""
         for _ in range(MAX_DAMAGED - 1):
             with suppress(Damaged):
-                return self._call_once(name, request, timeout_s)
+                return self._call_once(name, request, timeout_s, headers)
         try:
-            return self._call_once(name, request, timeout_s)
+            return self._call_once(name, request, timeout_s, headers)
         except Damaged as error:
             raise FormatError(str(error)) from None
 
     def _with_checksum(self, request: Any) -> tuple[tuple[str, str], ...]:
         return (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)))
 
-    def _call_once(self, name: str, request: Any, timeout_s: float) -> Any:
+    def _call_once(
+        self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]]
+    ) -> Any:
         self._check_open()
         began = time.monotonic()
         try:
-            reply = self._calls[name](request, timeout=timeout_s, metadata=self._with_checksum(request))
+            reply, call = self._with_renewal(
+                lambda: self._calls[name].with_call(
+                    request, timeout=timeout_s, metadata=(*self._with_checksum(request), *headers)
+                )
+            )
         except grpc.RpcError as error:
             raise control_error(self.endpoint, self._caller, error) from None
         except ValueError:
             self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
             raise
+        self.heard(call.trailing_metadata())
         if reply is None:
             raise Damaged(f"{self.endpoint}: a reply to {name} without a message")
         _LOGGER.debug("%s: %s: %.1f ms", self.endpoint, name, 1e3 * (time.monotonic() - began))

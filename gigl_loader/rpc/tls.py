@@ -1,4 +1,4 @@
-"""Diagnosis of TLS failures, as text: gRPC and Flight say little more than that a connection failed."""
+"""Diagnosis of TLS failures, as text: gRPC says little more than that a connection failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller, SslParts
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["tls_fault"]
+__all__ = ["server_context", "tls_fault"]
 
 _SETTINGS_S = 1.0
 """Time for the first bytes of an HTTP/2 server. In TLS 1.3 it may refuse the caller's certificate instead."""
@@ -26,6 +26,15 @@ _NOT_FOR_NAME = {62, 63, 64}
 """OpenSSL's codes for a certificate of another name, mail address or network address."""
 
 _GIVE_CA = "ca=, GIGL_TLS_CA or --tls-ca"
+
+
+def server_context(certificate: bytes, key: bytes) -> ssl.SSLContext:
+    """Return the TLS context of a server, from a certificate with intermediates and its key, both as PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with _file_of(certificate + b"\n" + key) as path:
+        context.load_cert_chain(path)
+    return context
 
 
 def tls_fault(endpoint: Endpoint, caller: Caller, port: int, timeout_s: float) -> str | None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.grants import EVERYTHING, Grant, is_grant, parse_grant
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -58,12 +60,13 @@ def check_no_placeholder(secret: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """One token, and the name of its holder in logs and quotas."""
+    """One token, the name of its holder in logs and quotas, and what the holder may do."""
 
     name: str
     """1 to 64 ASCII letters, digits, dots, dashes and underscores."""
     secret: str = field(repr=False)
     """At least 16 visible ASCII characters."""
+    grant: Grant = EVERYTHING
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -74,7 +77,7 @@ class Token:
 
 
 def parse_tokens(text: str) -> tuple[Token, ...]:
-    """Return the tokens of a file: one per line, ``NAME TOKEN`` or a bare ``TOKEN``.
+    """Return the tokens of a file: one per line, ``NAME TOKEN`` or a bare ``TOKEN``, and then its grant.
 
     A bare token is named by its number among the tokens of the file. Blank lines and lines that begin with
     ``#`` are skipped. ``ValueError`` for no token, too many, or the same name or token twice; the message
@@ -84,7 +87,7 @@ def parse_tokens(text: str) -> tuple[Token, ...]:
     lines = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
     several = len(lines) > 1
     tokens = [
-        _token(words, place, f"line {number}: " if several else "")
+        _token(words, place, f"line {number}: " if several or any(map(is_grant, words)) else "")
         for place, (number, words) in enumerate(lines, 1)
     ]
     if not 1 <= len(tokens) <= _MAX_TOKENS:
@@ -94,10 +97,13 @@ def parse_tokens(text: str) -> tuple[Token, ...]:
 
 
 def _token(words: Sequence[str], place: int, where: str) -> Token:
-    if len(words) > 2:
+    known = [is_grant(word) for word in words[1:]]
+    count = 1 + (known.index(True) if True in known else min(len(known), 1))
+    if count > 2 or (len(words) > 2 and True not in known):
         raise ValueError(f"{where}write NAME TOKEN, or a token alone: neither holds a space")
     try:
-        return Token(name=words[0] if len(words) == 2 else str(place), secret=words[-1])
+        name = words[0] if count == 2 else str(place)
+        return Token(name=name, secret=words[count - 1], grant=parse_grant(words[count:]))
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
 

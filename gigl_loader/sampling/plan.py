@@ -7,6 +7,7 @@ know nothing else of it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -35,6 +36,7 @@ __all__ = [
     "SamplerContext",
     "SamplerOptions",
     "SamplerPlan",
+    "plan_digest",
 ]
 
 DEFAULT_KIND = "neighbor"
@@ -183,3 +185,8 @@ class SamplerContext:
         """What the frames hold."""
         whole = self.plan.frame(self.graph.schema)
         return whole.with_deferred_features() if self.deferred else whole
+
+
+def plan_digest(text: str) -> bytes:
+    """Return the digest, 16 bytes, of a plan as ``to_json`` writes it: equal plans have equal ones."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

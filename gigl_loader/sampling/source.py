@@ -236,7 +236,7 @@ class InlineSource:
         return Frame(buffer, layout)
 
     def _memory(self, slots: SlotPool, nbytes: int) -> Bytes:
-        slot = slots.take() if nbytes <= slots.slot_bytes else None
+        slot = slots.take(slots.span(nbytes))
         if slot is None:
             self._fresh += 1
             return np.empty(nbytes, np.uint8)

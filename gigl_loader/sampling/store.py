@@ -201,6 +201,8 @@ class WireCounts:
     """CPU time of copying rows from where they were received to their places: the last step of a gather."""
     damaged: int = 0
     """Attempts whose request or reply did not match its checksum."""
+    hedged: int = 0
+    """Requests that were sent to a second holder, because the first was slow."""
 
     def __add__(self, other: WireCounts) -> WireCounts:
         return WireCounts(
@@ -210,6 +212,7 @@ class WireCounts:
             retries=self.retries + other.retries,
             placing_ns=self.placing_ns + other.placing_ns,
             damaged=self.damaged + other.damaged,
+            hedged=self.hedged + other.hedged,
         )
 
 

@@ -130,17 +130,18 @@ class Executor:
         )
 
     def _place(self, sampled: SampledBatch) -> _Placed:
-        """Write a frame into a slot, or into a memory file when no slot is free or large enough."""
+        """Write a frame into slots, or into a memory file when too few adjacent ones are free."""
         nbytes = sampled.layout.nbytes
         slots = self._ring.slots
+        span = slots.span(nbytes)
         with self._slots_lock:
-            slot = slots.take() if nbytes <= slots.slot_bytes else None
+            slot = slots.take(span)
         if slot is None:
             return _Placed(0, nbytes, _written_apart(sampled, nbytes))
         try:
-            sampled.write(slots.buffer(slot)[:nbytes])
+            sampled.write(slots.buffer(slot, span)[:nbytes])
         except BaseException:
-            slots.give(slot)
+            slots.give(slot, span)
             raise
         return _Placed(slot, nbytes, None)
 
@@ -161,7 +162,7 @@ class Executor:
 
 
 class _Placed(NamedTuple):
-    """Place of a frame: a slot, or a memory file."""
+    """Place of a frame: its first slot, or a memory file."""
 
     slot: int
     nbytes: int

@@ -29,15 +29,17 @@ __all__ = ["Death", "Delivery", "WorkerHandle"]
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_MAPS = 32
+_MIN_IN_FLIGHT = 2
+"""Batches: one is sampled while one waits."""
 _NOBODY = -1
 
 
 class Delivery(NamedTuple):
-    """A finished frame that the source has not delivered yet: in a slot, or in memory of its own."""
+    """A finished frame that the source has not delivered yet: in slots, or in memory of its own."""
 
     handle: WorkerHandle
     batch: int
-    slot: int
+    slots: range
     apart: Bytes | None
     nbytes: int
     unavailable: bool
@@ -69,6 +71,7 @@ class WorkerHandle:
         self._open: dict[int, Request] = {}
         self._free_request_slots = list(range(config.ring.request_slots))
         self._undelivered = 0
+        self._largest_span = 1
         self._finished_slots: set[int] = set()
         self._maps: set[int] = set()
         self._ring_fd = create_memory(f"gigl-ring-{config.worker}", config.ring.nbytes)
@@ -81,8 +84,14 @@ class WorkerHandle:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request stays within the batches in flight."""
-        return len(self._free_request_slots) > self._undelivered
+        """Whether one more request stays within the batches in flight: fewer if they take several slots."""
+        in_flight = self._config.ring.request_slots - len(self._free_request_slots) + self._undelivered
+        return in_flight < self._most_in_flight
+
+    @property
+    def _most_in_flight(self) -> int:
+        fitting = max(self._config.ring.request_slots // self._largest_span, _MIN_IN_FLIGHT)
+        return min(fitting, self._config.ring.request_slots)
 
     @property
     def load(self) -> tuple[int, int]:
@@ -133,7 +142,8 @@ class WorkerHandle:
     def hand_out(self, delivery: Delivery) -> Bytes:
         """Deliver a frame and return its memory, uint8 [nbytes].
 
-        The memory is the slot itself, or a copy when arrays of the consumer keep ``spare_slots`` slots.
+        The memory are the slots themselves, or a copy when arrays of the consumer would keep more than
+        ``spare_slots``.
         """
         slots = self._ring.slots
         self._undelivered -= 1
@@ -141,31 +151,33 @@ class WorkerHandle:
         self.stats.bytes += delivery.nbytes
         if delivery.apart is not None:
             return self._lend_apart(delivery.apart)
-        self._finished_slots.remove(delivery.slot)
-        if slots.lent < self._spare_slots:
-            return slots.lend(delivery.slot, delivery.nbytes)
+        first, span = delivery.slots.start, len(delivery.slots)
+        self._finished_slots.difference_update(delivery.slots)
+        if slots.lent + span <= self._spare_slots:
+            return slots.lend(first, delivery.nbytes)
         self.stats.copied_out += 1
         try:
-            return slots.buffer(delivery.slot)[: delivery.nbytes].copy()
+            return slots.buffer(first, span)[: delivery.nbytes].copy()
         finally:
-            slots.give(delivery.slot)
+            slots.give(first, span)
 
     def take_back(self, delivery: Delivery) -> Bytes:
         """Return a copy of a frame, uint8 [nbytes], and drop the frame: it does not count as delivered."""
         try:
             memory = delivery.apart
             if memory is None:
-                memory = self._ring.slots.buffer(delivery.slot)[: delivery.nbytes]
+                slots = delivery.slots
+                memory = self._ring.slots.buffer(slots.start, len(slots))[: delivery.nbytes]
             return memory.copy()
         finally:
             self.drop(delivery)
 
     def drop(self, delivery: Delivery) -> None:
-        """Free the slot of a frame that was not delivered."""
+        """Free the slots of a frame that was not delivered."""
         self._undelivered -= 1
         if delivery.apart is None:
-            self._finished_slots.remove(delivery.slot)
-            self._ring.slots.give(delivery.slot)
+            self._finished_slots.difference_update(delivery.slots)
+            self._ring.slots.give(delivery.slots.start, len(delivery.slots))
 
     def describe(self) -> str:
         """Return the worker, its process and its activity as text, for messages."""
@@ -240,18 +252,24 @@ class WorkerHandle:
     def _delivery(self, request: Request, response: Response, fds: list[int]) -> Delivery | None:
         if response.result == Result.SKIPPED and request.generation != self._generation:
             return None
+        slots = self._ring.slots
+        span = slots.span(response.nbytes)
         if response.result == Result.OVERSIZE and len(fds) == 1:
+            self._largest_span = max(self._largest_span, span)
             self._count_oversize(response.nbytes)
             self._undelivered += 1
             memory = map_memory(fds[0], response.nbytes)
-            return Delivery(self, request.batch, 0, memory, response.nbytes, bool(response.unavailable))
-        slots, slot = self._ring.slots, response.slot
-        free = slot < len(slots) and not slots.is_lent(slot) and slot not in self._finished_slots
-        if response.result != Result.FRAME or not free or response.nbytes > slots.slot_bytes:
+            return Delivery(
+                self, request.batch, range(0), memory, response.nbytes, bool(response.unavailable)
+            )
+        taken = range(response.slot, response.slot + span)
+        there = response.result == Result.FRAME and taken.stop <= len(slots)
+        if not there or slots.is_lent(taken.start, span) or not self._finished_slots.isdisjoint(taken):
             raise FormatError(f"worker {self.worker} sent {response}")
+        self._largest_span = max(self._largest_span, span)
         self._undelivered += 1
-        self._finished_slots.add(slot)
-        return Delivery(self, request.batch, slot, None, response.nbytes, bool(response.unavailable))
+        self._finished_slots.update(taken)
+        return Delivery(self, request.batch, taken, None, response.nbytes, bool(response.unavailable))
 
     def _lend_apart(self, memory: Bytes) -> Bytes:
         # Each mapping holds a file descriptor, and a process may have only about a thousand of them.
@@ -266,11 +284,11 @@ class WorkerHandle:
         self.stats.oversize += 1
         if self.stats.oversize == 1:
             _LOGGER.warning(
-                "a frame of %.1f MB fits no slot of worker %d, which hold %.1f MB: a larger channel_size "
-                "saves the cost of fresh memory",
+                "a frame of %.1f MB found no room in the ring of worker %d, which has %.1f MB: a larger "
+                "channel_size saves the cost of fresh memory",
                 nbytes / 1e6,
                 self.worker,
-                self._ring.slots.slot_bytes / 1e6,
+                len(self._ring.slots) * self._ring.slots.slot_bytes / 1e6,
             )
 
     def _activity(self) -> str:

@@ -1,14 +1,74 @@
-"""Renewal of a running server's certificate, for connections from then on."""
+"""Renewal of a running server's certificates and tokens, when their files change or at SIGHUP."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gigl_loader.rpc.credentials import Credentials
+    from collections.abc import Callable
 
-__all__ = ["ServedCertificate", "check_renewal"]
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.file_watch import FileWatch
+
+__all__ = ["Renewal", "ServedCertificate", "check_renewal"]
+
+_LOGGER = logging.getLogger(__name__)
+_LOOK_S = 2.0
+_AGAIN_S = 60.0
+"""Files that could not be used are tried again after this long: a certificate may become valid meanwhile."""
+CHANGED = "files changed"
+
+
+class Renewal:
+    """Reads certificates and tokens again when their files change. For one thread.
+
+    Files are read once they have stayed the same between two looks, as a certificate and its key are seldom
+    written at the same moment. What cannot be used is told once in the log; what was in use before stays.
+    """
+
+    def __init__(
+        self,
+        watch: FileWatch,
+        renew: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``renew`` reads the files and uses them; it raises ``OSError`` or ``ValueError`` if it cannot.
+
+        ``watch`` was made before the files were read for the first time.
+        """
+        self._watch = watch
+        self._renew, self._clock = renew, clock
+        self._next = clock() + _LOOK_S
+        self._again = float("inf")
+        self._told = ""
+
+    def look(self) -> None:
+        """Look at the files, at most every two seconds."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_S
+        if self._watch.changed():
+            self._again = now
+        elif now >= self._again:
+            self.renew(CHANGED)
+
+    def renew(self, why: str) -> None:
+        """Read the files now. ``why`` begins the line of the log."""
+        self._watch.changed()
+        try:
+            self._renew()
+        except (OSError, ValueError) as error:
+            self._again = self._clock() + _AGAIN_S
+            if why != CHANGED or str(error) != self._told:
+                _LOGGER.error("%s: certificates and tokens stay as they are: %s", why, error)
+            self._told = str(error)
+        else:
+            self._again, self._told = float("inf"), ""
+            _LOGGER.info("%s: certificates and tokens are those of now", why)
 
 
 class ServedCertificate:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.tokens import Token
     from gigl_server.option import Option
 
 __all__ = ["SERVE_OPTIONS", "ServeOptions"]
@@ -60,6 +61,12 @@ class ServeOptions:
         short_flag="-p",
         shown="all that lie there",
     )
+    adopt: tuple[int, ...] | None = option(
+        None,
+        PARTITIONS,
+        "Partitions to serve that may be missing or damaged in GRAPH_DIR: their files are verified, and "
+        "pulled from a server that --peer leads to. GRAPH_DIR may be empty.",
+    )
     listen: str = option("127.0.0.1:7070", ADDRESS, "HOST:PORT of the control port; port 0 takes a free one.")
     data_port: int | None = option(None, PORT, "Port for data.", shown="the port after that of --listen")
     advertise: str | None = option(
@@ -81,8 +88,8 @@ class ServeOptions:
     token_file: str | None = option(
         None,
         TEXT,
-        "Holds the tokens that trainers show: a TOKEN, or NAME TOKEN, per line. Without it, any caller that "
-        "reaches the ports is served.",
+        "Holds the tokens that trainers show: a TOKEN, or NAME TOKEN, per line, and what it may do "
+        "(graph=NAME jobs=4 share=2 ...). Without it, any caller that reaches the ports is served.",
     )
     cluster_key_file: str | None = option(
         None,
@@ -105,6 +112,14 @@ class ServeOptions:
     )
     insecure: bool = option(False, FLAG, "Allow plain text, or no token, beyond this machine.")
     metrics: str | None = option(None, ADDRESS, "HOST:PORT of /metrics and /healthz.")
+    metrics_token_file: str | None = option(
+        None,
+        TEXT,
+        "Holds the tokens that callers of /metrics show, as in --token-file. /healthz needs none.",
+    )
+    metrics_tls: bool = option(
+        False, FLAG, "Serve /metrics and /healthz over TLS, with the certificate of this server."
+    )
     lease_s: float = option(
         60.0, seconds(1.0), "Seconds after which a silent trainer loses its channels.", name="lease"
     )
@@ -168,6 +183,13 @@ class ServeOptions:
         self._check_ways_in()
 
     @property
+    def served(self) -> tuple[int, ...] | None:
+        """Partitions to serve, ascending. ``None``: all that lie in the folder."""
+        if not self.adopt:
+            return self.partitions
+        return tuple(sorted({*(self.partitions or ()), *self.adopt}))
+
+    @property
     def address(self) -> Address:
         """Listening address of the control port."""
         from gigl_loader.rpc.address import Address
@@ -191,6 +213,25 @@ class ServeOptions:
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @property
+    def credential_files(self) -> tuple[str | None, ...]:
+        """Files of ``load_credentials`` and ``load_metrics_tokens``."""
+        return (
+            self.token_file,
+            self.tls_cert,
+            self.tls_key,
+            self.tls_ca,
+            self.tls_client_ca,
+            self.cluster_key_file,
+            self.metrics_token_file,
+        )
+
+    def load_metrics_tokens(self) -> tuple[Token, ...]:
+        """Read the tokens of callers of the metrics. ``ValueError`` with a one-line message."""
+        from gigl_loader.rpc.secret_files import tokens_in
+
+        return tokens_in(self.metrics_token_file)
 
     def load_credentials(self) -> Credentials:
         """Read and check the files of token, certificates and key. ``ValueError`` with a one-line message."""
@@ -222,7 +263,8 @@ class ServeOptions:
         return credentials
 
     def _check_ways_in(self) -> None:
-        from gigl_loader.rpc.reach import check_reach
+        from gigl_loader.rpc.address import Address
+        from gigl_loader.rpc.reach import check_reach, is_local
         from gigl_loader.rpc.secret_files import naming
 
         control, data = self.address, self.data_address
@@ -240,6 +282,17 @@ class ServeOptions:
         for name in ("tls_ca", "tls_client_ca"):
             if getattr(self, name) and not self.tls_cert:
                 raise ValueError(f"{name} without tls_cert: without TLS nothing would be checked")
+        for name in ("metrics_token_file", "metrics_tls"):
+            if getattr(self, name) and not self.metrics:
+                raise ValueError(f"{name} without metrics: say where they are served")
+        if self.metrics_tls and not self.tls_cert:
+            raise ValueError("metrics_tls without tls_cert: there is no certificate to show")
+        plain = self.metrics and self.metrics_token_file and not (self.metrics_tls or self.insecure)
+        if plain and not is_local(Address.parse(self.metrics or "").host):
+            raise ValueError(
+                f"metrics: callers of {self.metrics} would show their token in plain text: give metrics_tls, "
+                "or say insecure on a network that you trust"
+            )
         with naming("listen"):
             check_reach(
                 control,

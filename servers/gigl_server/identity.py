@@ -6,7 +6,7 @@ Quotas are kept by identity. Job keys and names of channels come from the caller
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import unquote
 
 __all__ = ["LOCAL", "Identity"]
@@ -14,8 +14,7 @@ __all__ = ["LOCAL", "Identity"]
 _IPV6_PREFIX = 64  # A host usually has a whole /64 to choose addresses from.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(NamedTuple):
     """Identity of a caller. Equal for calls of one host with one token, or with one client certificate."""
 
     token: str = ""

@@ -30,8 +30,9 @@ __all__ = ["main"]
 def main(link: socket.socket) -> None:
     """Serve until the parent closes its end of ``link``, ends, or sends SIGTERM.
 
-    The parent sends a line with the configuration, then one with the addresses of the other servers. This
-    process sends a line with its endpoint, then one when it is ready; or an error at any time.
+    The parent sends a line with the configuration, then lines with addresses of other servers, the first even
+    where there are none. This process sends a line with its endpoint, then one when it is ready; or an error
+    at any time.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end this process sees.
     quiet_grpc()
@@ -70,18 +71,22 @@ def main(link: socket.socket) -> None:
 
 
 def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: SimpleQueue[str]) -> None:
-    """Read the addresses of the other servers, report readiness, and notice the end of the parent."""
+    """Read the addresses of the other servers, a line whenever there are more, until the parent ends."""
+    report = threading.Thread(target=_tell_ready, args=(link, server), daemon=True)
     with suppress(OSError, ValueError):  # The link was closed.
-        peers = json.loads(lines.readline() or b"null")
-        if peers is not None:
-            server.meet(peers["peers"])
-            server.settled.wait()
-            if server.failure is None:
-                _say(link, {"ready": True})
-            lines.readline()
+        for line in lines:
+            server.meet(json.loads(line)["peers"])
+            if report.ident is None:
+                report.start()
     from gigl_server.main import LET_GO
 
     told.put(LET_GO)
+
+
+def _tell_ready(link: socket.socket, server: StorageServer) -> None:
+    server.settled.wait()
+    if server.failure is None:
+        _say(link, {"ready": True})
 
 
 def _options(document: Mapping[str, Any]) -> ServeOptions:

@@ -19,12 +19,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gigl_loader.graph.graph import open_partitions
-from gigl_loader.options import check_verify
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.resources import raise_file_limit
+from gigl_loader.rpc.file_watch import FileWatch
+from gigl_server.certificate_renewal import Renewal
 from gigl_server.forced_exit import leave_within
 from gigl_server.logs import configure_logging
+from gigl_server.opening import open_graph
 from gigl_server.preflight import warn_of_limits
 from gigl_server.server import build_storage_server
 from gigl_server.signals import RELOAD, Signals, wait_for_word
@@ -55,20 +56,25 @@ def run(options: ServeOptions) -> int:
     Raises what ``build_storage_server`` raises. Invalid options are raised before anything else is done.
     """
     with Signals(end_at_once=_LOGGER.warning) as signals:
+        watch = FileWatch(options.credential_files)
         credentials = options.load_credentials()
         credentials.check_reach(options.address)
-        graph = open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
+        if not options.adopt:
+            graph = open_graph(options, credentials)  # Before the log is opened: a mistake leaves no file.
         with suppress(OSError, ValueError):  # No stderr.
             faulthandler.enable()
         log = configure_logging(options.log_file)
+        if options.adopt:
+            graph = open_graph(options, credentials)
         warn_of_limits(options)
         prepare_process()
         with suppress(OSError), open("/proc/self/comm", "w") as comm:
             comm.write("gigl-store")
         signals.hold()
         with build_storage_server(options, graph=graph, credentials=credentials) as server:
-            reload = partial(_reload, server, options, log)
-            code = serve_until_told(server, signals.told, options.drain_s, reload=reload)
+            renewal = Renewal(watch, partial(_renew, server, options))
+            reload = partial(_reload, renewal, log)
+            code = serve_until_told(server, signals.told, options.drain_s, reload=reload, look=renewal.look)
             leave_within(_END_S, code)
             return code
 
@@ -79,16 +85,17 @@ def serve_until_told(
     drain_s: float,
     *,
     reload: Callable[[], None] = lambda: None,
+    look: Callable[[], None] = lambda: None,
 ) -> int:
     """Wait for a word in ``told``, drain, and return the exit code: 1 if the server cannot become ready,
     3 if a part of it died.
 
     After ``LET_GO`` no trainer is left to fetch frames, so the server does not drain. ``RELOAD`` calls
-    ``reload``.
+    ``reload``; ``look`` is called about once per second.
     """
     for event, word, name in ((server.failed, _CANNOT, "readiness"), (server.died, _DIED, "death")):
         threading.Thread(target=_tell, args=(event, word, told), name=name, daemon=True).start()
-    while (word := wait_for_word(told)) == RELOAD:
+    while (word := wait_for_word(told, look)) == RELOAD:
         reload()
     if word == _CANNOT:
         return _FAILED
@@ -101,7 +108,7 @@ def serve_until_told(
     return 0
 
 
-def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> None:
+def _reload(renewal: Renewal, log: LineHandler) -> None:
     """Reopen the log, and use the certificates and tokens that the files hold now.
 
     Where a file cannot be read or does not fit, the log, or the credentials, stay as they are.
@@ -110,14 +117,15 @@ def _reload(server: StorageServer, options: ServeOptions, log: LineHandler) -> N
         log.reopen()
     except OSError as error:
         _LOGGER.error("%s: the log stays where it is: %s", RELOAD, error)
-    try:
-        credentials = options.load_credentials()
-        credentials.check_reach(options.address)
-        server.renew(credentials)
-    except (OSError, ValueError) as error:
-        _LOGGER.error("%s: certificates and tokens stay as they are: %s", RELOAD, error)
     else:
-        _LOGGER.info("%s: log, certificates and tokens are those of now", RELOAD)
+        _LOGGER.info("%s: the log goes on here", RELOAD)
+    renewal.renew(RELOAD)
+
+
+def _renew(server: StorageServer, options: ServeOptions) -> None:
+    credentials, metrics_tokens = options.load_credentials(), options.load_metrics_tokens()
+    credentials.check_reach(options.address)
+    server.renew(credentials, metrics_tokens=metrics_tokens)
 
 
 def _tell(event: threading.Event, word: str, told: SimpleQueue[str]) -> None:

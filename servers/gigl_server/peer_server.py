@@ -13,7 +13,7 @@ from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
 from gigl_server.counters import Counters
 from gigl_server.ports.control import ControlService
-from gigl_server.ports.flight import open_data_service, shut_down
+from gigl_server.ports.data import DataPort
 from gigl_server.ports.probe import ControlProbe, DataProbe
 from gigl_server.ports.queries import Queries
 from gigl_server.supervision import Part, Supervisor
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_server.ports.flight import DataService
 
 __all__ = ["PeerServer", "build_server"]
 
@@ -35,7 +34,7 @@ class PeerServer:
         self,
         endpoint: Endpoint,
         control: ControlService,
-        data: DataService,
+        data: DataPort,
         queries: Queries,
         *,
         probes: tuple[ControlProbe, DataProbe],
@@ -48,7 +47,7 @@ class PeerServer:
         self._queries = queries
         parts = [
             Part(name="the control port", threads=lambda: control.threads, check=probes[0].check),
-            Part(name="the data port", threads=lambda: (data.connections.thread,), check=probes[1].check),
+            Part(name="the data port", threads=lambda: data.threads, check=probes[1].check),
         ]
         self._supervisor = Supervisor(parts, died=lambda _: self.died.set())
         self._supervisor.start()
@@ -57,7 +56,7 @@ class PeerServer:
         """Stop listening and end calls under way. Closing twice is fine."""
         self._supervisor.close()
         self._control.close()
-        shut_down(self._data)
+        self._data.close()
         self._queries.close()
 
     def __enter__(self) -> PeerServer:
@@ -94,7 +93,7 @@ def build_server(
     check_free(data_address)
     counters, audit = Counters(), AuditLog()
     queries = Queries(graph, partitions, counters)
-    data = open_data_service(data_address, queries, counters, credentials, audit=audit)
+    data = DataPort(data_address, queries, counters, credentials, audit=audit)
     try:
         control = ControlService(
             address,
@@ -106,7 +105,7 @@ def build_server(
             audit=audit,
         )
     except BaseException:
-        shut_down(data)
+        data.close()
         raise
     endpoint = Endpoint(
         host_index=host_index,

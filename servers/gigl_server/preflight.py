@@ -34,7 +34,7 @@ def check_serve_limits(options: ServeOptions) -> None:
     needs = Needs(
         files=_OWN_FILES + _CALLER_FILES,
         threads=_OWN_THREADS + _THREADS_PER_WORKER * options.num_workers,
-        map_bytes=_stored_bytes(options.graph_dir, options.partitions),
+        map_bytes=_stored_bytes(options.graph_dir, options.served),
         memory_bytes=options.frame_memory,
         memory_option="frame_memory",
     )

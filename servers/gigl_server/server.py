@@ -1,46 +1,29 @@
-"""Storage server: its parts, and its states. It joins a cluster, serves, drains and ends."""
+"""Life of a storage server: it joins a cluster, serves, drains and ends, and watches over its parts."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gigl_loader.errors import FormatError
-from gigl_loader.graph.graph import Graph, open_partitions
+from gigl_loader.graph.graph import Graph
 from gigl_loader.options import check_verify
-from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
 from gigl_loader.rpc.requests import Envelope
-from gigl_loader.sampling.plans.custom import import_sampler
-from gigl_server.audit import AuditLog
 from gigl_server.bind_check import check_free
-from gigl_server.certificate_renewal import check_renewal
-from gigl_server.cluster.discovery import Discovery
-from gigl_server.cluster.peers import PeerClient, PeerWatch
-from gigl_server.cluster.readiness import Readiness
-from gigl_server.cluster.stores import ClusterStores
-from gigl_server.counters import Counters
-from gigl_server.frames.ring_server import RingServer
-from gigl_server.limits import Limits
-from gigl_server.ports.announcements import Announcements
-from gigl_server.ports.control import ControlService
-from gigl_server.ports.flight_port import DataPort
-from gigl_server.ports.metrics_port import MetricsPort
+from gigl_server.cluster.peers import PeerWatch
+from gigl_server.composition import ServerParts
+from gigl_server.opening import open_graph
 from gigl_server.ports.probe import ControlProbe, DataProbe
-from gigl_server.ports.queries import Queries
-from gigl_server.sampling.journal import Journal, default_path
-from gigl_server.sampling.service import THREADS_PER_WORKER, SamplingService
-from gigl_server.supervision import Part, PartDead, Supervisor
+from gigl_server.supervision import Part, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_server.cluster.readiness import View
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.tokens import Token
     from gigl_server.config import ServeOptions
 
 __all__ = ["StorageServer", "build_storage_server"]
@@ -61,7 +44,7 @@ def build_storage_server(
     """
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
-    graph = _opened(options, graph)
+    graph = _opened(options, graph, credentials)
     _check_server_proof(options.address, graph, credentials)
     for address in (options.address, options.data_address):
         check_free(address)
@@ -81,19 +64,25 @@ class StorageServer:
         """Set once a part of the server is dead: the process should end and be restarted."""
         self.failed = threading.Event()
         """Set with ``failure``: before the server is ready, or when damage of the graph is found later."""
-        self._options, self._graph, self._credentials = options, graph, credentials
+        self._options = options
         self._ending = threading.Event()
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
         self._closed = False
-        self._stores: ClusterStores | None = None
         self._supervisor: Supervisor | None = None
-        with ExitStack() as stack:
-            self._compose(stack)
-            self._parts = stack.pop_all()
+        self._lost = ""
+        """Partitions of which no holder answers, as text, as told last."""
+        self.parts = ServerParts(
+            options,
+            graph,
+            credentials,
+            fault=lambda: self._supervisor.fault if self._supervisor else "",
+            failed=self._fail,
+            changed=self._tell_health,
+        )
         _LOGGER.info(
             "starting: control port at %s, data port %d, partitions %s of %d, graph %s",
-            self._own.control_address,
-            self._own.data_port,
+            self.parts.own.control_address,
+            self.parts.own.data_port,
             list(graph.parts),
             graph.schema.num_partitions,
             graph.manifest.digest[:12],
@@ -105,22 +94,23 @@ class StorageServer:
     @property
     def endpoint(self) -> Endpoint:
         """Endpoint of the server. Its ``host_index`` is the rank once the server is ready."""
-        members = [each for each in self._discovery.members if each.partitions == self._own.partitions]
-        return members[0] if self.ready and members else self._own
+        own = self.parts.own
+        found = [each for each in self.parts.discovery.members if each.control_address == own.control_address]
+        return found[0] if self.ready else own
 
     @property
     def ready(self) -> bool:
-        return self._readiness.ready
+        return self.parts.readiness.ready
 
     @property
     def metrics_address(self) -> str:
         """``HOST:PORT`` of the metrics; empty where there are none."""
-        return self._metrics.address if self._metrics else ""
+        return self.parts.metrics.address if self.parts.metrics else ""
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Add addresses of further servers, while this one waits for servers."""
+        """Add addresses of further servers."""
         for address in addresses:
-            self._readiness.heard_of(address)
+            self.parts.readiness.heard_of(address)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server is ready.
@@ -128,32 +118,26 @@ class StorageServer:
         Raises its failure, such as ``JoinRefused`` or ``StorageUnavailable``, or ``TimeoutError``.
         """
         if not self.settled.wait(timeout_s):
-            raise TimeoutError(f"not ready after {timeout_s:g} s: {self._readiness.view().reason}")
+            raise TimeoutError(f"not ready after {timeout_s:g} s: {self.parts.readiness.view().reason}")
         if self.failure is not None:
             raise self.failure
 
-    def renew(self, credentials: Credentials) -> None:
+    def renew(self, credentials: Credentials, *, metrics_tokens: Sequence[Token] = ()) -> None:
         """Use other certificates and tokens, and accept other tokens, from now on.
 
         Raises ``ValueError`` for changes that need a restart, ``OSError`` where the data port could not be
         reopened. After an error, nothing has changed.
         """
-        check_renewal(self._credentials, credentials)
-        self._data.renew(credentials)
-        self._control.renew(credentials)
-        self._credentials = credentials
-        self._peer_client.renew(credentials.caller())
-        if self._stores is not None:
-            self._stores.renew(credentials.caller())
+        self.parts.renew(credentials, metrics_tokens=metrics_tokens)
 
     def drain(self, timeout_s: float) -> bool:
         """Take no new requests; finish those under way, and let frames be fetched. ``False``: timeout."""
         self._ending.set()
-        if self._readiness.ends("draining"):
+        if self.parts.readiness.ends("draining"):
             _LOGGER.info("draining: %g s at most", timeout_s)
         self._tell_health()
-        self._discovery.close()
-        done = self._service.drain(timeout_s)
+        self.parts.discovery.close()
+        done = self.parts.service.drain(timeout_s)
         if not done:
             _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
         return done
@@ -167,10 +151,12 @@ class StorageServer:
         self._ending.set()
         if self._supervisor is not None:
             self._supervisor.close()
-        self._readiness.ends("it is closed")
-        self._discovery.close()
+        self.parts.adopter.close(_JOIN_END_S)
+        self.parts.repairer.close(_JOIN_END_S)
+        self.parts.readiness.ends("it is closed")
+        self.parts.discovery.close()
         self._thread.join(_JOIN_END_S)
-        self._parts.close()
+        self.parts.close()
         if self.failure is None:  # Else the reason stays the last line, which supervisors show.
             _LOGGER.info("stopped")
 
@@ -180,116 +166,38 @@ class StorageServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compose(self, stack: ExitStack) -> None:
-        """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
-        options, graph, credentials = self._options, self._graph, self._credentials
-        counters, audit, self._readiness = Counters(), AuditLog(), Readiness()
-        queries = Queries(graph, graph.parts, counters)
-        stack.callback(queries.close)
-        self._service = SamplingService(
-            graph,
-            graph.parts,
-            workers=options.num_workers,
-            limits=_limits(options),
-            counters=counters,
-            journal=_journal(options),
-            allowed_samplers=_importable(options.allow_samplers),
-        )
-        stack.callback(self._service.close)
-        self._ring_server = RingServer(self._service.ring_of)
-        stack.callback(self._ring_server.close)
-        self._service.ring_door = self._ring_server.name
-        self._data = DataPort(
-            options.data_address, queries, counters, credentials, audit=audit, frames=self._service.frames
-        )
-        stack.callback(self._data.close)
-        self._metrics: MetricsPort | None = None
-        if options.metrics:
-            self._metrics = MetricsPort(
-                options.metrics, service=self._service, counters=counters, view=self._health_view
-            )
-            stack.callback(self._metrics.close)
-        self._control = ControlService(
-            options.address,
-            credentials,
-            counters,
-            graph=graph.manifest.digest,
-            partitions=graph.parts,
-            data_port=self._data.port,
-            service=self._service,
-            view=self._readiness.view,
-            announced=Announcements(credentials.cluster_key, self._readiness.heard_of, audit).exchange,
-            audit=audit,
-            show_names=options.show_names,
-        )
-        stack.callback(self._control.close)
-        self._meet_others(self._data.port)
-
-    def _meet_others(self, data_port: int) -> None:
-        self._own = Endpoint(
-            host_index=0,
-            host=self._options.reachable_host,
-            control_port=self._control.port,
-            data_port=data_port,
-            partitions=self._graph.parts,
-            certificate=self._credentials.trusted,
-            what="storage server",
-        )
-        digest = self._graph.manifest.digest
-        self._peer_client = PeerClient(
-            self._own, self._credentials.caller(), graph=digest, cluster_key=self._credentials.cluster_key
-        )
-        self._discovery = Discovery(
-            self._own,
-            graph=digest,
-            num_partitions=self._graph.schema.num_partitions,
-            peers=self._options.peers,
-            query=self._peer_client.query,
-            check=self._peer_client.check,
-        )
-        self._readiness.joins(self._discovery)
-
     def _supervise(self) -> None:
-        own, options = self._own, self._options
-        control = ControlProbe(options.address, own.control_port, lambda: self._credentials, host=own.host)
-        parts = [
-            Part(name="the control port", threads=lambda: self._control.threads, check=control.check),
-            Part(name="the data port", threads=lambda: self._data.threads, check=self._check_data),
-            Part(name="the ring server", threads=lambda: (self._ring_server.thread,)),
-            Part(name="the sampling service", threads=lambda: self._service.threads),
-            Part(name="the metrics port", threads=lambda: (self._metrics.thread,) if self._metrics else ()),
-            Part(name="the watch over other servers", threads=self._watching),
-        ]
-        self._supervisor = Supervisor(parts, died=self._die, changed=self._tell_health)
-        self._supervisor.start()
-
-    def _check_data(self) -> None:
-        own, service = self._own, self._data.service
-        probe = DataProbe(
-            self._options.data_address,
+        parts, options = self.parts, self._options
+        own, metrics = parts.own, parts.metrics
+        control = ControlProbe(options.address, own.control_port, lambda: parts.credentials, host=own.host)
+        data = DataProbe(
+            options.data_address,
             own.data_port,
-            lambda: self._credentials,
+            lambda: parts.credentials,
             host=own.host,
-            ping=Envelope(graph=self._graph.manifest.digest, partition=self._graph.parts[0]),
+            ping=Envelope(graph=parts.digest, partition=own.partitions[0]),
         )
-        try:
-            probe.check()
-        except PartDead:
-            if self._data.reopening or self._data.service is not service:
-                return  # The port was closed for a moment, for another certificate.
-            raise
+        watched = [
+            Part(name="the control port", threads=lambda: parts.control.threads, check=control.check),
+            Part(name="the data port", threads=lambda: parts.data.threads, check=data.check),
+            Part(name="the ring server", threads=lambda: (parts.ring_server.thread,)),
+            Part(name="the sampling service", threads=lambda: parts.service.threads),
+            Part(name="the metrics port", threads=lambda: (metrics.thread,) if metrics else ()),
+            Part(name="the watch over other servers", threads=self._watching),
+            Part(name="the repair of damaged files", threads=self._repairing),
+        ]
+        self._supervisor = Supervisor(watched, died=self._die, changed=self._tell_health)
+        self._supervisor.start()
 
     def _watching(self) -> tuple[threading.Thread, ...]:
         return (self._thread,) if self.ready and not self._ending.is_set() else ()
 
-    def _die(self, fault: str) -> None:
-        self._readiness.ends(fault)
-        self.died.set()
+    def _repairing(self) -> tuple[threading.Thread, ...]:
+        return (self.parts.repairer.thread,) if self._watching() else ()
 
-    def _health_view(self) -> View:
-        """Return the view for probes: not ready while a part does not respond."""
-        view, fault = self._readiness.view(), self._supervisor.fault if self._supervisor else ""
-        return replace(view, ready=False, reason=fault) if view.ready and fault else view
+    def _die(self, fault: str) -> None:
+        self.parts.readiness.ends(fault)
+        self.died.set()
 
     def _live(self) -> None:
         """Join, then watch over the other servers."""
@@ -300,57 +208,55 @@ class StorageServer:
             return
         finally:
             self.settled.set()
-        try:
-            while not self._ending.wait(_LOOK_EVERY_S):
-                self._graph.verifier.check()
-                watch.look(self._ending)
-        except FormatError as error:
-            self._fail(error)
+        while not self._ending.is_set():
+            self.parts.discovery.follow(_LOOK_EVERY_S)
+            self.parts.discovery.changed.clear()
+            watch.look(self._ending)
             self._tell_health()
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
-        self._readiness.ends(str(error))
+        self.parts.readiness.ends(str(error))
         if not self._ending.is_set():
             _LOGGER.error("not ready: %s", str(error))  # As text: a log record must not keep its frames.
         self.failed.set()
+        self._tell_health()
 
     def _verify(self) -> None:
         """Verify what batches are drawn from, and begin with the rest. ``FormatError`` for damage."""
-        verifier = self._graph.verifier
+        verifier = self.parts.holdings.graph.verifier
         verifier.check()
         if self._options.scrub_rate:
             verifier.scrub(self._options.scrub_rate)
 
     def _become_ready(self) -> PeerWatch:
-        fault = self._peer_client.own_fault() if self._credentials.certificate else None
+        fault = self.parts.peer_client.own_fault() if self.parts.credentials.certificate else None
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
         self._verify()
-        members = self._discovery.run(self._options.join_timeout_s)
-        self._stores = stores = ClusterStores(
-            self._graph,
-            members,
-            self._credentials.caller(),
-            concurrency=self._options.num_workers * THREADS_PER_WORKER,
-        )
-        self._service.make_ready(None if self._graph.is_whole else stores.open)
-        self._readiness.is_ready(stores.traffic)
+        self.parts.discovery.run(self._options.join_timeout_s)
+        self.parts.begin_to_sample()
         self._tell_health()
         if self.ready:
             _LOGGER.info(
                 "ready: %s serves partitions %s, %d workers",
                 self.endpoint,
-                list(self._own.partitions),
+                list(self.parts.holdings.graph.parts),
                 self._options.num_workers,
             )
-        others = [each for each in members if each.control_address != self._own.control_address]
-        return PeerWatch(others, self._graph.manifest.digest, self._peer_client.query)
+        parts = self.parts
+        return PeerWatch(parts.discovery.membership, parts.digest, parts.peer_client.query)
 
     def _tell_health(self) -> None:
         """Set the port's health to the current readiness. The lock keeps concurrent changes in order."""
         with self._health_lock:
-            self._control.set_serving(self._health_view().ready)
+            self.parts.control.set_serving(self.parts.health().ready)
+            lost = self.parts.discovery.without_holder if self.ready else ""
+            if lost and not self._lost:
+                _LOGGER.warning("not ready: %s. The other partitions are served", lost)
+            elif self._lost and not lost and self.ready:
+                _LOGGER.info("ready again: every partition has a holder that answers")
+            self._lost = lost
 
 
 def _check_server_proof(address: Address, graph: Graph, credentials: Credentials) -> None:
@@ -371,36 +277,9 @@ def _check_server_proof(address: Address, graph: Graph, credentials: Credentials
     _LOGGER.warning("%s", problem)
 
 
-def _opened(options: ServeOptions, graph: Graph | None) -> Graph:
+def _opened(options: ServeOptions, graph: Graph | None, credentials: Credentials) -> Graph:
     if graph is None:
-        return open_partitions(options.graph_dir, options.partitions, verify=check_verify(options.verify))
-    if options.partitions is None or tuple(sorted(options.partitions)) == graph.parts:
+        return open_graph(options, credentials)
+    if options.served is None or tuple(sorted(options.served)) == graph.parts:
         return graph
-    return Graph.open(graph.folder, parts=options.partitions, verify=check_verify(options.verify))
-
-
-def _limits(options: ServeOptions) -> Limits:
-    given = {} if options.memory is None else {"memory": options.memory}
-    return Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory, **given)
-
-
-def _importable(samplers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of samplers whose classes are there. ``ValueError`` names the first that is not."""
-    try:
-        for sampler in samplers:
-            import_sampler(sampler)
-    except ValueError as error:
-        raise ValueError(f"allow_sampler: {error}") from None
-    return samplers
-
-
-def _journal(options: ServeOptions) -> Journal:
-    """Open the journal. ``ValueError`` where a journal named in the options cannot be opened."""
-    path = options.journal or default_path(options.address.host, options.address.port)
-    try:
-        return Journal.open(path) if path else Journal.none()
-    except OSError as error:
-        if options.journal:
-            raise ValueError(f"journal: {path} cannot be written: {error}") from None
-        _LOGGER.warning("no journal: a batch that kills this server will not be known: %s", error)
-        return Journal.none()
+    return Graph.open(graph.folder, parts=options.served, verify=check_verify(options.verify))

@@ -19,12 +19,10 @@ def read_settings(
     """Return the options. ``flags`` that are ``None`` or ``()`` were not given.
 
     ``document`` is the content of a YAML file, which ``origin`` names. Raises ``ValueError`` or ``TypeError``
-    with a one-line message that names the source of the invalid value.
+    with a one-line message that names the unknown option, or the source of the invalid value.
     """
-    for name in document:
-        if name not in SERVE_OPTIONS:
-            known = ", ".join(SERVE_OPTIONS)
-            raise ValueError(f"{origin}: unknown key {str(name)[:100]!r}; known: {known}")
+    _check_names(flags, "unknown option")
+    _check_names(document, f"{origin}: unknown key")
     chosen: dict[str, Any] = {}
     for name, option in SERVE_OPTIONS.items():
         read = option.kind.read
@@ -37,6 +35,13 @@ def read_settings(
     if "graph_dir" not in chosen:
         raise ValueError("which graph? give GRAPH_DIR, GIGL_GRAPH_DIR, or graph_dir in the file")
     return ServeOptions(**chosen)
+
+
+def _check_names(given: Mapping[str, Any], what: str) -> None:
+    for name in given:
+        if name not in SERVE_OPTIONS:
+            known = ", ".join(SERVE_OPTIONS)
+            raise ValueError(f"{what} {str(name)[:100]!r}; known: {known}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

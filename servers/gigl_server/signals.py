@@ -112,8 +112,8 @@ class Signals:
         self.told.put(RELOAD)
 
 
-def wait_for_word(told: SimpleQueue[str]) -> str:
-    """Wait for a word, in short waits.
+def wait_for_word(told: SimpleQueue[str], look: Callable[[], None] = lambda: None) -> str:
+    """Wait for a word, in short waits, with a call of ``look`` after each.
 
     A signal just before a wait, or one delivered to another thread, does not interrupt the wait: its handler
     runs when the main thread wakes.
@@ -121,6 +121,7 @@ def wait_for_word(told: SimpleQueue[str]) -> str:
     while True:
         with suppress(Empty):
             return told.get(timeout=_WAKE_S)
+        look()
 
 
 def _leave(number: int, _: object) -> None:

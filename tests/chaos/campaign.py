@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from tests.chaos.ground import Ground
-from tests.chaos.modes import disk, hosts, resumed, store, workers
+from tests.chaos.modes import disk, hosts, replicas, resumed, store, workers
 from tests.chaos.record import Record
 
 __all__ = ["LEG_FAULTS", "MODES", "run_campaign", "run_leg"]
@@ -19,6 +19,7 @@ MODES: Mapping[str, Mode] = {
     workers.NAME: workers.run,
     hosts.NAME: hosts.run,
     **{way.name: way.run for way in store.WAYS},
+    **{way.name: way.run for way in replicas.WAYS},
     **{job.name: job.run for job in resumed.JOBS},
     disk.NAME: disk.run,
 }

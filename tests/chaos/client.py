@@ -16,9 +16,10 @@ from tests.support.leftovers import wait_until
 from tests.support.training import FANOUT, OPTIONS, digest
 
 if TYPE_CHECKING:
+    from tests.chaos.faults import Fault
     from tests.chaos.ground import Ground
 
-__all__ = ["PROGRAM", "Client", "train"]
+__all__ = ["PROGRAM", "Client", "OtherClient", "train"]
 
 PROGRAM = f"{__name__}:train"
 _CHECKPOINT, _SEEN = "checkpoint.json", "seen"
@@ -65,6 +66,42 @@ class Client:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         assert wait_until(lambda: self.status is not None, seconds=_ENDS_S)
+
+
+class OtherClient:
+    """A client that trains beside the one that is watched, and is killed and stopped."""
+
+    def __init__(self, ground: Ground, addresses: list[str], name: str) -> None:
+        self._ground, self._addresses = ground, addresses
+        self._folder = ground.fresh_folder(name)
+        self._count = 0
+        self._client = self._start()
+
+    def harm(self, fault: Fault) -> None:
+        if fault.kind.startswith("SIGSTOP"):
+            os.kill(self._client.pid, signal.SIGSTOP)
+            time.sleep(fault.seconds)
+            os.kill(self._client.pid, signal.SIGCONT)
+            return
+        self._client.kill()
+        self._client = self._start()
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """Digests of the batches of each run, from its first epoch on."""
+        return [read_checkpoint(Path(self._folder, str(number + 1)))[1] for number in range(self._count)]
+
+    def __enter__(self) -> OtherClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.kill()
+
+    def _start(self) -> Client:
+        self._count += 1
+        folder = Path(self._folder, str(self._count))
+        folder.mkdir()
+        return Client(self._ground, folder, addresses=self._addresses, epochs=1_000_000)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +36,10 @@ _DRAIN_S = 2.0
 class ProxiedCluster(LocalCluster):
     """Servers that trainers and other servers reach through proxies only."""
 
-    def __init__(self, graph: os.PathLike[str], *, servers: int) -> None:
+    def __init__(self, graph: os.PathLike[str], *, servers: int, replicas: int = 1) -> None:
         self.lines: list[list[Proxy]] = []
         options = {"advertise": ADDRESS, "drain": _DRAIN_S, "lease": 10}
-        super().__init__(graph, servers=servers, options=options, log_level="CRITICAL")
+        super().__init__(graph, servers=servers, replicas=replicas, options=options, log_level="CRITICAL")
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +71,13 @@ class ProxiedCluster(LocalCluster):
             case _:
                 disturb(self.lines[server], fault)
 
+    def vanish(self, server: int) -> None:
+        """End a server for good: nothing listens there any more. Another takes its place elsewhere."""
+        self.kill(server)
+        for line in self.lines[server]:
+            line.close()
+        self.restart(server, elsewhere=True)
+
     def _log_to(self, server: int, path: str | None) -> None:
         self._configs[server]["options"]["log_file"] = path
         self.restart(server)
@@ -86,7 +92,8 @@ class ProxiedCluster(LocalCluster):
         told: dict[str, Any] = self._configs[index]["options"]
         ports = endpoint.control_port, endpoint.data_port
         told |= {"listen": f"127.0.0.1:{ports[0]}", "data_port": ports[1]}
-        with suppress(IndexError):
-            for line in self.lines[index]:
-                line.close()
-        self.lines.append([Proxy(("127.0.0.1", port), listen=(ADDRESS, port)) for port in ports])
+        for line in chain.from_iterable(self.lines[index : index + 1]):
+            line.close()
+        self.lines[index : index + 1] = [
+            [Proxy(("127.0.0.1", port), listen=(ADDRESS, port)) for port in ports]
+        ]

@@ -41,11 +41,17 @@ class Ground:
         with ForkServer.of(*modules, "torch_geometric.data") as fork_server:
             ground = cls(folder, fork_server)
             build_graph(tables_from_pyg(_data()), ground.graph, num_partitions=2)
+            build_graph(tables_from_pyg(_data()), ground.graph_of_three, num_partitions=3)
             yield ground
 
     @property
     def graph(self) -> Path:
         return self.folder / "graph"
+
+    @property
+    def graph_of_three(self) -> Path:
+        """The same graph in three partitions: its batches are the same."""
+        return self.folder / "graph-3"
 
     def fresh_folder(self, name: str) -> Path:
         """Make an empty folder for a leg."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
 from gigl_loader.channel.frame import Frame
+from gigl_loader.channel.ring import RingLayout
+from gigl_loader.channel.slots import SlotPool
 from gigl_loader.errors import SamplingError
 from tests.support.faults import FaultPlan
+from tests.support.leftovers import Leftovers, wait_until
 from tests.support.remote_sources import REMOTE_KINDS, RemoteKind, served
 from tests.support.sources import (
     NUM_BATCHES,
@@ -24,8 +27,8 @@ from tests.support.sources import (
     SourceKind,
     bytes_of,
     drain,
+    sampled_frames,
     small_graph,
-    small_schedule,
 )
 
 WORKER_KINDS = [
@@ -46,21 +49,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def expected(kind: Kind) -> dict[int, list[bytes]]:
     """The batches of two epochs, straight from the sampler."""
-    return sampled(kind.plan)
-
-
-@functools.cache
-def sampled(plan: str) -> dict[int, list[bytes]]:
-    sampler, schedule = PLANS[plan].open(small_graph()), small_schedule(plan)
-    epochs: dict[int, list[bytes]] = {}
-    for epoch in (0, 1):
-        epochs[epoch] = []
-        for batch in range(NUM_BATCHES):
-            made = sampler.sample(schedule.request(epoch, batch))
-            buffer = np.empty(made.layout.nbytes, np.uint8)
-            made.write(buffer)
-            epochs[epoch].append(buffer.tobytes())
-    return epochs
+    return {epoch: sampled_frames(epoch, kind.plan) for epoch in (0, 1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,6 +70,16 @@ def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
         return
     with pytest.MonkeyPatch.context() as patches, served(found.servers, patches) as small:
         yield replace(found, small=small)
+
+
+@pytest.fixture
+def no_leftovers(kind: Kind) -> Iterator[None]:
+    """Fail the test if a process, file descriptor or shared memory outlives it."""
+    settle = kind.small.settle if isinstance(kind, RemoteKind) and kind.small is not None else lambda: None
+    settle()
+    before = Leftovers.now()
+    yield
+    before.check(settle)
 
 
 def test_batches_come_in_order_and_are_the_samplers_own(kind: Kind, expected: dict[int, list[bytes]]) -> None:
@@ -150,8 +149,19 @@ def test_arrays_outlive_the_source(kind: Kind, expected: dict[int, list[bytes]])
         assert (array == parsed.array("node/node/n_id")).all()
 
 
-def test_frames_that_fit_no_slot_arrive_all_the_same(kind: Kind, expected: dict[int, list[bytes]]) -> None:
+def test_frames_larger_than_a_slot_take_several(kind: Kind, expected: dict[int, list[bytes]]) -> None:
     with closing(kind.open(channel_bytes=max(kind.workers, 1) << 20, worker_concurrency=40)) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected[0]
+        assert source.stats()["oversize"] == 0
+
+
+def test_frames_that_no_ring_holds_arrive_all_the_same(
+    kind: Kind, expected: dict[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = RingLayout(request_slots=2, request_bytes=4096, slots=1, slot_bytes=4096)
+    monkeypatch.setattr(RingLayout, "fit", lambda *_, **__: page)
+    with closing(kind.open(worker_concurrency=2)) as source:
         source.start_epoch(0)
         assert drain(source) == expected[0]
         if kind.workers:
@@ -172,6 +182,30 @@ def test_a_failure_arrives_at_its_batch_and_nowhere_else(
         assert drain(source, rest) == expected[0][at_batch + 1 :]
         source.start_epoch(1)
         assert drain(source, at_batch) == expected[1][:at_batch]
+
+
+@pytest.mark.usefixtures("expected")
+def test_the_memory_of_a_closed_source_waits_for_no_garbage_collection(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[weakref.ref[SlotPool]] = []
+    init = SlotPool.__init__
+
+    def recorded(pool: SlotPool, *arguments: Any) -> None:
+        init(pool, *arguments)
+        pools.append(weakref.ref(pool))
+
+    monkeypatch.setattr(SlotPool, "__init__", recorded)
+    gc.disable()
+    try:
+        source = kind.open()
+        source.start_epoch(0)
+        source.receive(20)
+        source.close()
+        del source
+        assert wait_until(lambda: not any(pool() for pool in pools), seconds=10)
+    finally:
+        gc.enable()
 
 
 def test_closing_twice_is_fine_and_ends_use(kind: Kind) -> None:

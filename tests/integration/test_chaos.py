@@ -9,19 +9,27 @@ import pytest
 from tests.chaos.campaign import run_leg
 from tests.chaos.faults import draw_faults
 from tests.chaos.ground import Ground
-from tests.chaos.modes import disk, hosts, resumed, store, workers
+from tests.chaos.modes import disk, hosts, replicas, resumed, store, workers
 from tests.chaos.record import Record
 
 _SEED = 20
 _FAULTS = 2
 """In each mode. ``make chaos`` commits a thousand."""
-_MODES = [hosts.NAME, workers.NAME, store.WAYS[0].name, store.WAYS[-1].name, resumed.JOBS[0].name, disk.NAME]
+_MODES = [
+    hosts.NAME,
+    workers.NAME,
+    store.WAYS[0].name,
+    store.WAYS[-1].name,
+    *[way.name for way in replicas.WAYS],
+    resumed.JOBS[0].name,
+    disk.NAME,
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("no_leftovers")
-def test_a_short_campaign_in_six_modes_loses_nothing(tmp_path: Path) -> None:
+def test_a_short_campaign_in_eight_modes_loses_nothing(tmp_path: Path) -> None:
     with Ground.of(tmp_path) as ground:
         records = [run_leg(ground, mode, seed=_SEED, leg=0, count=_FAULTS) for mode in _MODES]
     assert [defect for record in records for defect in record.defects] == []

@@ -11,7 +11,14 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
-from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph, tables_from_pyg
+from gigl_loader.partition import (
+    ArrayTable,
+    GraphTables,
+    NodeTable,
+    TableAssigner,
+    build_graph,
+    tables_from_pyg,
+)
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:
@@ -42,6 +49,20 @@ def _dataset(kind: str, edge_dir: Direction, partitions: int = 1, assigner: str 
     folder = MemoryFolder()
     build_graph(_tables(kind), folder, num_partitions=partitions, edge_dir=edge_dir, assigner=assigner)
     return DistDataset(Graph.open(folder))
+
+
+def _scattered(tables: GraphTables, partitions: int) -> TableAssigner:
+    """Return an assigner by tables that put nodes anywhere, most into the last partition."""
+    random, owners = np.random.default_rng(0), {}
+    for node_type, nodes in tables.nodes.items():
+        rows, count = nodes.rows, nodes.count if nodes.rows is None else nodes.rows.num_rows
+        assert count is not None
+        ids = np.arange(count)
+        if rows is not None and "id" in rows.columns:
+            ids = next(rows.read(["id"], count))["id"]
+        parts = np.minimum(random.integers(0, 2 * partitions, count), partitions - 1)
+        owners[node_type] = ArrayTable("owners", {"id": ids, "part": parts})
+    return TableAssigner(owners)
 
 
 def _batches(dataset: DistDataset, *, epochs: int = 2, **options: Any) -> list[Any]:
@@ -108,13 +129,15 @@ def test_workers_out_of_order_give_the_same_set_of_batches() -> None:
 @pytest.mark.parametrize("kind", ["dense", "sparse", "hetero"])
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize("partitions", [1, 2, 4])
-@pytest.mark.parametrize("assigner", ["range", "hash"])
+@pytest.mark.parametrize("assigner", ["range", "hash", "ldg", "kaminpar", "table"])
 @pytest.mark.parametrize("replace", [False, True])
 def test_any_partitioning_gives_the_same_batches(
     kind: str, edge_dir: Direction, partitions: int, assigner: str, replace: bool
 ) -> None:
     folder = MemoryFolder()
-    build_graph(_tables(kind), folder, num_partitions=partitions, edge_dir=edge_dir, assigner=assigner)
+    tables = _tables(kind)
+    chosen = _scattered(tables, partitions) if assigner == "table" else assigner
+    build_graph(tables, folder, num_partitions=partitions, edge_dir=edge_dir, assigner=chosen)
     dataset = DistDataset(Graph.open(folder))
     assert _same(_batches(dataset, replace=replace), _expected(kind, edge_dir, replace=replace))
 

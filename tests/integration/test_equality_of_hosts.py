@@ -42,7 +42,7 @@ class Case:
     hosts: int
     ranks_per_host: int = 1
     workers: int = 0
-    assigner: Literal["range", "hash"] = "range"
+    assigner: Literal["range", "hash", "ldg"] = "range"
     edge_dir: Literal["in", "out"] = "in"
     graph: str = "homogeneous"
     replace: bool = False
@@ -66,7 +66,7 @@ FAST = [
     Case(parts=4, hosts=2, edge_dir="out"),
     Case(parts=2, hosts=2, workers=1, cache_size=500),
     Case(parts=4, hosts=2, graph="heterogeneous", assigner="hash", cache_size=500, kind="links"),
-    Case(parts=2, hosts=2, graph="heterogeneous", assigner="hash", kind="labor"),
+    Case(parts=2, hosts=2, graph="heterogeneous", assigner="ldg", kind="labor"),
     Case(parts=4, hosts=2, edge_dir="out", assigner="hash", kind="walks"),
 ]
 SLOW = [

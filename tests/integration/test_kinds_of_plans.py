@@ -321,7 +321,7 @@ def test_partitioning_changes_no_batch(
     check_same(_epochs(DistDataset.open(tmp_path / "whole"), stored, kind, num_workers=0), expected)
 
 
-@pytest.mark.parametrize("transport", ["ring", "flight"])
+@pytest.mark.parametrize("transport", ["ring", "network"])
 @pytest.mark.parametrize("rows", ["through", "direct"])
 def test_storage_servers_give_the_batches_of_the_embedded_loader(
     stored: Stored, kind: Kind, expected: list[Any], transport: Any, rows: Any

@@ -18,6 +18,7 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "partition_memory.py"
     [
         ["--edges", "4000000", "--skew", "6"],
         ["--edges", "4000000", "--num-partitions", "3", "--assigner", "hash", "--quantize", "uint1"],
+        ["--edges", "4000000", "--num-partitions", "3", "--assigner", "ldg", "--skew", "6"],
         ["--edges", "1000000", "--edge-dim", "64"],
         ["--edges", "4000000", "--weight"],
     ],

@@ -7,17 +7,14 @@ import signal
 import socket
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.native import crc32c
-from gigl_loader.rpc.checksums import checksum_trailer
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.host_service import HostService
@@ -26,6 +23,7 @@ from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN, remote_store, served
 from tests.support.proxy import Proxy
+from tests.support.raw_data import Liar, reply_bytes
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
@@ -207,80 +205,61 @@ def test_closing_ends_new_attempts(service: HostService) -> None:
 # --- services that lie
 
 
-class Liar(flight.FlightServerBase):  # type: ignore[misc]
-    """Sends what it was told to, with a checksum that fits."""
-
-    def __init__(self, messages: list[Any], kind: Any = None, *, column: str | bytes = "bytes") -> None:
-        self._messages = messages
-        self._schema = pa.schema([pa.field(column, kind or pa.uint8(), nullable=kind is not None)])
-        super().__init__("grpc://127.0.0.1:0")
-
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        return flight.GeneratorStream(self._schema, self._stream())
-
-    def _stream(self) -> Iterator[Any]:
-        crc = 0
-        for data, metadata in self._messages:
-            if isinstance(data, Exception):
-                raise data
-            crc = crc32c(np.array([value or 0 for value in data], np.uint8), crc)
-            batch = pa.RecordBatch.from_arrays(
-                [pa.array(data, self._schema.field(0).type)], schema=self._schema
-            )
-            yield batch if metadata is None else (batch, metadata)
-        trailer = pa.array(list(checksum_trailer(crc)), self._schema.field(0).type)
-        yield pa.RecordBatch.from_arrays([trailer], schema=self._schema)
+SHORT = b"\x01\x02\x03"
 
 
 @pytest.mark.parametrize(
-    ("messages", "kind", "message"),
+    ("reply", "message"),
     [
-        ([], None, "ended after 0 bytes"),
-        ([([1, 2, 3], b"\x03" + b"\0" * 7)], None, "3 bytes cannot hold the 8-byte header length"),
-        ([([1, 2, 3], None)], None, "of None bytes"),
-        ([([1, 2, 3], b"x")], None, "1 bytes of metadata, not the 8 of its size"),
-        ([([1, 2, 3], b"\xff" * 8)], None, "at most"),
-        ([([1, 2, 3], b"\x03" + b"\0" * 7)], pa.int64(), "not one column of uint8"),
-        ([([1, None, 3], b"\x03" + b"\0" * 7)], pa.uint8(), "nulls"),
+        (reply_bytes(), "0 bytes cannot hold"),
+        (reply_bytes(SHORT), "3 bytes cannot hold the 8-byte header length"),
+        (reply_bytes(SHORT, trailer=0), "does not match its checksum"),
+        (reply_bytes(SHORT, payload_bytes=2**63), "at most"),
     ],
 )
-def test_a_reply_that_breaks_a_rule_is_asked_for_again_then_refused(
-    messages: list[Any], kind: Any, message: str
-) -> None:
+def test_a_reply_that_breaks_a_rule_is_asked_for_again_then_refused(reply: bytes, message: str) -> None:
     """It may have been damaged on its way, where no checksum covers it."""
-    check_refused_as_damaged(Liar(messages, kind), message)
-
-
-def test_a_reply_whose_column_has_a_damaged_name_is_asked_for_again() -> None:
-    """pyarrow reads the name only when it is asked for the column."""
-    liar = Liar([([1, 2, 3], b"\x03" + b"\0" * 7)], column=b"\xe2(")
-    check_refused_as_damaged(liar, "name is not UTF-8")
-
-
-def check_refused_as_damaged(liar: Liar, message: str) -> None:
-    endpoint = Endpoint(host_index=2, host="127.0.0.1", control_port=1, data_port=liar.port, partitions=(0,))
-    store = remote_store(small_graph(), endpoint)
-    with pytest.raises(FormatError, match=message):
-        store.sample(ask())
-    assert (store.wire().calls, store.wire().damaged) == (3, 3)
-    store.close()
-    liar.shutdown()
+    with lied_to(reply) as store:
+        with pytest.raises(FormatError, match=message):
+            store.sample(ask())
+        assert (store.wire().calls, store.wire().damaged) == (3, 3)
 
 
 @pytest.mark.parametrize(
-    "error",
-    [ValueError("foreign"), flight.FlightServerError("odd", b'{"kind": "new"}')],
-    ids=["no record", "unknown"],
+    ("reply", "message"),
+    [
+        (b"", "closed by the other side"),
+        (reply_bytes(SHORT)[:31], "closed by the other side"),
+        (reply_bytes(SHORT)[:-1], "closed by the other side"),
+        (reply_bytes(SHORT) + b"x", "bytes follow the reply"),
+        (reply_bytes(SHORT, magic=b"HTTP"), "not one of a data port"),
+        (reply_bytes(SHORT, version=4), "version 4"),
+        (reply_bytes(SHORT, crc=1), "the head of the reply was damaged"),
+        (reply_bytes(SHORT, status=2), "breaks a rule"),
+        (reply_bytes(b"x" * 20_000, status=1), "breaks a rule"),
+        (reply_bytes(b"foreign", status=1), "a refusal that cannot be read"),
+        (reply_bytes(b'{"kind": "new", "message": "odd"}', status=1), "a refusal that cannot be read"),
+    ],
 )
-def test_foreign_errors_end_in_one_of_ours(error: Exception) -> None:
-    liar = Liar([(error, None)])
-    endpoint = Endpoint(host_index=2, host="127.0.0.1", control_port=1, data_port=liar.port, partitions=(0,))
-    store = remote_store(small_graph(), endpoint, timeout_s=1.0)
-    with pytest.raises(StorageUnavailable, match=r"did not answer within .*(foreign|odd)") as raised:
-        store.sample(ask())
-    assert "Traceback" not in str(raised.value)
-    store.close()
-    liar.shutdown()
+def test_replies_that_are_none_end_in_one_of_our_errors(reply: bytes, message: str) -> None:
+    with lied_to(reply, timeout_s=1.0) as store:
+        with pytest.raises(StorageUnavailable, match=rf"did not answer within .*{message}") as raised:
+            store.sample(ask())
+        assert "Traceback" not in str(raised.value)
+
+
+@contextmanager
+def lied_to(reply: bytes, **options: Any) -> Iterator[RemoteStore]:
+    """Lend a store whose service replies with these bytes."""
+    with Liar(reply) as liar:
+        endpoint = Endpoint(
+            host_index=2, host="127.0.0.1", control_port=1, data_port=liar.port, partitions=(0,)
+        )
+        store = remote_store(small_graph(), endpoint, **options)
+        try:
+            yield store
+        finally:
+            store.close()
 
 
 def test_who_speaks_another_language_is_told() -> None:

@@ -18,7 +18,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.graph_requests import ListRequest, encode_graph_request
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.sampling.store import FeatureRequest
-from gigl_server.ports.flight import _FREELY_S
+from gigl_server.ports.data import _FREELY_S
 from tests.support.stalled import StalledCaller
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tests.support.pyg_graphs import heterogeneous
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
-NOT_RUN = {("docs/loader.md", "a signature")}
+NOT_RUN = {("docs/loader.md", "a signature"), ("docs/ray.md", "it needs machines")}
 """Page and reason of every snippet that is marked ``<!-- not run: reason -->``. Keep it short."""
 
 _SNIPPET = re.compile(

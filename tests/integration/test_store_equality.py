@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 SIZES = (1, 2, 4)
-WAYS = (("ring", "through"), ("ring", "direct"), ("flight", "through"), ("flight", "direct"))
+WAYS = (("ring", "through"), ("ring", "direct"), ("network", "through"), ("network", "direct"))
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,
     "shuffle": True,

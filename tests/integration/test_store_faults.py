@@ -37,7 +37,7 @@ TIMEOUT = 3.0
 """Of loaders that shall notice."""
 DEADLINE = 30.0
 """Generous: for a machine that is busy."""
-WAYS = (("ring", "auto"), ("flight", "through"), ("flight", "direct"))
+WAYS = (("ring", "auto"), ("network", "through"), ("network", "direct"))
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -109,7 +109,7 @@ def test_a_server_that_is_gone_is_named_and_nothing_is_lost(
 def test_a_server_that_stops_for_a_while(cluster: LocalCluster, expected: list[int]) -> None:
     """Shorter than the deadline, nobody notices. Longer, it is named; then all goes on."""
     with ExitStack() as stack:
-        batches = iter(opened(stack, cluster.addresses, TIMEOUT, transport="flight"))
+        batches = iter(opened(stack, cluster.addresses, TIMEOUT, transport="network"))
         seen: list[int] = []
         take(batches, seen, 3)
         os.kill(cluster.pids[0], signal.SIGSTOP)
@@ -213,7 +213,7 @@ def test_a_bad_line_is_made_good_or_told_and_then_made_good(graph: Path, expecte
             stack.enter_context(Proxy(("127.0.0.1", each), listen=("127.0.0.77", each))) for each in ports
         )
         servers = stack.enter_context(servers_of(graph, 2, special={1: listen}))
-        batches = iter(opened(stack, addresses_of(servers), TIMEOUT, transport="flight", prefetch_size=1))
+        batches = iter(opened(stack, addresses_of(servers), TIMEOUT, transport="network", prefetch_size=1))
         seen: list[int] = []
         take(batches, seen, 2)
         for line in (control, data):
@@ -242,6 +242,6 @@ def test_a_bad_line_is_made_good_or_told_and_then_made_good(graph: Path, expecte
 
 
 def test_a_full_disk_stops_no_service(graph: Path, expected: list[int]) -> None:
-    with LocalCluster(graph, servers=1, options={"log-file": "/dev/full"}) as cluster, ExitStack() as stack:
+    with LocalCluster(graph, servers=1, options={"log_file": "/dev/full"}) as cluster, ExitStack() as stack:
         loader = opened(stack, cluster.addresses)
         assert [digest(batch) for batch in loader] == expected

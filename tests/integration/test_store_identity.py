@@ -68,7 +68,7 @@ def started(graph: Path, partition: int, peers: list[StorageServer], **options: 
     )
 
 
-def announce(server: StorageServer, pretender: StorageServer, caller: Caller, **shown: str) -> str:
+def announce(server: StorageServer, pretender: StorageServer, caller: Caller, **shown: Any) -> str:
     """Call as a server does that wants to be found, and return the challenge."""
     where = Address.parse(server.endpoint.control_address)
     endpoint = Endpoint.of_address(where, what="server", certificate=server.endpoint.certificate)

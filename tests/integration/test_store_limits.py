@@ -33,7 +33,7 @@ SETTINGS = OPTIONS | {"timeout": 60.0, "prefetch_size": 2}
 
 def opened(stack: ExitStack, cluster: LocalCluster, **changes: Any) -> DistNeighborLoader:
     dataset = stack.enter_context(
-        RemoteDistDataset.connect(cluster.addresses, timeout=60, transport="flight")
+        RemoteDistDataset.connect(cluster.addresses, timeout=60, transport="network")
     )
     given = SETTINGS | {"num_neighbors": FANOUT, "input_nodes": "train"} | changes
     return stack.enter_context(DistNeighborLoader(dataset, **given))

@@ -16,6 +16,7 @@ from gigl_server.cluster.discovery import JoinRefused
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
 from tests.support.clusters import addresses_of, servers_of
+from tests.support.leftovers import wait_until
 from tests.support.ports import free_port
 from tests.support.pyg_graphs import homogeneous
 from tests.support.ranks import Place, Ranks
@@ -71,9 +72,22 @@ def test_a_server_of_another_graph(graph: Path, another_graph: Path) -> None:
 
 
 def test_a_partition_that_two_serve(graph: Path) -> None:
+    """Both are members: they are replicas. The cluster waits for the other partition, and for that alone."""
+    settings: dict[str, Any] = {"graph_dir": graph, "listen": "127.0.0.1:0", "workers": 1}
     with first_server(graph) as first:
-        said = refusal(first, graph_dir=graph, partitions=(0,))
-        assert f"storage server at {first.endpoint.control_address} serves partitions [0]" in said
+        settings["peers"] = tuple(addresses_of([first]))
+        with (
+            build_storage_server(ServeOptions(partitions=(0,), **settings)) as second,
+            build_storage_server(ServeOptions(partitions=(1,), **settings)) as third,
+        ):
+            for server in (first, second, third):
+                server.wait_ready(DEADLINE)
+
+            def members() -> int:
+                with RemoteDistDataset.connect(addresses_of([third]), timeout=DEADLINE) as dataset:
+                    return dataset.num_servers
+
+            assert wait_until(lambda: members() == 3, seconds=DEADLINE)
 
 
 def test_servers_of_two_versions(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:

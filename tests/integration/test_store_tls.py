@@ -62,7 +62,7 @@ def addresses(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.parametrize(
-    ("transport", "rows"), [("flight", "direct"), ("flight", "through"), ("ring", "direct")]
+    ("transport", "rows"), [("network", "direct"), ("network", "through"), ("ring", "direct")]
 )
 def test_batches_come_over_tls(graph: Path, addresses: list[str], transport: Any, rows: Any) -> None:
     with (

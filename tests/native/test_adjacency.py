@@ -23,6 +23,21 @@ def test_lists_equal_a_sort(edges: list[tuple[int, int, int]]) -> None:
     assert indptr[0] == 0
 
 
+@pytest.mark.parametrize("far", [1, 2**32 - 1, 2**32, 2**62])
+@pytest.mark.parametrize("rising", [False, True])
+def test_lists_of_far_neighbours_and_edge_ids_in_any_order(far: int, *, rising: bool) -> None:
+    """Short keys are taken where ids rise and neighbours lie within 2^32 of each other."""
+    random = np.random.default_rng(0)
+    targets, neighbors = random.integers(0, 7, 500), random.integers(-2, 3, 500) * far
+    ids = random.integers(0, 100, 500)
+    if rising:
+        ids.sort()
+    indptr, order = np.empty(8, np.int64), np.empty(500, np.int64)
+    native.build_adjacency(targets, neighbors, ids, indptr, order)
+    np.testing.assert_array_equal(order, np.lexsort((np.arange(500), ids, neighbors, targets)))
+    np.testing.assert_array_equal(indptr, np.searchsorted(np.sort(targets), np.arange(8)))
+
+
 @pytest.mark.parametrize("target", [-1, 3])
 def test_a_target_outside_its_range_is_refused(target: int) -> None:
     one = np.zeros(2, np.int64)

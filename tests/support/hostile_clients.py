@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from pyarrow import flight
 
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.job import JOB_HEADER, new_job
 from tests.support.plans import neighbor_plan
+from tests.support.raw_data import RawCaller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class HostileClient:
         self._channel = grpc.insecure_channel(
             control, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         )
-        self._data = flight.FlightClient(f"grpc+tcp://{data}")
+        self._data = RawCaller(data)
 
     def say(
         self,
@@ -77,17 +77,10 @@ class HostileClient:
         return "OK"
 
     def take(self, ticket: bytes, *, headers: Sequence[tuple[str, str]] | None = None) -> int:
-        """Ask the data port with these bytes, and return the size of the reply. pyarrow's exceptions."""
+        """Ask the data port with these bytes, and return the size of the reply. Raises ``Refused``."""
         shown = self.headers if headers is None else headers
-        options = flight.FlightCallOptions(
-            timeout=_CALL_S, headers=[(name.encode(), value.encode()) for name, value in shown]
-        )
-        return sum(chunk.data.num_rows for chunk in self._data.do_get(flight.Ticket(ticket), options))
-
-    @property
-    def data(self) -> Any:
-        """The Flight client, for verbs that no caller of ours uses."""
-        return self._data
+        header = "".join(f"{name}: {value}\n" for name, value in shown)
+        return len(self._data.ask(ticket, header.encode()))
 
     @property
     def headers(self) -> list[tuple[str, str]]:

@@ -7,8 +7,12 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Leftovers", "is_gone", "shared_memory", "wait_until"]
 
@@ -30,11 +34,15 @@ class Leftovers:
         gc.collect()
         return cls(_children(), _files(), _maps(), shared_memory())
 
-    def check(self) -> None:
-        """Fail if there is anything now that was not there then. Gives the kernel a moment."""
+    def check(self, settle: Callable[[], None] = lambda: None) -> None:
+        """Fail if there is anything now that was not there then. Gives the kernel a moment.
+
+        ``settle`` is called before every look: it closes what need not be counted.
+        """
         new: list[object] = []
 
         def nothing_new() -> bool:
+            settle()
             new[:] = self._new(Leftovers.now())
             return not new
 
@@ -102,4 +110,5 @@ def _maps() -> frozenset[str]:
 
 def shared_memory() -> frozenset[str]:
     """Return what has a name in shared memory. Other processes use it, too: mostly for moments."""
-    return frozenset(os.listdir("/dev/shm"))
+    # Semaphores of multiprocessing and of joblib stay for as long as somebody's processes that share them.
+    return frozenset(name for name in os.listdir("/dev/shm") if not name.startswith(("sem.mp-", "sem.loky-")))

@@ -13,6 +13,7 @@ import pytest
 from gigl_client.cluster import Cluster
 from gigl_client.source import RemoteSource
 from gigl_loader.graph.graph import Graph
+from gigl_loader.rpc.connection_pool import ConnectionPool
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.job import new_job
 from gigl_loader.sampling.plan import BatchPlan
@@ -48,6 +49,8 @@ class SmallCluster:
     cluster: Cluster
     settings: dict[str, Any]
     monkeypatch: pytest.MonkeyPatch
+    pools: list[ConnectionPool]
+    """Of the servers' stores and of the client: connections to data ports."""
     faults: FaultPlan | None = None
     gate: threading.Event = field(default_factory=threading.Event)
     """Closed, no server samples."""
@@ -63,6 +66,11 @@ class SmallCluster:
             return _Sabotaged(sampler, self) if any(graph is each for each in self.graphs) else sampler
 
         self.monkeypatch.setattr(BatchPlan, "open", sabotaged)
+
+    def settle(self) -> None:
+        """Close connections that rest: how many are kept for a minute depends on how calls overlapped."""
+        for pool in self.pools:
+            pool.drop_idle()
 
     def service(self, server: int) -> SamplingService:
         return self.services[server]
@@ -96,6 +104,7 @@ class SmallCluster:
 def served(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[SmallCluster]:
     """Serve the small graph from ``count`` servers of one partition each, and connect."""
     graph = small_graph(count)
+    pools = record_made(monkeypatch, ConnectionPool)
     settings: dict[str, Any] = {"workers": 2, **options}
     servers: list[StorageServer] = []
     graphs = [_graph(count, part) for part in range(count)]
@@ -115,7 +124,7 @@ def served(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Itera
         caller=Caller(),
         timeout_s=20.0,
     )
-    small = SmallCluster(servers, graphs, services, cluster, settings, monkeypatch)
+    small = SmallCluster(servers, graphs, services, cluster, settings, monkeypatch, pools)
     try:
         _warm(small)
         yield small
@@ -140,7 +149,7 @@ def _server(graph: Graph, **options: Any) -> tuple[StorageServer, SamplingServic
 
 def _warm(small: SmallCluster) -> None:
     """Have all connections opened, so that a test finds at its end what it found at its beginning."""
-    for transport in ("ring", "flight"):
+    for transport in ("ring", "network"):
         source = small.open(transport=transport)
         source.start_epoch(0)
         drain(source)
@@ -204,10 +213,10 @@ class RemoteKind:
 
 REMOTE_KINDS = [
     RemoteKind(1, "ring", "auto"),
-    RemoteKind(1, "flight", "auto"),
-    RemoteKind(2, "flight", "direct"),
-    RemoteKind(2, "flight", "through"),
+    RemoteKind(1, "network", "auto"),
+    RemoteKind(2, "network", "direct"),
+    RemoteKind(2, "network", "through"),
     RemoteKind(2, "ring", "auto"),
-    RemoteKind(2, "flight", "direct", "links"),
+    RemoteKind(2, "network", "direct", "links"),
     RemoteKind(2, "ring", "auto", "anchors"),
 ]

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.source import BatchSource
 
-__all__ = ["NUM_BATCHES", "PLAN", "PLANS", "SourceKind", "bytes_of", "drain", "small_graph", "small_schedule"]
+__all__ = [
+    "NUM_BATCHES",
+    "PLAN",
+    "PLANS",
+    "SourceKind",
+    "bytes_of",
+    "drain",
+    "sampled_frames",
+    "small_graph",
+    "small_schedule",
+]
 
 NUM_BATCHES = 12
 _NUM_NODES = 600
@@ -78,7 +88,14 @@ PLANS: dict[str, BatchPlan] = {
 
 @functools.cache
 def small_graph(num_partitions: int = 1) -> Graph:
-    """600 nodes with features and labels, 6,000 random edges, in memory."""
+    """The graph of ``small_tables``, in memory."""
+    folder = MemoryFolder()
+    build_graph(small_tables(), folder, num_partitions=num_partitions)
+    return Graph.open(folder)
+
+
+def small_tables() -> GraphTables:
+    """600 nodes with features and labels, 6,000 random edges."""
     random = np.random.default_rng(0)
     nodes = ArrayTable(
         "nodes",
@@ -90,10 +107,7 @@ def small_graph(num_partitions: int = 1) -> Graph:
     )
     src, dst = random.integers(0, _NUM_NODES, (2, 6_000))
     edges = ArrayTable("edges", {"src": src, "dst": dst})
-    folder = MemoryFolder()
-    tables = GraphTables(edges={_EDGE: edges}, nodes={"node": NodeTable(nodes)})
-    build_graph(tables, folder, num_partitions=num_partitions)
-    return Graph.open(folder)
+    return GraphTables(edges={_EDGE: edges}, nodes={"node": NodeTable(nodes)})
 
 
 def small_schedule(plan: str = "nodes") -> Schedule:
@@ -101,6 +115,19 @@ def small_schedule(plan: str = "nodes") -> Schedule:
     nodes = np.arange(_NUM_NODES)
     columns = {"src": nodes, "dst": nodes[::-1].copy()} if plan == "links" else {SEED: nodes}
     return Schedule(columns, batch_size=50, shuffle=True, drop_last=False, run_seed=PLAN.run_seed)
+
+
+@functools.cache
+def sampled_frames(epoch: int, plan: str = "nodes") -> list[bytes]:
+    """The frames of an epoch over the small graph, straight from the sampler."""
+    sampler, schedule = PLANS[plan].open(small_graph()), small_schedule(plan)
+    frames = []
+    for batch in range(NUM_BATCHES):
+        sampled = sampler.sample(schedule.request(epoch, batch))
+        buffer = np.empty(sampled.layout.nbytes, np.uint8)
+        sampled.write(buffer)
+        frames.append(buffer.tobytes())
+    return frames
 
 
 @dataclass(frozen=True)

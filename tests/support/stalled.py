@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyarrow import flight
-
-from gigl_loader.rpc.credentials import authorization
+from gigl_loader.native import StreamError
+from tests.support.raw_data import RawCaller, Refused
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["StalledCaller"]
 
+_CALL_S = 600.0
+
 
 class StalledCaller:
-    """Any number of calls, each over a connection of its own, of whose replies one chunk is read."""
+    """Any number of calls, each over a connection of its own, of whose replies nothing is read."""
 
     def __init__(self, address: str, token: str = "") -> None:
         self._address = address
-        self._headers = [(b"authorization", authorization(token).encode())] if token else []
-        self._stack = ExitStack()
-        self._readers: list[Any] = []
+        self._token = token
+        self._callers: list[RawCaller] = []
 
     def ask(self, ticket: bytes) -> bool:
-        """Ask, and read no more than one chunk. Return whether there was one."""
-        client = flight.FlightClient(
-            f"grpc+tcp://{self._address}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        self._stack.callback(client.close)
+        """Ask, and read no more than the head of the reply. Return whether there is one."""
+        caller = RawCaller(self._address, token=self._token)
         try:
-            reader = client.do_get(flight.Ticket(ticket), flight.FlightCallOptions(headers=self._headers))
-            reader.read_chunk()
-        except pa.ArrowException:
+            caller.begin(ticket, timeout_s=_CALL_S)
+        except (Refused, StreamError):
             return False
-        self._readers.append(reader)
-        self._stack.callback(reader.cancel)
+        self._callers.append(caller)
         return True
 
     def close(self) -> None:
-        self._readers.clear()
-        self._stack.close()
+        for caller in self._callers:
+            caller.close()
+        self._callers.clear()
 
     def __enter__(self) -> Self:
         return self

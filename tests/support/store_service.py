@@ -20,9 +20,10 @@ from gigl_server.sessions.channel import ChannelOptions
 from tests.support.sources import PLAN, small_graph, small_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from gigl_loader.rpc.grants import Grant
     from gigl_server.sampling.frame_maker import MadeFrame
     from gigl_server.sessions.channel import Result, SampleTask
 
@@ -124,11 +125,13 @@ def service_of(
     ready: bool = True,
     gate: Gate | None = None,
     clock: Clock | None = None,
+    grant_of: Callable[[Identity], Grant] | None = None,
     **limits: Any,
 ) -> Iterator[SamplingService]:
     """Lend a service over the small graph."""
     graph = small_graph()
-    more: dict[str, Any] = {} if clock is None else {"clock": clock}
+    given = {"clock": clock, "grant_of": grant_of}
+    more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     service = SamplingService(
         graph, [0], workers=workers, limits=Limits(**limits), counters=Counters(), **more
     )

@@ -50,5 +50,7 @@ def test_assigners_go_by_name() -> None:
     assert assigner_named("hash").name == "hash"
     own = RangeAssigner()
     assert assigner_named(own) is own
-    with pytest.raises(ValueError, match="unknown assigner 'metis'; known: range, hash"):
+    with pytest.raises(
+        ValueError, match="unknown assigner 'metis'; known: range, hash, ldg, kaminpar, or a table"
+    ):
         assigner_named("metis")

@@ -15,7 +15,7 @@ from gigl_client import RemoteDistDataset
 from gigl_loader.bench import store, store_load
 from gigl_loader.bench.loading import Pass
 from gigl_loader.bench.store_load import CROWDED, IDLE, crowd_case, idle_case, kill_case, recovered
-from gigl_loader.bench.workload import Workload, prepare
+from gigl_loader.bench.workload import FULL, Workload, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,13 +34,20 @@ SPENT = {
 
 
 def test_setups_are_named() -> None:
-    names = [str(setup) for setup in (store.RING, store.FLIGHT, store.DIRECT, store.THROUGH_4)]
+    names = [str(setup) for setup in (store.RING, store.NETWORK, store.DIRECT, store.THROUGH_4)]
     assert names == [
         "store, 1 server, ring",
-        "store, 1 server, Flight",
-        "store, 2 servers, Flight, rows direct",
-        "store, 4 servers, Flight, rows through",
+        "store, 1 server, network",
+        "store, 2 servers, network, rows direct",
+        "store, 4 servers, network, rows through",
     ]
+
+
+def test_small_batches_take_the_same_seeds_in_an_eighth() -> None:
+    small = store.small_batches(FULL)
+    assert (small.batch_size, small.batches, small.fanout) == (128, 480, (10, 5))
+    assert small.num_seeds == FULL.num_seeds
+    assert store.small_batches(TINY).fanout == (2,)
 
 
 TOTAL = Pass(seeds=1000, nodes=1, edges=1_900_000, targets=200_000, batches=2)
@@ -89,7 +96,7 @@ def test_what_crosses_is_compared_with_what_must() -> None:
     # 100,000 lists with 950,000 edges a batch, half of them elsewhere: a million numbers of 4 bytes.
     assert wire["between_mb"] == pytest.approx(4.0)
     assert wire["between_over_lists"] == pytest.approx(1.0)
-    for setup in (store.FLIGHT, store.THROUGH):  # No other server; rows cross, too.
+    for setup in (store.NETWORK, store.THROUGH):  # No other server; rows cross, too.
         assert "between_over_lists" not in _figures(setup)
 
 
@@ -140,7 +147,7 @@ def _crowd(loaders: list[_Stub], seconds: float) -> Mapping[str, float]:
 def test_the_store_is_measured_in_every_way(tmp_path: Path) -> None:
     seeds = np.load(prepare(TINY, tmp_path).parent / "train.npy")[: TINY.num_seeds]
     parted = prepare(TINY, tmp_path, partitions=2)
-    for setup in (store.RING, store.FLIGHT, store.DIRECT, store.THROUGH):
+    for setup in (store.RING, store.NETWORK, store.DIRECT, store.THROUGH):
         graph = tmp_path / "graph" if setup.servers == 1 else parted
         figures = store.store_case(graph, seeds, TINY, setup, epochs=1)()
         ours = figures[str(setup)]
@@ -148,7 +155,7 @@ def test_the_store_is_measured_in_every_way(tmp_path: Path) -> None:
         assert sum(parts) == pytest.approx(ours["cpu_s_per_kseed"])
         assert (ours["received_mb"] < ours["frame_mb"]) == (setup is store.RING)
         assert (ours["between_mb"] > 0) == (setup.servers > 1)
-        assert (store.FRAMES in figures) == (setup is store.FLIGHT)
+        assert (store.FRAMES in figures) == (setup is store.NETWORK)
 
 
 @pytest.mark.slow
@@ -156,7 +163,7 @@ def test_the_store_is_measured_in_every_way(tmp_path: Path) -> None:
 def test_what_a_server_bears_is_measured(tmp_path: Path) -> None:
     graph = prepare(TINY, tmp_path)
     seeds = np.load(tmp_path / "train.npy")[: TINY.num_seeds]
-    (killed,) = kill_case(graph, seeds, TINY, store.FLIGHT)().values()
+    (killed,) = kill_case(graph, seeds, TINY, store.NETWORK)().values()
     assert 0 < killed["kill_to_batch_s"] < 60
     idle = idle_case(graph, TINY, channels=50)()[IDLE]
     assert idle["idle_channels_add_mb"] < 50

@@ -59,7 +59,7 @@ def _bytes_of(folder: MemoryFolder) -> dict[str, bytes]:
 
 
 @_SETTINGS
-@given(plain_graphs(), st.integers(2, 4), st.sampled_from(["range", "hash"]))
+@given(plain_graphs(), st.integers(2, 4), st.sampled_from(["range", "hash", "ldg"]))
 def test_lists_are_the_same_however_the_graph_is_cut(plain: PlainGraph, parts: int, assigner: Any) -> None:
     assert _lists(plain, num_partitions=1) == _lists(plain, num_partitions=parts, assigner=assigner)
 
@@ -233,7 +233,7 @@ def test_a_bad_table_is_refused_and_nothing_is_left(tmp_path: Path, case: str, l
         ({"num_partitions": 0}, "num_partitions must lie in"),
         ({"num_partitions": 65537}, "num_partitions must lie in"),
         ({"edge_dir": "both"}, "edge_dir must be"),
-        ({"assigner": "best"}, "unknown assigner 'best'; known: range, hash"),
+        ({"assigner": "best"}, "unknown assigner 'best'; known: range, hash, ldg, kaminpar, or a table"),
         ({"memory_limit": 0}, "memory limit must be positive"),
     ],
 )

@@ -28,12 +28,12 @@ def filled(budget: ByteSemaphore, caller: Identity, grain: int) -> int:
 
 def test_large_requests_share_what_there_is() -> None:
     budget = ByteSemaphore(100, free=10, wait_s=0.01, what="large requests")
-    with budget.lend(50, ONE), budget.lend(25, TWO):
+    with budget.take(50, ONE), budget.take(25, TWO):
         busy = "large requests under way take 75 of 100, those of this caller 50"
-        with pytest.raises(Refusal, match=busy) as raised, budget.lend(11, ONE):
+        with pytest.raises(Refusal, match=busy) as raised, budget.take(11, ONE):
             pass
         assert raised.value.kind is RefusalKind.BUSY
-        with budget.lend(10, ONE):  # Small ones are not held up by large ones.
+        with budget.take(10, ONE):  # Small ones are not held up by large ones.
             assert budget.lent == 75
     assert budget.lent == 0
 
@@ -80,11 +80,11 @@ def test_whoever_holds_nothing_gets_a_small_amount_if_it_is_there() -> None:
 
 def test_more_than_there_is_goes_alone() -> None:
     budget = ByteSemaphore(100, free=10, wait_s=0.01)
-    with budget.lend(1000):
+    with budget.take(1000):
         assert budget.lent == 100
-        with pytest.raises(Refusal), budget.lend(11):
+        with pytest.raises(Refusal), budget.take(11):
             pass
-    with budget.lend(50), pytest.raises(Refusal), budget.lend(1000):
+    with budget.take(50), pytest.raises(Refusal), budget.take(1000):
         pass
     assert budget.lent == 0
 
@@ -94,21 +94,21 @@ def test_what_comes_back_is_lent_again_at_once() -> None:
     leave = threading.Event()
 
     def hold() -> None:
-        with budget.lend(80):
+        with budget.take(80):
             leave.wait(10)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert wait_until(lambda: budget.lent == 80, seconds=5)
     threading.Timer(0.05, leave.set).start()
-    with budget.lend(80):
+    with budget.take(80):
         assert leave.is_set()
     holder.join(5)
 
 
 def test_a_request_that_fails_gives_back_what_it_had() -> None:
     budget = ByteSemaphore(100, free=0)
-    with pytest.raises(ZeroDivisionError), budget.lend(80):
+    with pytest.raises(ZeroDivisionError), budget.take(80):
         raise ZeroDivisionError
     assert budget.lent == 0
 

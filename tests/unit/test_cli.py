@@ -42,7 +42,18 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["partition", "import-glt", "inspect", "serve", "local-cluster", "top", "demo", "bench", "doctor"],
+    [
+        "partition",
+        "import-glt",
+        "inspect",
+        "serve",
+        "adopt",
+        "local-cluster",
+        "top",
+        "demo",
+        "bench",
+        "doctor",
+    ],
 )
 def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(build_app(), [command, "--help"])

@@ -16,9 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from gigl_loader.cli.app import build_app
+from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.table_options import TableOptions, open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph
 from tests.support.command_line import COMMAND
+from tests.support.owners import owners_of
 
 
 def _run(*arguments: Any, code: int = 0) -> str:
@@ -236,7 +238,27 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "dtype of nothing": (["--nodes", "{}/feat.npy", "--dtype", "z=float16"], "no table has a column 'z'"),
     "unknown assigner": (
         ["--nodes", "3", "--assigner", "best"],
-        "unknown assigner 'best'; known: range, hash",
+        "unknown assigner 'best'; known: range, hash, ldg, kaminpar, or a table",
+    ),
+    "owners that are not there": (
+        ["--nodes", "3", "--assigner", "{}/none.parquet"],
+        "no such file or directory: ",
+    ),
+    "owners of some types without one": (
+        ["--nodes", "a=3", "--assigner", "a=x.npy", "--assigner", "hash"],
+        "--assigner hash: of several, each is TYPE=FILES",
+    ),
+    "owners of a type twice": (
+        ["--nodes", "a=3", "--assigner", "a=x.npy", "--assigner", "a=y.npy"],
+        "write --assigner [TYPE=]FILES, once for each type",
+    ),
+    "owners of an unknown type": (
+        ["--nodes", "a=3", "--assigner", "b={}/label.npy"],
+        "owners: no node type 'b'; known: 'a'",
+    ),
+    "no owner of a node": (
+        ["--nodes", "9", "-p", "99", "--assigner", "{}/label.npy"],
+        "label.npy: no owner of node id ",
     ),
     "no size": (["--nodes", "3", "--memory-limit", "much"], "'much' is no size; write for example 2GB"),
     "too little memory": (
@@ -259,6 +281,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(files: Path, case: str) -> None:
     )
     assert message in error
     assert sorted(files.iterdir()) == before
+
+
+def test_owners_come_from_tables(files: Path) -> None:
+    (files / "owners.csv").write_text("node_id;owner\n2;0\n0;1\n1;1\n")
+    np.save(files / "owners.npy", np.array([1, 0]))
+    _run(
+        *("partition", files / "graph", "-p", 2, "--nodes", "a=3", "--nodes", "b=2", "--csv-delimiter", ";"),
+        *("--assigner", f"a={files / 'owners.csv'}", "--assigner", f"b={files / 'owners.npy'}"),
+    )
+    graph = Graph.open(files / "graph")
+    assert owners_of(graph) == {"a": [1, 1, 0], "b": [1, 0]}
+    assert graph.manifest.build["assigner"] == "table"
 
 
 def test_an_existing_graph_is_not_replaced_unasked(files: Path) -> None:
@@ -287,7 +321,10 @@ def test_a_path_with_an_equals_sign_is_a_path(files: Path) -> None:
 
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing(tmp_path: Path, kind: signal.Signals) -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_signal_leaves_nothing_or_what_a_resumed_build_needs(
+    tmp_path: Path, kind: signal.Signals, keeps: bool
+) -> None:
     random = np.random.default_rng(0)
     for name in ("src", "dst"):
         np.save(tmp_path / f"{name}.npy", random.integers(0, 10**6, 4 * 10**6))
@@ -295,6 +332,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, kind: signal.Signals) -> None:
     command = [
         *(*COMMAND, "partition", str(tmp_path / "graph"), "--memory-limit", "150MB"),
         *("--edges", f"{tmp_path}/src.npy,{tmp_path}/dst.npy", "--nodes", "1000000"),
+        *(["--scratch", str(tmp_path / "scratch")] if keeps else []),
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -307,4 +345,54 @@ def test_a_signal_leaves_nothing(tmp_path: Path, kind: signal.Signals) -> None:
         child.wait()
     assert child.returncode == 128 + kind
     assert b"Traceback" not in errors
-    assert sorted(tmp_path.iterdir()) == before
+    if not keeps:
+        assert sorted(tmp_path.iterdir()) == before
+        return
+    kept = f"gigl-loader: finished tasks are kept in {tmp_path}/scratch: the same command with --resume"
+    assert errors.decode().startswith(kept)
+    subprocess.run([*command, "--resume"], check=True, timeout=120, capture_output=True)
+    assert Graph.open(tmp_path / "graph").schema.edges[HOMOGENEOUS_EDGE].count == 4 * 10**6
+
+
+def test_long_work_without_a_terminal_says_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gigl_loader.cli.console.time.monotonic", lambda: now[0])
+    with build_progress(quiet=False) as show:
+        assert show is not None
+        for second in range(0, 100, 10):
+            now[0] = second
+            show("edges", second * 1000, 100_000)
+    assert capsys.readouterr().err.splitlines() == [
+        f"gigl-loader: edges: {second},000 of 100,000, {second} s since the start" for second in (30, 60, 90)
+    ]
+    with build_progress(quiet=True) as show:
+        assert show is None
+
+
+def test_processes_and_a_scratch_are_told_in_the_summary(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gigl_loader.partition.runner._FEW_ROWS", 1)
+    command = ("partition", files / "graph", "--edges", f"{files / 'src.npy'},{files / 'dst.npy'}", "-p", 2)
+    more = ("--workers", 2, "--memory-limit", "3GB", "--scratch", files / "scratch", "--resume")
+    said = _run(*command, *more)
+    assert "; 2 tasks at once with " in said
+    assert "the largest process took" in said
+    found = json.loads(_run(*command, *more, "--overwrite", "--json"))["tasks"]
+    assert (found["num_workers"], found["lost"], found["resumed"]) == (2, 0, 0)
+    assert found["done"] > 2
+    assert Graph.open(files / "graph").schema.edges[HOMOGENEOUS_EDGE].count == 3
+
+
+def test_mistakes_with_executors_are_told_in_a_line(files: Path) -> None:
+    command = ("partition", files / "graph", "--edges", files / "edge_index.npy")
+    assert _run(*command, "--ray-address", "localhost:1", code=2).endswith(
+        "--ray-address is for --executor ray"
+    )
+    assert "only a build with a scratch" in _run(*command, "--resume", code=2)
+    ray = ("--executor", "ray", "--ray-address")
+    assert "no Ray cluster at 127.0.0.1:1: Connection refused" in _run(*command, *ray, "127.0.0.1:1", code=1)
+    assert "no address of a Ray cluster: 'here'" in _run(*command, *ray, "here", code=2)
+    assert not (files / "graph").exists()

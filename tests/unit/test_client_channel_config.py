@@ -24,7 +24,7 @@ def _config(**options: Any) -> ChannelConfig:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"transport": "pigeon"}, "auto, ring, flight"),
+        ({"transport": "pigeon"}, "auto, ring, network"),
         ({"rows": "both"}, "auto, direct, through"),
         ({"prefetch": -1}, "prefetch_size must not be negative, got -1"),
         ({"share": 0}, "at least 1, got 0"),
@@ -42,21 +42,22 @@ def test_credit_covers_an_epoch_that_was_left_and_has_an_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "ring", "servers", "columns", "expected"),
+    ("rows", "ring", "whole", "columns", "expected"),
     [
-        ("auto", False, 2, True, True),
-        ("auto", True, 2, True, False),
-        ("auto", False, 1, True, False),
-        ("auto", False, 2, False, False),
-        ("direct", True, 1, True, True),
-        ("direct", False, 2, False, False),
-        ("through", False, 2, True, False),
+        ("auto", False, False, True, True),
+        ("auto", True, False, True, False),
+        ("auto", False, True, True, False),
+        ("auto", False, False, False, False),
+        ("direct", True, True, True, True),
+        ("direct", False, False, False, False),
+        ("through", False, False, True, False),
     ],
 )
 def test_rows_come_from_owners_where_they_would_travel_twice(
-    rows: str, ring: bool, servers: int, columns: bool, expected: bool
+    rows: str, ring: bool, whole: bool, columns: bool, expected: bool
 ) -> None:
-    found = _config(rows=rows).defers_features(ring=ring, num_servers=servers, has_columns=columns)
+    config = _config(rows=rows)
+    found = config.defers_features(ring=ring, defers=config.may_defer(whole=whole, has_columns=columns))
     assert found is expected
 
 
@@ -68,7 +69,7 @@ def test_this_host_is_known_by_what_can_be_bound(host: str, here: bool) -> None:
     assert is_this_host(host) is here
     assert _config().tries_ring(host) is here
     assert _config(transport="ring").tries_ring(host)
-    assert not _config(transport="flight").tries_ring(host)
+    assert not _config(transport="network").tries_ring(host)
 
 
 def test_slots_are_whole_pages() -> None:
@@ -91,6 +92,9 @@ def test_private_memory_is_used_again_and_what_fits_no_slot_is_counted() -> None
     del kept[0]
     gc.collect()
     assert buffers.lend(10).ctypes.data == addresses[0]
+    del kept
+    assert buffers.lend(PAGE + 1).ctypes.data == addresses[0]
+    assert (buffers.crowded_out, buffers.oversize) == (1, 1)
 
 
 def test_a_ring_lends_the_slot_that_was_written_to() -> None:

@@ -13,12 +13,21 @@ from gigl_loader.sampling.request import BatchRequest
 
 
 def _channel() -> Any:
-    return SimpleNamespace(load=0, batches=0)
+    return SimpleNamespace(load=0, batches=0, allowance=1)
 
 
 def _ask(in_flight: InFlight, channel: Any, opened: object = None, now: float = 0.0) -> InFlightRequest:
+    """Request the next batch, and have a server sample it."""
     batch = in_flight.next(now)
     assert batch is not None
+    ask = _sent(in_flight, channel, batch, opened, now)
+    in_flight.replied(ask)
+    return ask
+
+
+def _sent(
+    in_flight: InFlight, channel: Any, batch: int, opened: object = None, now: float = 0.0
+) -> InFlightRequest:
     request = BatchRequest(in_flight.epoch, batch, np.empty(0, np.int64), {})
     ask = InFlightRequest(
         request=request,
@@ -47,6 +56,49 @@ def test_batches_are_asked_for_in_order_and_once() -> None:
     assert [_ask(in_flight, channel).request.batch for _ in range(3)] == [0, 1, 2]
     assert in_flight.next(0.0) is None
     assert channel.load == 3
+
+
+def test_the_first_batch_of_an_epoch_is_sampled_alone() -> None:
+    in_flight, channel = InFlight(4, in_order=True), _channel()
+    for epoch in range(2):
+        in_flight.start(epoch, 0)
+        first = in_flight.next(0.0)
+        assert first == 0
+        sent = _sent(in_flight, channel, first)
+        assert (in_flight.next(0.0), in_flight.has_first) == (None, False)
+        assert in_flight.replied(sent)
+        assert (in_flight.next(0.0), in_flight.has_first) == (1, False)
+        in_flight.land(sent, _frame())
+        assert in_flight.has_first
+
+
+def test_a_first_batch_that_must_be_retried_holds_up_no_other() -> None:
+    in_flight, channel = _started(), _channel()
+    in_flight.put_back(_sent(in_flight, channel, 0), OSError("gone"), 0.0)
+    assert (in_flight.next(0.0), in_flight.has_first) == (1, True)
+
+
+def test_a_reply_to_an_epoch_that_was_left_begins_none() -> None:
+    in_flight, channel = _started(), _channel()
+    old = _sent(in_flight, channel, 0)
+    in_flight.start(1, 0)
+    _sent(in_flight, channel, 0)
+    assert not in_flight.replied(old)
+    assert in_flight.next(0.0) is None
+
+
+def test_out_of_order_nothing_waits_for_the_first_batch() -> None:
+    in_flight, channel = _started(in_order=False), _channel()
+    _sent(in_flight, channel, 0)
+    assert (in_flight.next(0.0), in_flight.has_first) == (1, True)
+
+
+def test_each_received_batch_allows_its_channel_one_more() -> None:
+    in_flight, channel = _started(), _channel()
+    sent = _sent(in_flight, channel, 0)
+    assert channel.allowance == 1
+    in_flight.land(sent, _frame())
+    assert channel.allowance == 2
 
 
 def test_batches_are_taken_in_order_whenever_they_come() -> None:

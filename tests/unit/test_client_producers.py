@@ -15,6 +15,7 @@ from gigl_client.producers import ProducerCreator, admitted
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.group import RankGroup
 from gigl_loader.options import StoreOptions
+from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.refusals import Busy
 from tests.support.thread_ranks import run_ranks
 
@@ -52,12 +53,23 @@ class _Client:
         self.plans.pop(key, None)
 
 
-def _cluster(*clients: _Client) -> Any:
+def _cluster(*clients: _Client, replicas: bool = False) -> Any:
     servers = [
-        SimpleNamespace(rank=rank, client=client, endpoint=f"server {rank}")
+        SimpleNamespace(rank=rank, client=client, endpoint=_endpoint(rank, (0,) if replicas else (rank,)))
         for rank, client in enumerate(clients)
     ]
     return SimpleNamespace(servers=servers, graph_digest="digest", job="0123456789" * 6 + "abcd")
+
+
+def _endpoint(rank: int, partitions: tuple[int, ...]) -> Endpoint:
+    return Endpoint(
+        host_index=rank,
+        host="host",
+        control_port=10 + rank,
+        data_port=20 + rank,
+        partitions=partitions,
+        what="server",
+    )
 
 
 def _request(group: RankGroup | None, *, name: str = "train", plan: str = "plan", **options: Any) -> Any:
@@ -183,6 +195,16 @@ def test_a_server_that_stays_away_is_told_within_the_time() -> None:
     client = _Client(*[StorageUnavailable("storage server 0: away")] * 100)
     with pytest.raises(StorageUnavailable, match="storage server 0: away"):
         ProducerCreator(_cluster(client)).produce(_request(None, timeout_s=0.2))
+
+
+def test_a_replica_that_is_away_is_not_waited_for() -> None:
+    away, here = _Client(), _Client()
+    away.failures = [StorageUnavailable("server 0: away")] * 1_000
+    cluster = _cluster(away, here, replicas=True)
+    began = time.monotonic()
+    assert ProducerCreator(cluster).produce(_request(None)) == "train#1"
+    assert time.monotonic() - began < 10
+    assert here.calls == ["train#1"]
 
 
 def test_what_one_server_refuses_is_told_though_another_is_away() -> None:

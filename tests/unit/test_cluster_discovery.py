@@ -116,7 +116,6 @@ def test_one_that_hears_of_itself_does_not_join_itself() -> None:
             "storage server at host:20 has another graph: digest bbbbbbbbbbbb vs aaaaaaaaaaaa here",
         ),
         (answer(server(20, 1), wire_version=99), "host:20 runs gigl-loader 1, whose wire version is 99"),
-        (answer(server(20, 0, 1)), r"host:20 serves partitions \[0\], and so does this one"),
         (SamplingError("storage server at host:20: wrong token"), "wrong token"),
         (ValueError("its certificate expired"), "its certificate expired"),
     ],
@@ -126,10 +125,10 @@ def test_one_that_does_not_fit_is_refused_by_name(told: PeerResponse | Exception
         Others({"host:20": [told]}).joining(server(10, 0), "host:20").run(5)
 
 
-def test_two_others_with_the_same_partition_are_refused() -> None:
-    others = Others({"host:20": [answer(server(20, 1))], "host:30": [answer(server(30, 1))]})
-    with pytest.raises(JoinRefused, match=r"serves partitions \[1\], and so does that at host:[23]0"):
-        others.joining(server(10, 0), "host:20", "host:30").run(5)
+def test_several_may_hold_the_same_partition() -> None:
+    others = Others({"host:20": [answer(server(20, 0, 1))], "host:30": [answer(server(30, 1))]})
+    members = others.joining(server(10, 0), "host:20", "host:30", partitions=2).run(5)
+    assert [(each.host_index, each.control_port) for each in members] == [(0, 10), (1, 20), (2, 30)]
 
 
 def test_one_that_came_back_elsewhere_takes_the_place_of_what_is_gone() -> None:
@@ -150,34 +149,47 @@ def test_one_that_came_back_elsewhere_takes_the_place_of_what_is_gone() -> None:
     assert [each.control_port for each in joined] == [10, 30, 40]
 
 
-def test_one_that_came_for_a_partition_that_a_live_member_holds_is_passed_over() -> None:
-    others = Others({"host:20": [answer(server(20, 1))], "host:30": [answer(server(30, 1))]})
-    joining = others.joining(server(10, 0), "host:20")
-
-    def run() -> None:
-        with pytest.raises(StorageUnavailable, match="was closed"):
-            joining.run(30)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert wait_until(lambda: joining.missing == [2], seconds=10)
+def test_one_that_comes_later_joins_and_raises_the_version() -> None:
+    said: dict[str, list[PeerResponse | Exception]] = {"host:20": [answer(server(20, 1))]}
+    joining = Others(said).joining(server(10, 0), "host:20", partitions=2)
+    joining.run(5)
+    before = joining.membership.version
+    said["host:30"] = [answer(server(30, 1))]
     joining.tell("host:30")
-    assert wait_until(lambda: "host:30" in others.asked, seconds=10)
-    joining.close()
-    thread.join(20)
+    joining.follow(0.1)
+    assert [each.control_port for each in joining.members] == [10, 20, 30]
+    assert joining.membership.version > before
+
+
+def test_one_that_comes_later_and_does_not_fit_is_passed_over() -> None:
+    said: dict[str, list[PeerResponse | Exception]] = {"host:20": [answer(server(20, 1))]}
+    joining = Others(said).joining(server(10, 0), "host:20", "host:30", partitions=2)
+    joining.run(5)
+    said["host:30"] = [answer(server(30, 1), graph="b" * 64)]
+    joining.tell("host:30")
+    joining.follow(0.1)
     assert [each.control_port for each in joining.members] == [10, 20]
 
 
-def test_two_with_the_same_partition_that_answer_at_once_are_not_both_taken() -> None:
-    others = Others({"host:20": [answer(server(20, 1))], "host:30": [answer(server(30, 1))]})
-    both = threading.Barrier(2)
+def test_a_known_one_that_has_news_is_asked_again() -> None:
+    said: dict[str, list[PeerResponse | Exception]] = {"host:20": [answer(server(20, 1))]}
+    joining = Others(said).joining(server(10, 0), "host:20", partitions=2)
+    joining.run(5)
+    said["host:20"] = [answer(server(20, 0, 1))]
+    joining.tell("host:20")
+    joining.follow(0.1)
+    assert [each.partitions for each in joining.members] == [(0,), (0, 1)]
 
-    class Together(Others):
-        def check(self, endpoint: Endpoint, timeout_s: float) -> None:
-            both.wait(10)  # Both were found fit before either was added.
 
-    with pytest.raises(JoinRefused, match=r"serves partitions \[1\], and so does that at host:[23]0"):
-        Together(others.said).joining(server(10, 0), "host:20", "host:30", partitions=2).run(20)
+def test_what_this_one_announces_ends_the_pause_of_the_watch() -> None:
+    joining = Others({}).joining(server(10, 0), partitions=1)
+    before = joining.membership.version
+    announcing = threading.Timer(0.1, joining.announce, ([0, 1],))
+    announcing.start()
+    joining.follow(300)
+    announcing.join()
+    assert joining.members[0].partitions == (0, 1)
+    assert joining.membership.version > before
 
 
 def test_silent_ones_that_we_were_told_of_do_not_delay_those_that_are_needed() -> None:

@@ -73,3 +73,16 @@ def test_batches_are_counted_when_their_channels_are_closed() -> None:
     table, *_ = tables(replace(now, at=2.0), before, width=160)
     cells = {column.header: next(iter(column.cells)) for column in table.columns}  # type: ignore[union-attr]
     assert (cells["batches"], cells["b/s"], cells["MB/s"]) == ("300", "100.0", "100.0")
+
+
+def test_partitions_without_a_second_copy_are_told_where_others_have_one() -> None:
+    load = load_of()
+    holders = [replace(server(load), partitions=parts) for parts in ((0, 1), (1, 2), (0, 2))]
+    gone = replace(server({}, "nothing listens there", away=True), partitions=(1, 2))
+    none_left = replace(gone, partitions=(0, 1))
+    assert not any("holder" in line for line in shown(*holders))
+    assert "partitions 1, 2 have one holder that answers" in shown(holders[0], gone, holders[2])
+    lines = shown(none_left, gone, holders[2])
+    assert "partition 1 has no holder that answers" in lines
+    assert "partitions 0, 2 have one holder that answers" in lines
+    assert not any("one holder" in line for line in shown(server(load))), "there are no replicas"

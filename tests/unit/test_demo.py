@@ -210,11 +210,11 @@ def test_storage_servers_change_nothing_and_are_counted() -> None:
 
 def test_the_screen_shows_what_each_server_did() -> None:
     arguments = ["--dataset", "synthetic", "--nodes", "200", "--edges", "400", "--dim", "4", "--epochs", "1"]
-    arguments += ["--mode", "graph-store", "--servers", "1", "--transport", "flight", "--device", "cpu"]
+    arguments += ["--mode", "graph-store", "--servers", "1", "--transport", "network", "--device", "cpu"]
     result = CliRunner().invoke(build_app(), ["demo", *arguments])
     assert result.exit_code == 0, result.output
     assert "by a storage server with a sampling thread" in result.output
-    assert re.search(r"server 0 +\d+ +\d+ +flight", result.output)
+    assert re.search(r"server 0 +\d+ +\d+ +network", result.output)
 
 
 def test_a_heterogeneous_set_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_the_graph_stays_in_the_workdir_and_is_not_overwritten(tmp_path: Path) -
         ["--lr", "0"],
         ["--servers", "2"],
         ["--transport", "ring"],
-        ["--mode", "embedded", "--transport", "flight"],
+        ["--mode", "embedded", "--transport", "network"],
         ["--mode", "graph-store", "--servers", "3"],
         ["--mode", "graph-store", "--num-workers", "0"],
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -20,7 +22,12 @@ from gigl_server.settings import read_settings, read_yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-MANIFESTS = sorted(path for path in DEPLOY.glob("kubernetes/**/*.yaml") if path.name != "kustomization.yaml")
+JOBSET = DEPLOY / "kubernetes/jobset/jobset.yaml"
+MANIFESTS = sorted(
+    path
+    for path in DEPLOY.glob("kubernetes/**/*.yaml")
+    if path.name != "kustomization.yaml" and path != JOBSET
+)
 WHOLE = [path for path in MANIFESTS if path.parent.name != "tls"]
 OF_TRAINERS = {"GIGL_STORE", "GIGL_TOKEN_FILE", "GIGL_TLS_CA", "GIGL_INSECURE"}
 
@@ -53,6 +60,72 @@ def containers(path: Path) -> Iterator[Any]:
 def test_manifests_are_valid_by_the_published_schemas(path: Path, version: str) -> None:
     for document in documents(path):
         kubernetes_validate.validate(document, version, strict=True)
+
+
+def groups_of_jobset() -> dict[str, Any]:
+    """Return the specifications of its jobs, by group."""
+    [jobset] = documents(JOBSET)
+    return {group["name"]: group["template"]["spec"] for group in jobset["spec"]["replicatedJobs"]}
+
+
+def pod_of_jobset(group: str) -> Any:
+    return groups_of_jobset()[group]["template"]
+
+
+def test_the_jobset_is_valid_by_the_published_schemas() -> None:
+    [jobset] = documents(JOBSET)
+    schema = json.loads((ROOT / "tests/data/jobset_v1alpha2.json").read_text())
+    jsonschema.Draft7Validator(schema).validate(jobset)
+    for name, spec in groups_of_jobset().items():
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+        for version in ("1.28", "1.37"):
+            kubernetes_validate.validate(job, version, strict=True)
+
+
+def test_the_jobset_ends_with_its_trainers_and_names_groups_that_exist() -> None:
+    [jobset] = documents(JOBSET)
+    spec = jobset["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["trainer"]}
+    names = [group["name"] for group in spec["replicatedJobs"]]
+    assert names == ["store", "trainer"]
+    assert spec["replicatedJobs"][1]["dependsOn"] == [{"name": "store", "status": "Ready"}]
+
+
+@pytest.mark.parametrize("group", ["store", "trainer"])
+def test_pods_of_the_jobset_differ_from_the_other_manifests_in_names_alone(group: str) -> None:
+    """Addresses, and where a pod finds its number, are JobSet's own; all else is kept the same."""
+    pod = pod_of_jobset(group)["spec"]
+    kind = {"store": "StatefulSet", "trainer": "Job"}[group]
+    path = DEPLOY / "kubernetes/base" / f"{group}.yaml"
+    [other] = [each["spec"]["template"]["spec"] for each in documents(path) if each["kind"] == kind]
+    own = {"containers", "restartPolicy", "subdomain"}
+    assert {key: pod[key] for key in pod if key not in own} == {
+        key: other[key] for key in other if key not in own
+    }
+    [container], [like] = pod["containers"], other["containers"]
+    named = {"env", "args"}
+    assert {key: container[key] for key in container if key not in named} == {
+        key: like[key] for key in like if key not in named
+    }
+    wanted = {each["name"] for each in like["env"]} - {"POD_NAME", "POD_NAMESPACE"}
+    assert {each["name"] for each in container["env"]} == wanted
+
+
+def test_a_pod_of_the_jobset_is_told_what_a_server_takes() -> None:
+    [container] = pod_of_jobset("store")["spec"]["containers"]
+    told = image_environment()
+    for each in container["env"]:
+        value = each.get("value", "1")
+        told[each["name"]] = value.replace("$(GIGL_PARTITION)", "1")
+    options = read_settings({}, told, {})
+    assert options.partitions == (1,)
+    assert options.advertise == "gigl-store-0-1.gigl"
+    assert options.peers == ("gigl-store-0-0.gigl:7070",)
+    assert pod_of_jobset("store")["spec"]["terminationGracePeriodSeconds"] > options.drain_s
+    [trainer] = pod_of_jobset("trainer")["spec"]["containers"]
+    told = {each["name"]: each.get("value") for each in trainer["env"]}
+    assert told["GIGL_STORE"] == options.peers[0]
+    assert "--master-addr=gigl-trainer-0-0.gigl" in trainer["args"]
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl to put the parts together")

@@ -19,7 +19,7 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import type_name
 from gigl_loader.partition import build_graph
-from gigl_loader.partition.assigners import ASSIGNERS, Assigner
+from gigl_loader.partition.assigners import ASSIGNERS, Assigner, GraphAssigner
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plan import BatchPlan
@@ -54,7 +54,7 @@ class Lopsided:
         return np.where(np.arange(len(ids)) % 5 == 0, 0, last) if node_type == "item" else ids * 0
 
 
-KNOWN_ASSIGNERS: dict[str, Assigner] = {
+KNOWN_ASSIGNERS: dict[str, Assigner | GraphAssigner] = {
     **{name: make() for name, make in ASSIGNERS.items()},
     Lopsided.name: Lopsided(),
 }

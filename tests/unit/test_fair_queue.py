@@ -15,6 +15,8 @@ from gigl_server.sampling.fair_queue import FairQueue
 from tests.support.store_service import Clock
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gigl_server.sessions.channel import Channel, SampleTask
 
 
@@ -98,9 +100,17 @@ def owner_of(number: int) -> Identity:
 class Simulation:
     """Sampling threads and trainers that ask again ``think_s`` after each of their batches came."""
 
-    def __init__(self, costs: dict[Identity, float], *, threads: int, credit: int, think_s: float) -> None:
+    def __init__(
+        self,
+        costs: dict[Identity, float],
+        *,
+        threads: int,
+        credit: int,
+        think_s: float,
+        shares: Mapping[Identity, float] | None = None,
+    ) -> None:
         self.clock = Clock()
-        self.turns = FairQueue(self.clock)
+        self.turns = FairQueue(self.clock, lambda owner: (shares or {}).get(owner, 1.0))
         self.costs = costs
         self.think_s = think_s
         self.spent: dict[Identity, float] = defaultdict(float)
@@ -189,6 +199,17 @@ def test_more_channels_and_jobs_are_no_more_time() -> None:
     turns.enter(channel("m", 30, owner=modest))
     taken: list[Any] = [turns.next(lambda _: True) for _ in range(40)]
     assert sum(each.channel.owner == modest for each in taken) == 20
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.25, 8), st.sampled_from([0.004, 0.01, 0.05]), st.integers(1, 3))
+def test_time_goes_by_share(share: float, cost: float, threads: int) -> None:
+    one, other = owner_of(1), owner_of(2)
+    simulation = Simulation(
+        {one: 0.01, other: cost}, threads=threads, credit=8, think_s=0.0, shares={other: share}
+    )
+    simulation.run(100)
+    assert 0.9 * share <= simulation.spent[other] / simulation.spent[one] <= 1.1 * share
 
 
 def test_time_that_was_not_used_is_not_kept() -> None:

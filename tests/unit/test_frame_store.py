@@ -99,6 +99,21 @@ def test_what_is_sent_counts_for_its_job_until_it_was() -> None:
     assert shelf.take(handles[1], ME) is not None
 
 
+def test_a_frame_that_is_sent_with_a_reply_counts_as_any_other_on_its_way() -> None:
+    shelf = FrameStore(1000)
+    sent = shelf.send(np.zeros(200, np.uint8), job=ME)
+    assert sent is not None
+    assert (shelf.sent, len(shelf), shelf.nbytes, dict(shelf.held_bytes())) == (1, 0, 0, {ME: 200})
+    assert shelf.send(np.zeros(100, np.uint8), job=ME) is None  # A quarter of the memory for one job.
+    handle = put(shelf, nbytes=100)
+    with pytest.raises(Refusal, match="of this job are on their way"):
+        shelf.take(handle, ME)
+    assert shelf.send(np.zeros(100, np.uint8), job=YOU) is not None
+    del sent
+    assert dict(shelf.held_bytes()) == {ME: 100}
+    assert shelf.take(handle, ME) is not None
+
+
 def test_frames_on_their_way_are_counted() -> None:
     shelf = FrameStore(1 << 30)
     sent = [shelf.take(put(shelf), ME) for _ in range(64)]

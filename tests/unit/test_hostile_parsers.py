@@ -24,7 +24,7 @@ from gigl_loader.rpc import request_reader, requests
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.replies import Assembly
+from gigl_loader.rpc.replies import parsed
 from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import Layout
@@ -83,10 +83,7 @@ def _inner_json(text: bytes) -> object:
 
 
 def _reply(text: bytes) -> object:
-    data = np.frombuffer(_headed(text), np.uint8)
-    assembly = Assembly()
-    assembly.add(data, len(data))
-    return assembly.finish()
+    return parsed(np.frombuffer(_headed(text), np.uint8))
 
 
 def _refusal(text: bytes) -> None:

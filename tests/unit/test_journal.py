@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.sampling.bounds import TooManyEdges
+from gigl_loader.sampling.plan import plan_digest
 from gigl_server.sampling.journal import DEATHS, Journal, Quarantined, default_path
 from tests.support.plans import seed_request
 
@@ -26,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def task(plan: str = "plan", batch: int = 0) -> Any:
-    producer = SimpleNamespace(plan_text=plan, digest=b"")
+    producer = SimpleNamespace(plan_text=plan, digest=plan_digest(plan))
     channel = SimpleNamespace(producer=producer, deferred_features=False)
     return SimpleNamespace(channel=channel, request=seed_request(0, batch, np.arange(3)))
 

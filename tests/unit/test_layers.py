@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"gigl_loader": ROOT, "gigl_server": ROOT / "servers", "gigl_client": ROOT / "clients"}
+PACKAGES = {
+    "gigl_loader": ROOT,
+    "gigl_server": ROOT / "servers",
+    "gigl_ray": ROOT / "servers",
+    "gigl_client": ROOT / "clients",
+}
 
 VALUES = frozenset(
     {
@@ -170,10 +175,22 @@ def test_servers_and_clients_know_neither_each_other_nor_loaders(package: str) -
     assert wrong == []
 
 
-SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "ports")
+def test_what_ray_places_is_made_of_values_and_server_processes() -> None:
+    may = ("gigl_ray", "gigl_loader.errors", "gigl_loader.retry", "gigl_loader.rpc.", "gigl_server.")
+    wrong = [
+        f"{found.file.relative_to(ROOT)}:{found.line}: {found.module}"
+        for _, path in modules("gigl_ray")
+        for found in imports(path)
+        if not found.module.startswith(may)
+    ]
+    assert wrong == []
+
+
+SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "partitions", "ports")
 """Of ``gigl_server``, as floors: a room imports from those before it, and the values below."""
 SERVER_VALUES = frozenset(
     {
+        "access",
         "audit",
         "bind_check",
         "certificate_renewal",
@@ -210,7 +227,7 @@ def test_the_table_catches_what_it_should() -> None:
     assert allowed("dataset", Import(here, 1, "gigl_loader.partition.build", lazy=True))
 
 
-HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "scipy", "typer", "rich")
+HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "ray", "scipy", "typer", "rich")
 
 
 @pytest.mark.parametrize(
@@ -220,6 +237,8 @@ HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "scipy", "type
         ("import gigl_loader.workers.main", HEAVY),
         ("import gigl_loader.sampling.local, gigl_loader.graph.graph, gigl_loader.channel.frame", HEAVY),
         ("import gigl_loader.dataset", HEAVY),
+        ("import gigl_loader.partition", HEAVY),
+        ("import gigl_loader.partition.task_process, gigl_loader.partition.ray_task", HEAVY),
         ("import gigl_loader.rpc.remote_store", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_loader.hosts.peers", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_server.peer_child", ("torch", "torch_geometric", "cryptography")),

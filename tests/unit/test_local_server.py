@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import GiglError, StorageUnavailable
-from gigl_server import local_cluster
+from gigl_server import server_process
 from gigl_server.local_server import _told
 
 
@@ -39,8 +39,8 @@ def test_a_wait_that_had_no_time_left_leaves_time_to_tell(monkeypatch: pytest.Mo
         ends.append(link.dup())
         return SimpleNamespace(pid=1, wait=lambda _: 0, send_signal=print)
 
-    monkeypatch.setattr(local_cluster, "FreshProcess", process)
-    life = local_cluster._Incarnation({"name": "server"})
+    monkeypatch.setattr(server_process, "FreshProcess", process)
+    life = server_process.ServerProcess({"name": "server"})
     [child] = ends
     with child, child.makefile("rb") as lines:
         assert json.loads(lines.readline()) == {"name": "server"}

@@ -23,7 +23,7 @@ import os
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 
-with RemoteDistDataset.connect(os.environ["GIGL_STORE"], timeout=20, transport="flight") as dataset:
+with RemoteDistDataset.connect(os.environ["GIGL_STORE"], timeout=20, transport="network") as dataset:
     with DistNeighborLoader(dataset, [2], batch_size=100, seed=1) as loader:
         for _ in loader:
             pass
@@ -60,7 +60,7 @@ def test_a_script_shows_its_requests_when_asked(tmp_path: Path) -> None:
     for pattern in (
         r"DEBUG gigl_loader\.rpc\.store_client: .*: CreateProducer: [\d.]+ ms",
         r"DEBUG gigl_loader\.rpc\.store_client: .*: Sample batch 1 of epoch 0",
-        r"DEBUG gigl_loader\.rpc\.connection: .*: frame: \d+ bytes sent, \d+ received in [\d.]+ ms",
+        r"DEBUG gigl_loader\.rpc\.connection: .*: manifest: \d+ bytes sent, \d+ received in [\d.]+ ms",
         r"DEBUG gigl_loader\.loaders\.stream: batch 1 of epoch 0 after [\d.]+ ms",
     ):
         assert re.search(pattern, shown), (pattern, shown)

@@ -48,6 +48,21 @@ def filled(path: Path, rows: int = 3, **fill: str) -> dict[str, np.ndarray[Any, 
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32(), 2), pa.list_(pa.float32())])
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_missing_lists_are_filled_number_by_number(tmp_path: Path, kind: pa.DataType, rows: int) -> None:
+    lists = pa.array([None, [1.0, None], None, [3.0, 5.0]], kind)
+    pq.write_table(pa.table({"emb": lists}), tmp_path / "users.parquet")
+    given = filled(tmp_path / "users.parquet", rows, emb="9")["emb"]
+    assert given.tolist() == [[9, 9], [1, 9], [9, 9], [3, 5]]
+    assert filled(tmp_path / "users.parquet", rows, emb="mean")["emb"].tolist() == [
+        [2, 5],
+        [1, 5],
+        [2, 5],
+        [3, 5],
+    ]
+
+
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_missing_values_are_filled_as_told(users: Path, rows: int) -> None:
     found = filled(users, rows, age="-1", height="nan", happy="true", born="1970-01-02")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -47,6 +49,22 @@ def test_ranks_of_a_host_must_hold_the_same() -> None:
     rule = "ranks of host 1 opened different partitions: partitions 1 on rank 2, partitions 0, 1 on rank 3"
     with pytest.raises(ValueError, match=rule):
         check_holdings(_holdings((0,), (0,), (1,), (0, 1), ranks_per_host=2), 2)
+
+
+def test_hosts_that_would_draw_differently_are_told_apart() -> None:
+    mine, other = _holdings((0,), (1,), versions=(3, 2, 1))
+    check_holdings([mine, replace(other, versions=(4, 3, 1))], 2)
+    rule = (
+        "different batches: draw specification 1 on rank 0, draw specification 2 on rank 1; install the same"
+    )
+    with pytest.raises(ValueError, match=rule):
+        check_holdings([mine, replace(other, versions=(3, 2, 2))], 2)
+
+
+def test_what_a_later_build_publishes_is_read() -> None:
+    [mine] = _holdings((0, 1), versions=(3, 2, 1), library="1.0")
+    published = json.loads(json.dumps(asdict(mine)))
+    assert Holding.from_json({**published, "colour": "red"}) == mine
 
 
 def test_graphs_must_be_equal() -> None:

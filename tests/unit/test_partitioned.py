@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from gigl_loader.sampling.store import (
     WireCounts,
 )
 from gigl_loader.tensors import as_rows
+from tests.support.leftovers import wait_until
 from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
@@ -109,7 +112,14 @@ def _store(graph: Graph, first: Callable[[int], Callable[[], None]]) -> tuple[Pa
     return store, told
 
 
+@pytest.fixture
+def much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the few targets of the test's graph count as many."""
+    monkeypatch.setattr("gigl_loader.sampling.partitioned._FEW", 0)
+
+
 @pytest.mark.parametrize("what", ["sample", "gather"])
+@pytest.mark.usefixtures("much")
 def test_all_owners_are_asked_at_once_and_this_host_s_in_the_caller_s_thread(graph: Graph, what: str) -> None:
     together = threading.Barrier(3, timeout=SECONDS)
     store, told = _store(graph, lambda _: _meeting(together))
@@ -120,6 +130,36 @@ def test_all_owners_are_asked_at_once_and_this_host_s_in_the_caller_s_thread(gra
             store.gather([_want(graph)])
     assert told[1].finished == [threading.current_thread().name]
     assert all(each.finished[0].startswith("ask") for each in (told[0], told[2]))
+
+
+def test_where_little_is_drawn_here_the_caller_s_thread_asks_one_owner_itself(graph: Graph) -> None:
+    together = threading.Barrier(2, timeout=SECONDS)
+    store, told = _store(graph, lambda part: _nothing if part == 1 else _meeting(together))
+    with closing(store):
+        answers = store.sample([_ask(graph)])[0]
+    threads = [each.finished[0].partition("_")[0] for each in told]
+    own = threading.current_thread().name
+    assert threads == ["ask", own, own]
+    drawn = [told[part].store.sample(_ask(graph).share(part)) for part in range(3)]
+    assert [each.positions.tolist() for each in answers] == [each.positions.tolist() for each in drawn]
+
+
+def test_rows_that_all_lie_elsewhere_are_asked_for_at_once_too(graph: Graph) -> None:
+    together = threading.Barrier(3, timeout=SECONDS)
+    told = [Told(LocalStore(graph, part), _meeting(together)) for part in range(3)]
+    store = PartitionedStore(graph.schema, local={}, remote=dict(enumerate(told)))
+    with closing(store):
+        store.gather([_want(graph)])
+    assert sum(each.finished == [threading.current_thread().name] for each in told) == 1
+
+
+def test_a_closed_store_asks_nobody(graph: Graph) -> None:
+    store, told = _store(graph, lambda _: _nothing)
+    store.close()
+    for ask in (lambda: store.sample([_ask(graph)]), lambda: store.gather([_want(graph)])):
+        with pytest.raises(RuntimeError, match="after its shutdown"):
+            ask()
+    assert not any(each.finished for each in told)
 
 
 def test_all_edge_types_of_a_hop_are_asked_at_once(graph: Graph) -> None:
@@ -141,6 +181,7 @@ def test_rows_of_all_owners_come_in_the_order_asked(graph: Graph) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 @pytest.mark.parametrize("what", ["sample", "gather"])
+@pytest.mark.usefixtures("much")
 def test_an_error_is_raised_when_nobody_is_at_work_any_more(graph: Graph, failing: int, what: str) -> None:
     """What went on writing would write into another batch."""
     raised = threading.Event()
@@ -161,6 +202,25 @@ def test_an_error_is_raised_when_nobody_is_at_work_any_more(graph: Graph, failin
             store.sample([_ask(graph)]) if what == "sample" else store.gather([_want(graph)])
         others = [told[part] for part in (0, 2) if part != failing]
         assert all(len(each.finished) == 1 for each in others)
+
+
+@pytest.mark.usefixtures("much")
+def test_the_memory_of_a_failed_gather_waits_for_no_garbage_collection(graph: Graph) -> None:
+    def fail() -> None:
+        raise StorageUnavailable("as planned")
+
+    store, _ = _store(graph, lambda part: _nothing if part == 1 else fail)
+    gc.disable()
+    try:
+        with closing(store):
+            want = _want(graph)
+            memory = weakref.ref(want.out[0])
+            with pytest.raises(StorageUnavailable, match="as planned") as caught:
+                store.gather([want])
+            del want, caught
+            assert wait_until(lambda: memory() is None, seconds=SECONDS)
+    finally:
+        gc.enable()
 
 
 def test_a_refusal_while_asks_go_out_is_raised_when_nobody_is_at_work_any_more(graph: Graph) -> None:

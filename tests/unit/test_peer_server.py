@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import numpy as np
-import pyarrow as pa
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.native import crc32c
 from gigl_loader.rpc import requests
-from gigl_loader.rpc.checksums import UNREAD_HEADER, Crc32c, checksum_trailer
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.remote_store import fetch_split
-from gigl_loader.rpc.requests import Envelope, encode, encode_ping
+from gigl_loader.rpc.requests import Envelope, SplitRequest, encode, encode_ping
+from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_server.peer_server import build_server
-from gigl_server.ports import flight as data_port
+from gigl_server.ports import data as data_port
 from gigl_server.ports.queries import Queries
 from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER, TOKEN, remote_store, served
+from tests.support.raw_data import RawCaller, Refused
 from tests.support.sources import small_graph
 from tests.support.stalled import StalledCaller
 
@@ -93,25 +89,12 @@ def works(graph: Graph, endpoint: Endpoint) -> bool:
         store.close()
 
 
-def get(endpoint: Endpoint, ticket: bytes, *, headers: dict[str, str] | None = None) -> bytes:
-    """Ask the data port without any of our client's code."""
+def refusal(endpoint: Endpoint, ticket: bytes, *, headers: dict[str, str] | None = None) -> str:
+    """Ask the data port without any of our client's code, and return the kind of its refusal."""
     given = {"authorization": authorization(TOKEN)} if headers is None else headers
-    pairs = [(name.encode(), value.encode()) for name, value in given.items()]
-    options = flight.FlightCallOptions(timeout=10, headers=pairs)
-    client = flight.FlightClient(f"grpc+tcp://{endpoint.data_address}")
-    try:
-        reader = client.do_get(flight.Ticket(ticket), options)
-        return b"".join(chunk.data.column(0).to_numpy().tobytes() for chunk in reader)
-    finally:
-        client.close()
-
-
-def refusal(endpoint: Endpoint, ticket: bytes, **options: Any) -> dict[str, str]:
-    with pytest.raises(flight.FlightError) as raised:
-        get(endpoint, ticket, **options)
-    assert "Traceback" not in str(raised.value)
-    record: dict[str, str] = json.loads(raised.value.extra_info)
-    return record
+    text = "".join(f"{name}: {value}\n" for name, value in given.items())
+    with RawCaller(endpoint.data_address) as caller:
+        return caller.kind(ticket, text.encode())
 
 
 # --- hostile requests: the right answer, and the service goes on
@@ -128,7 +111,7 @@ def refusal(endpoint: Endpoint, ticket: bytes, **options: Any) -> dict[str, str]
     ids=["nothing", "ones", "noise", "nesting"],
 )
 def test_garbage_is_refused(graph: Graph, endpoint: Endpoint, ticket: bytes, kind: str) -> None:
-    assert refusal(endpoint, ticket)["kind"] == kind
+    assert refusal(endpoint, ticket) == kind
     assert works(graph, endpoint)
 
 
@@ -136,7 +119,7 @@ def test_an_oversized_request_is_refused(
     graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "MAX_REQUEST_BYTES", 1 << 20)
-    assert refusal(endpoint, b"x" * (2 << 20))["kind"] == "too large"
+    assert refusal(endpoint, b"x" * (2 << 20)) == "too large"
     assert works(graph, endpoint)
 
 
@@ -147,19 +130,8 @@ def test_an_oversized_request_is_refused(
 )
 def test_who_has_no_token_is_refused(graph: Graph, endpoint: Endpoint, headers: dict[str, str]) -> None:
     ping = encode_ping(Envelope(graph=graph.manifest.digest, partition=0))
-    assert refusal(endpoint, ping, headers=headers)["kind"] == "unauthenticated"
+    assert refusal(endpoint, ping, headers=headers) == "unauthenticated"
     assert works(graph, endpoint)
-
-
-def test_other_flight_calls_need_the_token_and_do_nothing(endpoint: Endpoint) -> None:
-    client = flight.FlightClient(f"grpc+tcp://{endpoint.data_address}")
-    good = flight.FlightCallOptions(timeout=5, headers=[(b"authorization", authorization(TOKEN).encode())])
-    with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.list_flights(options=flight.FlightCallOptions(timeout=5)))
-    for call in (client.list_flights, client.list_actions):
-        with pytest.raises((pa.ArrowException, NotImplementedError)):
-            list(call(options=good))
-    client.close()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +192,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
             assert entered.wait(10)
-        assert refusal(endpoint, b"garbage")["kind"] == "busy"  # Not even parsed.
+        assert refusal(endpoint, b"garbage") == "busy"  # Not even parsed.
         asker = threading.Thread(target=quick.sample, args=(ask(),))
         asker.start()
         assert wait_until(lambda: quick.wire().retries >= 2, seconds=10)
@@ -269,9 +241,13 @@ def test_more_edges_than_a_reply_may_have_are_refused_before_they_are_drawn(
     monkeypatch.setattr("gigl_loader.sampling.local_store.draw_hop", lambda *_, **__: 1 / 0)
     many = ask(rule=DrawRule(fanout=fanout, replace=True))
     ticket = requests.encode(Envelope(graph=graph.manifest.digest, partition=0), many, graph.schema)
-    record = refusal(endpoint, ticket)
-    assert record["kind"] == "too large"
-    assert record["message"] == f"{fanout * 50} edges of 50 nodes; at most 16777216 are drawn at once"
+    told = f"^{fanout * 50} edges of 50 nodes; at most 16777216 are drawn at once$"
+    with (
+        RawCaller(endpoint.data_address, token=TOKEN) as caller,
+        pytest.raises(Refused, match=told) as raised,
+    ):
+        caller.ask(ticket)
+    assert raised.value.kind == "too large"
 
 
 @pytest.mark.parametrize("fanout", [-1, 3])
@@ -283,15 +259,15 @@ def test_an_ask_that_is_too_large_is_answered_in_parts(
     given = ask(rule=DrawRule(fanout=fanout, replace=replacing))
     whole = store.sample(given)
     assert store.wire().calls == 1
-    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", len(whole.positions))
+    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", len(whole.positions))
     store.sample(given)
     assert store.wire().calls == 2  # Exactly as many as allowed.
-    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 40)
+    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 40)
     cut = store.sample(given)
     assert store.wire().calls > 6
     for name in ("counts", "positions", "edge_ids", "slots"):
         assert np.array_equal(getattr(cut, name), getattr(whole, name))
-    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 2)
+    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 2)
     with pytest.raises(SamplingError, match=r"\d+ edges of 1 nodes; .* of one node: set a fanout$"):
         store.sample(given)
     store.close()
@@ -312,12 +288,12 @@ def test_induced_edges_come_in_parts_where_a_reply_cannot_hold_them_and_rows_onc
     )
     whole = store.induced(given)
     assert store.wire().calls == 1
-    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 40)
+    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 40)
     cut = store.induced(given)
     assert store.wire().calls > 6
     for name in ("counts", "positions", "edge_ids", "slots"):
         assert np.array_equal(getattr(cut, name), getattr(whole, name))
-    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 2)
+    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 2)
     with pytest.raises(SamplingError, match=r"of one node: ask for fewer nodes$"):
         store.induced(given)
     repeated = replace(given, targets=np.resize(given.targets, 100 * len(given.targets)))
@@ -354,15 +330,14 @@ def test_splits_come_from_who_holds_them() -> None:
     graph = store_graphs()[0].graph
     named = [(name, split) for name, nodes in graph.schema.nodes.items() for split in nodes.splits]
     with served(graph) as endpoint:
-        given: dict[str, Any] = {"schema": graph.schema, "digest": graph.manifest.digest, "timeout_s": 10.0}
-        for node_type, split in named:
-            for part in endpoint.partitions:
-                found = fetch_split(endpoint, part, CALLER, node_type=node_type, split=split, **given)
-                assert found.tolist() == graph.split_part(node_type, split, part).tolist()
-        with pytest.raises(ValueError, match="no split 'absent'"):
-            fetch_split(
-                endpoint, 0, CALLER, node_type=next(iter(graph.schema.nodes)), split="absent", **given
-            )
+        for part in endpoint.partitions:
+            with closing(remote_store(graph, endpoint, part)) as store:
+                for node_type, split in named:
+                    found = store.split(SplitRequest(node_type=node_type, split=split))
+                    assert found.tolist() == graph.split_part(node_type, split, part).tolist()
+                absent = SplitRequest(node_type=next(iter(graph.schema.nodes)), split="absent")
+                with pytest.raises(ValueError, match="no split 'absent'"):
+                    store.split(absent)
 
 
 # --- control
@@ -414,39 +389,6 @@ def test_an_oversized_control_call_is_refused(graph: Graph, endpoint: Endpoint) 
 def test_everything_works_over_tls(graph: Graph, tls_endpoint: Endpoint) -> None:
     assert works(graph, tls_endpoint)
     check_peer(tls_endpoint, CALLER, digest=graph.manifest.digest, timeout_s=10)
-
-
-def test_checksums_of_replies_are_for_plain_text(
-    graph: Graph, endpoint: Endpoint, tls_endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[str] = []
-
-    class Seen(Crc32c):
-        def matches(self, trailer: bytes) -> bool:
-            shown.append("caller")
-            return super().matches(trailer)
-
-        def trailer(self) -> bytes:
-            shown.append("either")
-            return super().trailer()
-
-    monkeypatch.setattr("gigl_loader.rpc.connection.Crc32c", Seen)
-    monkeypatch.setattr("gigl_server.ports.flight_auth.Crc32c", Seen)
-    assert works(graph, tls_endpoint)
-    assert not shown
-    assert works(graph, endpoint)
-    assert shown.count("either") == 2 * shown.count("caller") > 0
-
-
-def test_a_trailer_is_zero_only_for_callers_that_do_not_look(graph: Graph, endpoint: Endpoint) -> None:
-    request = encode_ping(Envelope(graph=graph.manifest.digest, partition=0))
-    with flight.FlightClient(f"grpc+tcp://{endpoint.data_address}") as client:
-        for extra, checked in (([], True), ([(UNREAD_HEADER.encode(), b"tls")], False)):
-            headers = [(b"authorization", f"Bearer {TOKEN}".encode()), *extra]
-            stream = client.do_get(flight.Ticket(request), flight.FlightCallOptions(headers=headers))
-            *chunks, trailer = (batch.column(0).to_numpy() for batch in stream.to_reader())
-            expected = crc32c(np.concatenate(chunks)) if checked else 0
-            assert trailer.tobytes() == checksum_trailer(expected)
 
 
 def test_a_caller_without_tls_is_told(graph: Graph, tls_endpoint: Endpoint) -> None:
@@ -510,9 +452,14 @@ def test_check_peer_says_what_to_mend(
         check_peer(replace(endpoint, partitions=(0, 1)), CALLER, digest=digest, timeout_s=5)
     with pytest.raises(StorageUnavailable, match=r"the name 'nowhere\.invalid' is not known here"):
         check_peer(replace(endpoint, host="nowhere.invalid"), CALLER, digest=digest, timeout_s=5)
-    monkeypatch.setattr("gigl_loader.rpc.peer.WIRE_VERSION", 99)
-    with pytest.raises(ValueError, match="install the same version on all hosts"):
-        check_peer(endpoint, CALLER, digest=digest, timeout_s=5)
+    own = BuildVersions.own()
+    for other in (replace(own, wire=99, oldest_wire=99), replace(own, draws=99)):
+        monkeypatch.setattr(BuildVersions, "of", lambda _, other=other: other)
+        with pytest.raises(ValueError, match=r"99; here it is .*install the same version") as told:
+            check_peer(endpoint, CALLER, digest=digest, timeout_s=5)
+        assert "\n" not in str(told.value)
+    monkeypatch.setattr(BuildVersions, "of", lambda _: replace(own, wire=99))
+    assert check_peer(endpoint, CALLER, digest=digest, timeout_s=5).wire == own.wire
 
 
 def test_check_peer_knocks_at_both_ports(graph: Graph, endpoint: Endpoint) -> None:

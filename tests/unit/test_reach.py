@@ -14,6 +14,7 @@ from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.reach import is_local
+from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.store_client import StoreClient
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def test_no_byte_leaves_before_it_is_refused(listener: socket.socket) -> None:
         closing(Connection(at(listener), caller, timeout_s=2)) as data,
         pytest.raises(ValueError, match=REFUSED),
     ):
-        data.call(b"request", list)
+        data.call(b"request", assembled)
     with pytest.raises(TimeoutError):
         listener.accept()
 

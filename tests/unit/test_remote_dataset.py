@@ -333,13 +333,16 @@ def test_it_stays_in_its_process(there: RemoteDistDataset, monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_that_ends_disturbs_nothing(there: RemoteDistDataset) -> None:
+def test_forked_children_that_end_disturb_nothing(there: RemoteDistDataset) -> None:
+    """Many, because gRPC's own handlers of forks abort one in six."""
     with loader(there) as batches:
-        next(batches)
-        child = multiprocessing.get_context("fork").Process(target=gc.collect)
-        child.start()
-        child.join(20)
-        assert child.exitcode == 0
+        for number in range(20):
+            next(batches, None)
+            child = multiprocessing.get_context("fork").Process(target=int if number else gc.collect)
+            child.start()
+            child.join(60)
+            assert child.exitcode == 0
+    with loader(there) as batches:
         assert list(batches)
 
 
@@ -355,7 +358,7 @@ def test_a_forked_child_that_ends_disturbs_nothing(there: RemoteDistDataset) -> 
         ({"addresses": "0.0.0.0:7070"}, ValueError, r"0\.0\.0\.0:7070 cannot be asked"),
         ({"addresses": "127.0.0.1:0"}, ValueError, r"127\.0\.0\.1:0 cannot be asked"),
         ({"timeout": 0}, ValueError, "timeout must be a positive number of seconds, got 0"),
-        ({"transport": "mail"}, ValueError, "transport must be one of auto, ring, flight, got 'mail'"),
+        ({"transport": "mail"}, ValueError, "transport must be one of auto, ring, network, got 'mail'"),
         ({"rows": "no"}, ValueError, "rows must be one of auto, direct, through, got 'no'"),
         ({"credentials": "token"}, TypeError, r"credentials must be a gigl_client\.Caller, got a str"),
     ],

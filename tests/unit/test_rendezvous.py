@@ -18,6 +18,16 @@ def _meetings(count: int, *, timeout: float = 1, store: Any = None) -> Sequence[
     return [Rendezvous(RankGroup(store, rank, count), timeout=timeout) for rank in range(count)]
 
 
+class _Gone:
+    """A store whose holder ended after this rank had come."""
+
+    def add(self, key: str, amount: int) -> int:
+        return amount
+
+    def check(self, keys: Sequence[str]) -> bool:
+        raise RuntimeError("Connection was likely closed")
+
+
 def test_what_ranks_tell_is_heard_in_their_order() -> None:
     meetings = _meetings(3)
     for meeting in meetings:
@@ -88,6 +98,13 @@ def test_settling_waits_for_values_and_failures_and_raises_nothing() -> None:
     first.settle("reach", ranks=[0, 1])
     with pytest.raises(ValueError, match=r"rank 1: ValueError\(\)"):
         first.hear("reach", what="tell")
+
+
+def test_settling_with_a_store_that_is_gone_leaves_room_for_the_error_that_is_raised() -> None:
+    meeting = _meetings(2, store=_Gone(), timeout=60)[0]
+    with pytest.raises(ConnectionError, match="of the process group does not answer"):
+        meeting.told("reach")
+    meeting.settle("reach", ranks=[0, 1])
 
 
 def test_meetings_of_one_group_do_not_mix() -> None:

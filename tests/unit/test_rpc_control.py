@@ -21,7 +21,11 @@ def test_the_generated_messages_are_those_of_the_proto() -> None:
     }
     assert generated == written
     calls = re.findall(r"rpc (\w+)\((\w+)\) returns \((\w+)\);", PROTO)
-    methods = [*control.METHODS.items(), *control.STORE_METHODS.items()]
+    methods = [
+        *control.METHODS.items(),
+        *control.STORE_METHODS.items(),
+        *control.ADMIN_METHODS.items(),
+    ]
     assert calls == [(name, ask.__name__, reply.__name__) for name, (ask, reply) in methods]
 
 

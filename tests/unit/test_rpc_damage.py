@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Refusal
-from gigl_loader.rpc.replies import Assembly, RowScatter, neighbors_document, read_neighbors
+from gigl_loader.rpc.replies import RowScatter, neighbors_document, parsed, read_neighbors
 from tests.unit import test_rpc_replies as replies
 from tests.unit import test_rpc_requests as requests
 
@@ -54,10 +54,8 @@ def test_a_damaged_reply_of_neighbours_is_refused_or_can_be_one(changes: list[tu
     data = np.frombuffer(
         damaged(np.concatenate(neighbors_document(replies.DRAWN)).tobytes(), changes), np.uint8
     )
-    assembly = Assembly()
-    assembly.add(data, len(data))
     try:
-        found = read_neighbors(*assembly.finish(), replies.ask(), replies.SCHEMA)
+        found = read_neighbors(*parsed(data), replies.ask(), replies.SCHEMA)
     except FormatError:
         return
     assert found.counts.sum() == len(found.positions)

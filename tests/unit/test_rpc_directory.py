@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from pyarrow import flight
 
 from gigl_loader.errors import FormatError, SamplingError
 from gigl_loader.graph.folder import MemoryFolder
@@ -26,7 +24,8 @@ from gigl_loader.rpc.graph_requests import (
     encode_graph_request,
 )
 from gigl_loader.tensors import Layout, spec_of
-from tests.support.peers import CALLER, served
+from tests.support.peers import CALLER, TOKEN, served
+from tests.support.raw_data import RawCaller, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,14 +67,10 @@ class Served(NamedTuple):
         finally:
             connection.close()
 
-    def refusal(self, ticket: bytes) -> dict[str, str]:
-        headers = [(name.encode(), text.encode()) for name, text in CALLER.headers]
-        client = flight.FlightClient(f"grpc+tcp://{self.endpoint.data_address}")
-        with pytest.raises(flight.FlightError) as raised:
-            list(client.do_get(flight.Ticket(ticket), flight.FlightCallOptions(timeout=10, headers=headers)))
-        client.close()
-        record: dict[str, str] = json.loads(raised.value.extra_info)
-        return record
+    def refusal(self, ticket: bytes) -> Refused:
+        with RawCaller(self.endpoint.data_address, token=TOKEN) as caller, pytest.raises(Refused) as raised:
+            caller.ask(ticket)
+        return raised.value
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +138,7 @@ def test_another_graph_or_type_is_refused(dense: Served) -> None:
     ticket = encode_graph_request(
         ListRequest(node_type="absent", first=0, count=3), dense.graph.manifest.digest
     )
-    assert dense.refusal(ticket)["message"] == "no node type 'absent'"
+    assert str(dense.refusal(ticket)) == "no node type 'absent'"
 
 
 def edited(ticket: bytes, entries: dict[str, str | None], **arrays: npt.NDArray[Any]) -> bytes:
@@ -179,10 +174,10 @@ def test_inquiries_that_break_a_rule_are_refused(dense: Served) -> None:
         some + b"\0",
         some[:-1],
     ]
-    assert [dense.refusal(ticket)["kind"] for ticket in malformed] == ["malformed"] * len(malformed)
-    assert dense.refusal(edited(some, {}, rows=np.array([-1])))["kind"] == "invalid"
-    assert dense.refusal(edited(some, {"graph": "x"}))["kind"] == "other graph"
-    assert dense.refusal(edited(span, {"count": str(graph_requests.MAX_LISTED + 1)}))["kind"] == "too large"
+    assert [dense.refusal(ticket).kind for ticket in malformed] == ["malformed"] * len(malformed)
+    assert dense.refusal(edited(some, {}, rows=np.array([-1]))).kind == "invalid"
+    assert dense.refusal(edited(some, {"graph": "x"})).kind == "other graph"
+    assert dense.refusal(edited(span, {"count": str(graph_requests.MAX_LISTED + 1)})).kind == "too large"
     with dense.asking() as nodes:
         assert len(nodes.ids("paper", np.arange(3))) == 3
 
@@ -195,9 +190,7 @@ def test_a_large_inquiry_is_refused_before_it_is_answered(
         IdsRequest(node_type="paper", positions=np.arange(11)),
         LocateRequest(node_type="paper", ids=np.arange(11)),
     ):
-        assert (
-            dense.refusal(encode_graph_request(inquiry, dense.graph.manifest.digest))["kind"] == "too large"
-        )
+        assert dense.refusal(encode_graph_request(inquiry, dense.graph.manifest.digest)).kind == "too large"
 
 
 def test_a_reply_that_cannot_be_right_is_not_believed(dense: Served, monkeypatch: pytest.MonkeyPatch) -> None:

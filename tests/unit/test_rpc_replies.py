@@ -14,7 +14,6 @@ from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
 from gigl_loader.rpc import replies
 from gigl_loader.rpc.replies import (
     CHUNK_BYTES,
-    Assembly,
     RowScatter,
     neighbors_document,
     read_neighbors,
@@ -23,6 +22,7 @@ from gigl_loader.rpc.replies import (
     row_layout,
     split_document,
 )
+from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import Layout, spec_of
 
@@ -50,12 +50,26 @@ DRAWN = Neighbors(
 )
 
 
-def assembled(*chunks: npt.NDArray[np.uint8], total: int | None = -1) -> tuple[Layout, Any]:
-    assembly = Assembly()
-    size = sum(map(len, chunks)) if total == -1 else total
-    for number, chunk in enumerate(chunks):
-        assembly.add(chunk, None if number else size)
-    return assembly.finish()
+class Source:
+    """A connection that has received these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, out: npt.NDArray[np.uint8]) -> None:
+        out[:] = np.frombuffer(self._data[: len(out)], np.uint8)
+        self._data = self._data[len(out) :]
+
+    def finish(self) -> bool:
+        return not self._data
+
+
+def reply_of(data: npt.NDArray[np.uint8], nbytes: int | None = None) -> ReplyStream:
+    return ReplyStream(Source(data.tobytes()), len(data) if nbytes is None else nbytes, Scratch())
+
+
+def assembled(*pieces: npt.NDArray[np.uint8], total: int | None = None) -> tuple[Layout, Any]:
+    return replies.assembled(reply_of(np.concatenate(pieces), total))
 
 
 def document(**arrays: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -136,27 +150,27 @@ def test_every_broken_rule_of_a_split_is_refused(reply: Any, message: str) -> No
         read_split(*assembled(reply), 0, 8)
 
 
-def test_a_document_is_put_together_from_any_chunks() -> None:
-    whole = document(positions=P)
-    for cut in (1, 8, 100, len(whole) - 1):
-        layout, buffer = assembled(whole[:cut], whole[cut:])
-        assert layout.view(buffer, "positions").tolist() == P.tolist()
-
-
 def test_documents_that_are_not_as_large_as_they_say_are_refused() -> None:
     whole = document(positions=P)
-    with pytest.raises(FormatError, match=f"ended after {len(whole)} bytes"):
-        assembled(whole, total=len(whole) + 1)
-    with pytest.raises(FormatError, match="more than the 10 bytes"):
+    with pytest.raises(FormatError, match="does not match its checksum"):
         assembled(whole, total=10)
-    with pytest.raises(FormatError, match="of None bytes"):
-        assembled(whole, total=None)
     with pytest.raises(FormatError, match="at most"):
         assembled(whole, total=replies.MAX_REPLY_BYTES + 1)
-    with pytest.raises(FormatError, match="ended after 0 bytes"):
-        Assembly().finish()
+    with pytest.raises(FormatError, match="0 bytes cannot hold"):
+        assembled(np.empty(0, np.uint8))
     with pytest.raises(FormatError, match="1 bytes follow its end"):
         assembled(whole, np.zeros(1, np.uint8))
+
+
+def test_a_reader_that_stops_early_or_reads_on_is_told() -> None:
+    reply = reply_of(np.arange(8, dtype=np.uint8))
+    assert [bytes(piece) for piece in reply.pieces([3, 2])] == [bytes(range(3)), bytes([3, 4])]
+    with pytest.raises(FormatError, match="3 bytes follow its end"):
+        reply.finish()
+    with pytest.raises(FormatError, match="it ends after 8 bytes"):
+        reply.read(np.empty(4, np.uint8))
+    reply.read(np.empty(3, np.uint8))
+    reply.finish()
 
 
 # --- rows
@@ -180,6 +194,12 @@ def scatter(*chunks: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
+def receive(rows: RowScatter, reply: npt.NDArray[np.uint8]) -> None:
+    for chunk in rows.chunks(reply_of(reply)):
+        rows.add(chunk)
+    rows.finish()
+
+
 @pytest.mark.parametrize("cuts", [(), (-44,), (-28,), (-12,), (-44, -36, -12, -3)], ids=str)
 def test_rows_go_to_their_places_however_the_reply_is_cut_between_them(cuts: tuple[int, ...]) -> None:
     whole = row_reply()
@@ -187,6 +207,16 @@ def test_rows_go_to_their_places_however_the_reply_is_cut_between_them(cuts: tup
     assert np.array_equal(y[PLACES], np.arange(32).reshape(4, 8))
     assert np.array_equal(x[PLACES], np.arange(32, 44).reshape(4, 3))
     assert (y[[2, 4]] == 99).all()
+
+
+def test_rows_are_received_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "CHUNK_BYTES", 20)
+    out = [np.full((6, 8), 99, np.uint8), np.full((6, 3), 99, np.uint8)]
+    receive(RowScatter(ROWS, PLACES, out), row_reply())
+    assert np.array_equal(out[0][PLACES], np.arange(32).reshape(4, 8))
+    assert np.array_equal(out[1][PLACES], np.arange(32, 44).reshape(4, 3))
+    with pytest.raises(FormatError, match=r"bytes, where the rows take \d+"):
+        receive(RowScatter(ROWS, PLACES, out), row_reply()[:-1])
 
 
 def test_rows_that_are_cut_short_or_changed_are_refused() -> None:

@@ -810,7 +810,7 @@ def test_load_counts_what_was_done() -> None:
         total = sum(outcome.nbytes for outcome in outcomes)
         assert (load.workers, load.jobs, load.producers, load.batches, load.nbytes) == (2, 1, 1, 3, total)
         assert load.ready_bytes == total - outcomes[0].nbytes
-        assert (channel.key, channel.name, channel.transport) == ("train", "train rank 0", "flight")
+        assert (channel.key, channel.name, channel.transport) == ("train", "train rank 0", "network")
         assert (channel.batches, channel.nbytes, channel.queued, channel.ready) == (3, total, 0, 2)
         assert channel.sampling_s == pytest.approx(sum(each.sampling_s for each in outcomes))
         service.close_channel(JOB, trainer.channel.id)

@@ -95,6 +95,11 @@ def test_variables_hold_lists_with_commas_sizes_and_flags() -> None:
     assert options.data_port == 99
 
 
+def test_an_option_that_is_misspelt_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown option 'token-file'; known: graph_dir, partition"):
+        read_settings({"graph_dir": "graph", "token-file": "key"}, {}, {})
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [

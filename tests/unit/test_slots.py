@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.channel.slots import SlotPool, slot_of
+from gigl_loader.native import lease_slots
 
 
 def pool_of(count: int, slot_bytes: int = 64) -> SlotPool:
@@ -95,6 +96,33 @@ def test_a_forked_child_gives_nothing_back() -> None:
         del array
         os._exit(int(flags[0] != 1))
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_is_larger_than_a_slot_takes_adjacent_ones() -> None:
+    pool = pool_of(5)
+    assert [pool.span(nbytes) for nbytes in (0, 1, 64, 65, 128, 129)] == [1, 1, 1, 2, 2, 3]
+    assert [pool.take(), pool.take(2), pool.take(3), pool.take(2), pool.take()] == [0, 1, None, 3, None]
+    array = pool.lend(1, 100)
+    array[:] = 7
+    assert [set(pool.buffer(slot)[:36].tolist()) for slot in (0, 1, 2, 3)] == [{0}, {7}, {7}, {0}]
+    assert (len(array), slot_of(array), pool.lent) == (100, None, 2)
+    assert [pool.is_lent(0), pool.is_lent(0, 2), pool.is_lent(2), pool.is_lent(3, 2)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    pool.give(0)
+    pool.give(3, 2)
+    assert [pool.take(3), pool.take(2)] == [None, 3]
+    del array
+    assert (pool.lent, pool.take(3), pool.take(6)) == (0, 0, None)
+
+
+@pytest.mark.parametrize(("slot", "span"), [(5, 1), (4, 2), (0, 6), (0, 0), (2**63, 1), (1, 2**64 - 1)])
+def test_slots_that_do_not_exist_are_not_lent(slot: int, span: int) -> None:
+    with pytest.raises(ValueError, match=f"{span} slots from slot {slot} of 5"):
+        lease_slots(np.zeros(5, np.uint8), np.zeros(5, np.uint8), slot, span)
 
 
 def test_what_a_dead_process_took_is_returned() -> None:

@@ -284,12 +284,12 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "missing list": (
         lambda p: _parquet(p / "a.parquet", x=[[1.0], None]),
         FormatError,
-        r"column 'x', row 1: no list",
+        r"values are missing: .*a\.parquet, column 'x', row 1\. Fill",
     ),
     "missing integer": (
         lambda p: _parquet(p / "a.parquet", id=[1, 2, None]),
         FormatError,
-        r"values are missing: .*a\.parquet, column 'id', row 2 \(ids cannot be filled\)\. Fill",
+        r"values are missing: .*a\.parquet, column 'id', row 2 \(ids cannot be filled\)\. Mend",
     ),
     "missing integer in a list": (
         lambda p: _parquet(p / "a.parquet", x=pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2))),
@@ -301,7 +301,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "NaN in csv": (
         lambda p: _csv(p / "a.csv", "id,x\n1,2\nnan,3\n"),
         FormatError,
-        r"values are missing: .*a\.csv, line 3, column 'id' \(ids cannot be filled\)\. Fill",
+        r"values are missing: .*a\.csv, line 3, column 'id' \(ids cannot be filled\)\. Mend",
     ),
     "a type that changes": (
         _many_rows,
@@ -389,3 +389,15 @@ def test_an_unknown_dtype_is_refused() -> None:
 def test_an_edge_index_of_another_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"shape \[3, 4\]; an edge index is \[2, E\] or \[E, 2\]"):
         open_table(_npy(tmp_path / "a.npy", np.zeros((3, 4), int)), role="edges")
+
+
+def test_a_page_that_was_damaged_is_not_read(tmp_path: Path) -> None:
+    """Of files that have checksums of their pages, which is up to their writer."""
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": pa.array(np.random.default_rng(0).integers(0, 1 << 40, 10_000))})
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=r"a\.parquet: cannot be read: .*CRC"):
+        list(open_table(str(path), role="nodes").read(["x"], 1000))

@@ -187,12 +187,25 @@ def test_another_graph_is_refused_by_name(servers: list[StorageServer], tmp_path
     assert servers[0].ready
 
 
-def test_a_partition_that_another_serves_is_refused(servers: list[StorageServer], graph: Path) -> None:
-    with (
-        start(graph, 0, peers=(servers[1].endpoint.control_address,)) as server,
-        pytest.raises(JoinRefused, match=r"serves partitions \[0\], and so does this one"),
-    ):
-        server.wait_ready(20)
+def test_a_second_server_of_a_partition_joins_a_cluster_that_is_ready(graph: Path) -> None:
+    """Its successor at another address, and what it announces later, are told as well."""
+    with start(graph, 0, 1) as first, client_of(first.endpoint) as client:
+        first.wait_ready(30)
+        before = client.cluster(10)
+        address = first.endpoint.control_address
+        with start(graph, 0, peers=(address,)) as second, client_of(second.endpoint) as other:
+            second.wait_ready(30)
+            assert wait_until(lambda: len(client.cluster(10).servers) == 2, seconds=30)
+            joined = client.cluster(10)
+            assert joined.membership > before.membership
+            assert wait_until(
+                lambda: other.cluster(10).membership == client.cluster(10).membership, seconds=30
+            )
+            joined = client.cluster(10)
+            assert [each.partitions for each in joined.servers] == [(0,), (0, 1)]
+            second.parts.announce([0, 1])
+            assert wait_until(lambda: client.cluster(10).membership > joined.membership, seconds=30)
+            assert [each.partitions for each in client.cluster(10).servers] == [(0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize("mutual", [False, True])

@@ -389,14 +389,14 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
         metadata=[],
         on_gone=lambda _: None,
         set_trailers=lambda _: None,
-        reply=replies.append,
+        reply_bytes=lambda data, keep: replies.append(messages.SampleReply.FromString(data)),
     )
     service: Any = Service()
     request: Any = Request()
     gone = weakref.ref(request)
 
     nothing: Any = None
-    calls = GraphStoreServicer(service, nothing, view=nothing, announced=None)
+    calls = GraphStoreServicer(service, nothing, view=nothing, health=nothing, announced=None)
     assert calls.handlers["Sample"](request, call) is None
     del request
     assert gone() is None

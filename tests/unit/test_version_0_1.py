@@ -43,7 +43,7 @@ def test_a_state_goes_on_with_the_batch_that_came_next() -> None:
     loader = _loader()
     loader.load_state_dict(WRITTEN["state"])
     assert _digest(next(loader)) == WRITTEN["next_batch"]
-    assert loader.state_dict() == {**WRITTEN["state"], "batches": 3}
+    assert loader.state_dict() == {**WRITTEN["state"], "batches": 3, "draws": 1}
 
 
 def test_a_plan_is_read_and_written_as_it_was() -> None:

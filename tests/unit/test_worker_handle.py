@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,7 +208,7 @@ def test_a_burial_names_the_batches_to_sample_again(handle: WorkerHandle) -> Non
     handle.send(request(1))
     played(handle).work()
     (again,) = handle.deliveries()
-    assert (finished.slot, again.slot) == (0, 1)
+    assert (finished.slots, again.slots) == (range(1), range(1, 2))
     assert handle.hand_out(finished).tolist() == [0, 0]
     assert handle.hand_out(again).tolist() == [1, 1]
 
@@ -235,7 +236,9 @@ def test_requests_to_a_process_that_is_gone_wait_for_its_burial(handle: WorkerHa
         (Result.FRAME, 99, 0, 10),
         (Result.FRAME, 1, 4, 10),
         (Result.FRAME, 1, 2**40, 10),
-        (Result.FRAME, 1, 0, 4097),
+        (Result.FRAME, 1, 3, 4097),
+        (Result.FRAME, 1, 0, 4 * 4096 + 1),
+        (Result.FRAME, 1, 0, 2**62),
         (Result.OVERSIZE, 1, 0, 10),
         (Result.SKIPPED, 1, 0, 0),
         (17, 1, 0, 10),
@@ -258,10 +261,53 @@ def test_a_slot_that_is_in_use_cannot_come_again(handle: WorkerHandle) -> None:
     for kept in (delivery, handle.hand_out(delivery)):
         handle.send(request(1))
         ask = Request.unpack(receive(played(handle).far)[0])
-        played(handle).answer(Result.FRAME, ask.request_slot, delivery.slot)
+        played(handle).answer(Result.FRAME, ask.request_slot, delivery.slots.start)
         with pytest.raises(FormatError, match="worker 5 sent"):
             list(handle.deliveries())
         del kept
+
+
+def test_a_frame_in_two_slots_is_one_delivery(handle: WorkerHandle) -> None:
+    handle.send(request(0))
+    ask = Request.unpack(receive(played(handle).far)[0])
+    assert played(handle).ring.slots.take(2) == 0
+    played(handle).answer(Result.FRAME, ask.request_slot, 0, 5000)
+    (delivery,) = handle.deliveries()
+    assert delivery.slots == range(2)
+    handle.send(request(1))
+    ask = Request.unpack(receive(played(handle).far)[0])
+    played(handle).answer(Result.FRAME, ask.request_slot, 1)
+    with pytest.raises(FormatError, match="worker 5 sent"):
+        list(handle.deliveries())
+    array = handle.hand_out(delivery)
+    assert len(array) == 5000
+    assert played(handle).ring.slots.take() == 2
+    del array
+    assert played(handle).ring.slots.take(2) == 0
+
+
+@pytest.mark.parametrize(("nbytes", "in_flight"), [(4096, 8), (4097, 4), (3 * 4096, 2), (8 * 4096, 2)])
+def test_fewer_frames_that_take_several_slots_are_in_flight(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, in_flight: int
+) -> None:
+    """All that lie finished have room in the ring, as far as two do."""
+    monkeypatch.setattr(handle_module, "Incarnation", PlayedWorker)
+    layout = RingLayout(request_slots=8, request_bytes=128, slots=12, slot_bytes=4096)
+    handle = WorkerHandle(replace(SETTING, ring=layout), method="spawn", spare_slots=4)
+    handle.leave_epoch(1)
+    handle.send(request(0))
+    ask = Request.unpack(receive(played(handle).far)[0])
+    slot = played(handle).ring.slots.take(-(-nbytes // 4096))
+    played(handle).answer(Result.FRAME, ask.request_slot, slot or 0, nbytes)
+    (delivery,) = handle.deliveries()
+    handle.drop(delivery)
+    batches = 0
+    while room(handle):
+        batches += 1
+        handle.send(request(batches))
+    assert batches == in_flight
+    handle.end(0)
+    vars(handle).clear()
 
 
 def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle) -> None:

@@ -1,4 +1,4 @@
-"""Discovery of storage servers, until one of them serves each partition of the graph."""
+"""Discovery of storage servers: until each partition has a holder, and of servers that come later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
-from gigl_server.cluster.peers import JoinRefused, PeerResponse, check_fit, check_partitions, listed
+from gigl_server.cluster.membership import Membership
+from gigl_server.cluster.peers import JoinRefused, PeerResponse, check_fit, listed
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
@@ -27,11 +28,15 @@ _AT_ONCE = 8
 _ATTEMPT_S = 5.0
 _TOLD_ATTEMPT_S = 2.0
 _TOLD_AT_ONCE = 16  # Any holder of the token may announce servers: silent ones must not delay others.
+_HEARD_S = 1.0  # Between two rounds of queries for a newer membership.
 _MAX_ADDRESSES = 4096  # Limit on announced addresses: more than any cluster has.
 
 
 class Discovery:
-    """Queries known servers for further servers. ``tell`` may be called from any thread."""
+    """Queries known servers for further servers. ``tell`` and ``announce`` may be called from any thread.
+
+    ``run`` finds a holder for each partition, ``follow`` meets the servers that come after that.
+    """
 
     def __init__(
         self,
@@ -53,29 +58,31 @@ class Discovery:
         self._query, self._check = query, check
         self._lock = threading.Lock()
         self._news = threading.Event()
+        self.changed = threading.Event()
+        """Set when the watch should look at the other servers at once, and at ``close``: ends ``follow``."""
         self._closed = False
         self._addresses = list(dict.fromkeys(_normal(peer) for peer in peers))
         self._trusted = set(self._addresses)
-        self._members: dict[str, Endpoint] = {own.control_address: own}
+        self.membership = Membership(own)
+        """Servers that responded and passed the checks, this one included."""
+        self._told: set[str] = set()
+        """Addresses that were announced, or announced again, since they were queried."""
         self._queried: set[str] = set()
         self._silent: Counter[str] = Counter()
         """Number of queries in a row without a response, by announced address."""
         self._errors: dict[str, str] = {}
-        self._told = ""
+        self._logged = ""
+        self._heard = -_HEARD_S
 
     @property
     def members(self) -> tuple[Endpoint, ...]:
         """Servers that responded and passed the checks, by rank, this one included."""
-        with self._lock:
-            found = sorted(self._members.values(), key=lambda each: each.partitions)
-        return tuple(replace(member, host_index=rank) for rank, member in enumerate(found))
+        return self.membership.members
 
     @property
     def missing(self) -> list[int]:
         """Partitions that no known server has."""
-        with self._lock:
-            held = {part for member in self._members.values() for part in member.partitions}
-        return [part for part in range(self._num_partitions) if part not in held]
+        return self.membership.missing(self._num_partitions)
 
     @property
     def waiting_for(self) -> str:
@@ -86,19 +93,45 @@ class Discovery:
             errors = "; ".join(list(self._errors.values())[:4])
         return f"waits for partitions {listed(self.missing)}" + (f" ({errors})" if errors else "")
 
+    @property
+    def without_holder(self) -> str:
+        """Partitions of which no holder answers, and who held them, as text; empty where there is none."""
+        lost = self.membership.unanswered(self._num_partitions)
+        if not lost:
+            return ""
+        away = [
+            str(member)
+            for member in self.membership.others
+            if member.control_address in self.membership.away and set(member.partitions) & set(lost)
+        ]
+        more = f" and {len(away) - 4} more" if len(away) > 4 else ""
+        silent = f": {', '.join(away[:4])}{more} did not answer" if away else ""
+        return f"no holder of partitions {listed(lost)} is left{silent}"
+
     def tell(self, address: str) -> None:
-        """Add the address of a server, which is queried soon. An invalid address is ignored."""
+        """Add the address of a server, which is queried soon. An invalid address is ignored.
+
+        A known server that announces itself again has news: it is queried again.
+        """
         try:
             address = _normal(address)
         except ValueError:
             return
         with self._lock:
-            if address in self._addresses or address == self._own.control_address:
+            if address == self._own.control_address:
                 return
-            if len(self._addresses) >= _MAX_ADDRESSES and not self._forget_silent():
+            known = address in self._addresses
+            if not known and len(self._addresses) >= _MAX_ADDRESSES and not self._forget_silent():
                 return
-            self._addresses.append(address)
+            if not known:
+                self._addresses.append(address)
+            self._told.add(address)
         self._news.set()
+
+    def announce(self, partitions: Iterable[int]) -> None:
+        """Tell other servers and clients that this server holds ``partitions`` from now on."""
+        if self.membership.announce(partitions):
+            self._end_pause()
 
     def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
         """Return the members once they serve all partitions together.
@@ -122,16 +155,47 @@ class Discovery:
                     backoff.reset()
         return self.members
 
+    def heard(self, version: int) -> None:
+        """Take note of the version of a membership that a reply told: a newer one is fetched soon."""
+        now = time.monotonic()
+        if version > self.membership.version and now - self._heard >= _HEARD_S:
+            self._heard = now
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        self.changed.set()
+        self._news.set()
+
+    def follow(self, seconds: float) -> None:
+        """Meet servers that announce themselves, for so long or until ``changed`` is set.
+
+        A server that does not fit is passed over.
+        """
+        deadline = time.monotonic() + seconds
+        while not (self._closed or self.changed.is_set()):
+            with self._lock:
+                told = list(self._told)[-_TOLD_AT_ONCE:]
+                self._told.difference_update(told)
+                if not self._told:
+                    self._news.clear()
+            if told:
+                with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
+                    self._query_all(pool, told, _TOLD_ATTEMPT_S, strict=False)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._news.wait(left)
+
     def _has_unqueried(self) -> bool:
-        """Return whether a trusted server was not queried yet: it may have partitions of another member."""
+        """Return whether a trusted server was not queried yet: it may have another graph."""
         with self._lock:
             unqueried = self._trusted.intersection(self._addresses) - self._queried
-            return bool(unqueried) and len(self._members) > 1
+            return bool(unqueried) and len(self.membership.members) > 1
 
     def close(self) -> None:
         """End ``run`` after the attempts under way."""
         self._closed = True
-        self._news.set()
+        self._end_pause()
 
     def _round(self, pool: ThreadPoolExecutor, left: float) -> None:
         """Query trusted servers, then some announced ones: first those that respond, and the newest."""
@@ -140,10 +204,14 @@ class Discovery:
             told = [address for address in reversed(self._addresses) if address not in self._trusted]
             told = sorted(told, key=self._silent.__getitem__)[:_TOLD_AT_ONCE]
             self._queried.update(named)
+            self._told.difference_update([*named, *told])
         self._query_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
         self._query_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
 
-    def _query_all(self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float) -> None:
+    def _query_all(
+        self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float, *, strict: bool = True
+    ) -> None:
+        """Query servers concurrently. ``strict``: a trusted server that does not fit raises."""
         # All queries start before the first refusal is raised, which so names the same server every time.
         futures = [pool.submit(self._meet, address, seconds) for address in addresses]
         for address, future in zip(addresses, futures, strict=True):
@@ -153,46 +221,44 @@ class Discovery:
                     self._errors[address] = str(error)
                     self._silent[address] += 1
             elif isinstance(error, (GiglError, ValueError)):
-                self._refuse(address, error)
+                self._refuse(address, error, strict=strict)
             elif error is not None:
                 raise error
 
     def _meet(self, address: str, seconds: float) -> None:
         response = self._query(address, seconds)
         itself = response.itself
-        if itself.control_address == self._own.control_address and itself.partitions == self._own.partitions:
+        if itself.control_address == self._own.control_address:
             self._forget_error(address)
             return
-        check_fit(address, response, graph=self._graph)
-        self._drop_gone(itself)
-        with self._lock:
-            self._check_partitions(address, itself)
+        wire = check_fit(address, response, graph=self._graph)
+        known = self.membership.knows(itself.control_address)
+        if not known:
+            self._drop_gone(itself)
         for other in response.others:
-            self.tell(other)
+            if other not in self._addresses:
+                self.tell(other)
         with self._lock:
             if address in self._trusted:
                 self._trusted.update(response.others)
-            known = itself.control_address in self._members
         if not known:
             self._check(itself, seconds)
-            with self._lock:  # A server with the same partitions may have been added meanwhile.
-                self._check_partitions(address, itself)
-                self._members[itself.control_address] = itself
+        if self.membership.put(replace(itself, wire_version=wire)):
             _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
+        self.membership.merge(response.membership, response.members)
         self._forget_error(address)
 
     def _drop_gone(self, newcomer: Endpoint) -> None:
         """Forget members that hold a newcomer's partitions and do not respond any more.
 
-        A server that was restarted elsewhere has another address. A live member stays, and the newcomer is
-        refused.
+        A server that was restarted elsewhere has another address. A member that responds stays: both hold
+        the partitions.
         """
-        with self._lock:
-            rivals = [each for each in self._members.values() if self._are_rivals(each, newcomer)]
-        for rival in filter(self._is_gone, rivals):
-            _LOGGER.info("%s is gone", rival)
-            with self._lock:
-                self._members.pop(rival.control_address, None)
+        held = set(newcomer.partitions)
+        for member in self.membership.others:
+            if set(member.partitions) <= held and self._is_gone(member):
+                _LOGGER.info("%s is gone", member)
+                self.membership.remove(member.control_address)
 
     def _is_gone(self, member: Endpoint) -> bool:
         """Return whether a member does not respond, or a server at its address lacks the cluster key."""
@@ -204,16 +270,9 @@ class Discovery:
             return False
         return False
 
-    def _are_rivals(self, member: Endpoint, newcomer: Endpoint) -> bool:
-        shared = not set(member.partitions).isdisjoint(newcomer.partitions)
-        return shared and member is not self._own and member.control_address != newcomer.control_address
-
-    def _check_partitions(self, address: str, itself: Endpoint) -> None:
-        check_partitions(address, itself, own=self._own, members=self._members.values())
-
-    def _refuse(self, address: str, error: Exception) -> None:
+    def _refuse(self, address: str, error: Exception, *, strict: bool) -> None:
         """Give up a server. An announced server that does not fit is ignored: it stops itself."""
-        if address in self._trusted:
+        if strict and address in self._trusted:
             raise error if isinstance(error, JoinRefused) else JoinRefused(str(error)) from None
         _LOGGER.warning("passing over %s, which asked to join: %s", address, str(error))
         with self._lock:
@@ -229,7 +288,8 @@ class Discovery:
         return bool(told)
 
     def _forget(self, address: str) -> None:
-        self._addresses.remove(address)
+        if address in self._addresses:
+            self._addresses.remove(address)
         self._errors.pop(address, None)
         self._silent.pop(address, None)
 
@@ -240,9 +300,9 @@ class Discovery:
 
     def _tell_log(self) -> None:
         missing = f"waiting for partitions {listed(self.missing)}"
-        if missing != self._told:
+        if missing != self._logged:
             _LOGGER.info("%s", missing)
-            self._told = missing
+            self._logged = missing
 
     def _given_up(self, timeout_s: float) -> Exception:
         if self._closed:

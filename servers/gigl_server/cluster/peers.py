@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_peer
-from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tls import tls_fault
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.store_client import ClusterView
+    from gigl_server.cluster.membership import Membership
 
 __all__ = [
     "JoinRefused",
@@ -29,8 +31,8 @@ __all__ = [
     "PeerResponse",
     "PeerWatch",
     "check_fit",
-    "check_partitions",
     "listed",
+    "watched_by",
 ]
 
 _LOGGER = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ _LOGGER = logging.getLogger(__name__)
 _WHAT = "storage server"
 _OWN_S = 2.0
 _WATCH_S = 2.0
+_LEAVE_S = 60.0
+_WATCHED = 8
 _MISSES = 2
 """A server is lost after so many queries in a row without a response: one slow response means nothing."""
 
@@ -57,6 +61,14 @@ class PeerResponse:
     itself: Endpoint
     others: tuple[str, ...]
     """Control addresses of the other servers that it knows."""
+    oldest_wire_version: int = 0
+    draw_specification: int = 0
+    membership: int = 0
+    """Version of ``members``. 0: not told."""
+    members: tuple[Endpoint, ...] = ()
+    """Servers that it knows, itself included."""
+    away: frozenset[str] = frozenset()
+    """Control addresses of those that did not answer it lately."""
 
 
 class PeerClient:
@@ -71,6 +83,8 @@ class PeerClient:
         self._caller = caller
         self._graph = graph
         self._cluster_key = cluster_key
+        self.version: Callable[[], int] = int
+        """Returns the version of this server's membership."""
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next query on."""
@@ -85,26 +99,33 @@ class PeerClient:
         endpoint = self._endpoint(address)
         with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
             view = self._proven_view(client, address, timeout_s)
-        itself = [server for server in view.servers if server.partitions == view.partitions]
-        if not itself:
+        itself = view.itself
+        if itself is None:
             raise StorageUnavailable(f"storage server at {address}: {view.reason or 'it is starting'}")
         return PeerResponse(
             version=view.version,
             wire_version=view.wire_version,
+            oldest_wire_version=view.oldest_wire_version,
+            draw_specification=view.draw_specification,
             graph=view.graph,
-            itself=itself[0],
-            others=tuple(server.control_address for server in view.servers if server is not itself[0]),
+            itself=itself,
+            others=tuple(server.control_address for server in view.servers if server is not itself),
+            membership=view.membership,
+            members=view.servers,
+            away=view.away,
         )
 
     def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
-        """Return the view of a server, and announce this one to it.
+        """Return the view of a server, and announce this one to it where it lacks what this one knows.
 
         With a cluster key, the other server must prove the key first: its response has the challenge that an
         announcement responds to.
         """
         own = self._own.control_address
         if not self._cluster_key:
-            view = client.cluster(timeout_s, announce=own)
+            view = client.cluster(timeout_s, by_server=True)
+            if self._has_news_for(view):
+                client.cluster(timeout_s, by_server=True, announce=own)
             if view.challenge:
                 raise JoinRefused(
                     f"{_WHAT} at {address} has a cluster key, and this one has none: give all servers the "
@@ -117,9 +138,13 @@ class PeerClient:
                 f"{_WHAT} at {address} does not prove that it has the cluster key of this one: give all "
                 "servers the same cluster_key_file"
             )
-        if not view.ready and own not in {server.control_address for server in view.servers}:
+        if self._has_news_for(view):
             client.cluster(timeout_s, announce=own, cluster_key=self._cluster_key, challenge=view.challenge)
         return view
+
+    def _has_news_for(self, view: ClusterView) -> bool:
+        known = {server.control_address for server in view.servers}
+        return self._own.control_address not in known or view.membership < self.version()
 
     def own_fault(self) -> str | None:
         """Return why other servers will not trust this one, found by connecting to it as they do."""
@@ -127,8 +152,14 @@ class PeerClient:
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
         """Check that both ports of a server respond. Raises as ``query``."""
-        with _without_rank(endpoint):
-            check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
+        try:
+            with _without_rank(endpoint):
+                check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
+        except ValueError:
+            now = self.query(endpoint.control_address, timeout_s).itself
+            if now.partitions != endpoint.partitions:  # It took over a partition, or repairs one.
+                raise StorageUnavailable(f"{endpoint} holds other partitions since just now") from None
+            raise
 
     def _endpoint(self, address: str) -> Endpoint:
         where = Address.parse(address)
@@ -143,30 +174,21 @@ class PeerClient:
         )
 
 
-def check_fit(address: str, response: PeerResponse, *, graph: str) -> None:
-    """Raise ``JoinRefused`` unless the server at ``address`` has this wire version and this graph."""
-    if response.wire_version != WIRE_VERSION:
-        raise JoinRefused(
-            f"storage server at {address} runs gigl-loader {response.version}, whose wire version is "
-            f"{response.wire_version}; here it is {WIRE_VERSION}: install the same version on all servers"
-        )
+def check_fit(address: str, response: PeerResponse, *, graph: str) -> int:
+    """Return the wire version to use with the server at ``address``.
+
+    Raises ``JoinRefused`` where there is none, where it draws otherwise, and where it has another graph.
+    """
+    try:
+        wire = BuildVersions.of(response).agree(f"{_WHAT} at {address}")
+    except ValueError as error:
+        raise JoinRefused(str(error)) from None
     if response.graph != graph:
         raise JoinRefused(
             f"storage server at {address} has another graph: digest {response.graph[:12]} vs {graph[:12]} "
             "here: give all servers parts of one and the same partitioned graph"
         )
-
-
-def check_partitions(address: str, itself: Endpoint, *, own: Endpoint, members: Iterable[Endpoint]) -> None:
-    """Raise ``JoinRefused`` if the server at ``address`` serves a partition of one of ``members``."""
-    for member in members:
-        twice = sorted(set(member.partitions) & set(itself.partitions))
-        if twice and member.control_address != itself.control_address:
-            other = "this one" if member is own else f"that at {member.control_address}"
-            raise JoinRefused(
-                f"storage server at {address} serves partitions {listed(twice)}, and so does {other}: "
-                "give each partition to one server"
-            )
+    return wire
 
 
 def listed(partitions: Sequence[int]) -> str:
@@ -186,39 +208,100 @@ def _without_rank(endpoint: Endpoint) -> Iterator[None]:
         raise type(error)(text) from None
 
 
+def watched_by(own: Endpoint, members: Sequence[Endpoint]) -> list[Endpoint]:
+    """Return the servers that one of ``members`` watches: the next eight by rank.
+
+    Each server is watched by eight others, and calls grow with the servers, not with their square.
+    """
+    place = [member.control_address for member in members].index(own.control_address)
+    return [*members[place + 1 :], *members[:place]][:_WATCHED]
+
+
 class PeerWatch:
-    """Watch over the other servers, for the log. Sampling does not depend on it."""
+    """Watch over the other servers: those that do not answer are away, and leave after a while."""
 
     def __init__(
-        self, members: Sequence[Endpoint], graph: str, query: Callable[[str, float], PeerResponse]
+        self,
+        membership: Membership,
+        graph: str,
+        query: Callable[[str, float], PeerResponse],
+        *,
+        leave_s: float = _LEAVE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``members`` are the other servers."""
-        self._members = members
+        """A server that is away for ``leave_s`` leaves ``membership`` where others hold its partitions."""
+        self._membership = membership
         self._graph = graph
         self._query = query
-        self._misses = dict.fromkeys(members, 0)
+        self._leave_s = leave_s
+        self._clock = clock
+        self._misses: dict[str, int] = {}
+        self._away_since: dict[str, float] = {}
+        self._suspects: set[str] = set()
+        """Servers that another one misses, and that this one queries, too, until they answer."""
 
     @property
     def lost(self) -> list[Endpoint]:
         """Servers that did not respond to the last queries."""
-        return [member for member, misses in self._misses.items() if misses >= _MISSES]
+        return [each for each in self._membership.others if each.control_address in self._away_since]
 
     def look(self, until: threading.Event) -> None:
-        """Query each server once, or until ``until`` is set: a silent server takes its whole timeout."""
-        for member in self._members:
+        """Query servers once, or until ``until`` is set: a silent server takes its whole timeout.
+
+        Each server watches the next eight by rank, and those that one of them misses, so word of a server
+        that is gone goes round while calls grow with the servers and not with their square.
+        """
+        membership = self._membership
+        watched = watched_by(membership.own, membership.members)
+        suspects = [each for each in membership.others if each.control_address in self._suspects]
+        for member in dict.fromkeys([*watched, *suspects]):
             if until.is_set():
                 return
+            address = member.control_address
             try:
-                response = self._query(member.control_address, _WATCH_S)
-                check_fit(member.control_address, response, graph=self._graph)
-                if response.itself.partitions != member.partitions:
-                    raise ValueError(f"it came back with partitions {listed(response.itself.partitions)}")
+                response = self._query(address, _WATCH_S)
+                wire = check_fit(address, response, graph=self._graph)
             except (GiglError, ValueError) as error:
-                self._misses[member] += 1
-                if self._misses[member] == _MISSES:
-                    silent = isinstance(error, StorageUnavailable)
-                    _LOGGER.warning("%s is lost%s", member, "" if silent else f": {error}")
-                continue
-            if self._misses[member] >= _MISSES:
-                _LOGGER.info("%s is back", member)
-            self._misses[member] = 0
+                self._missed(member, error)
+            else:
+                self._answered(member, response, wire)
+            self._membership.set_away(self._away_since)
+
+    def _missed(self, member: Endpoint, error: Exception) -> None:
+        address = member.control_address
+        misses = self._misses[address] = self._misses.get(address, 0) + 1
+        if misses == _MISSES:
+            silent = isinstance(error, StorageUnavailable)
+            _LOGGER.warning("%s is lost%s", member, "" if silent else f": {error}")
+        if misses >= _MISSES:
+            since = self._away_since.setdefault(address, self._clock())
+            if self._clock() - since >= self._leave_s and self._membership.others_hold(member):
+                _LOGGER.warning("%s has left: others hold its partitions", member)
+                self._membership.remove(address)
+                self._forget(address)
+
+    def _answered(self, member: Endpoint, response: PeerResponse, wire: int) -> None:
+        itself = response.itself
+        if member.control_address in self._away_since:
+            _LOGGER.info("%s is back", member)
+        self._forget(member.control_address)
+        if itself.control_address == member.control_address:
+            if itself.partitions != member.partitions:
+                _LOGGER.info("%s holds partitions %s now", member, listed(itself.partitions))
+            self._membership.put(replace(itself, wire_version=wire))
+        self._membership.merge(response.membership, response.members)
+        self._suspect(response)
+
+    def _suspect(self, response: PeerResponse) -> None:
+        """Query the servers that another one misses, or that have left its newer membership."""
+        newer = response.membership > self._membership.version
+        known = {each.control_address for each in response.members}
+        for member in self._membership.others:
+            address = member.control_address
+            if address in response.away or (newer and address not in known):
+                self._suspects.add(address)
+
+    def _forget(self, address: str) -> None:
+        self._suspects.discard(address)
+        self._misses.pop(address, None)
+        self._away_since.pop(address, None)

@@ -31,6 +31,10 @@ class View:
 
     members: tuple[Endpoint, ...]
     """Servers known so far, by rank, this one included."""
+    membership: int = 0
+    """Version of ``members``."""
+    away: frozenset[str] = frozenset()
+    """Control addresses of members that did not answer lately."""
     ready: bool
     reason: str
     """Why this server is not ready, as text. Empty when it is."""
@@ -58,9 +62,12 @@ class Readiness:
             discovery, reason, ends, traffic = self._discovery, self._reason, self._ends, self._traffic
         if discovery is None:
             return View(members=(), ready=False, reason=reason)
+        version, members = discovery.membership.snapshot()
         peers = [PeerTraffic(server=rank, counts=counts) for rank, counts in sorted(traffic().items())]
         return View(
-            members=discovery.members,
+            members=members,
+            membership=version,
+            away=discovery.membership.away,
             ready=not reason,
             reason=reason if ends else reason and (discovery.waiting_for or reason),
             peers=tuple(peers),
@@ -69,9 +76,14 @@ class Readiness:
     def heard_of(self, address: str) -> None:
         """Add the address of a server that announced itself."""
         with self._lock:
-            discovery = self._discovery if self._reason else None
+            discovery = None if self._ends else self._discovery
         if discovery is not None:
             discovery.tell(address)
+
+    def membership_version(self) -> int:
+        """Return the version of the membership. 0 before a port is bound."""
+        discovery = self._discovery
+        return 0 if discovery is None else discovery.membership.version
 
     def joins(self, discovery: Discovery) -> None:
         """Use ``discovery`` as the source of members from now on."""

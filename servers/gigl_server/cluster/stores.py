@@ -5,17 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.remote_store import RemoteStore, open_remote_stores
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.rpc.holders import Holders
+from gigl_loader.rpc.remote_store import replicated_stores
+from gigl_loader.rpc.replicas import Replicas
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.store import WireCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.credentials import Caller
-    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_server.cluster.membership import Membership
 
 __all__ = ["ClusterStores"]
 
@@ -25,57 +28,69 @@ killed and restarted is back by then; otherwise the batch fails as unavailable, 
 
 
 class ClusterStores:
-    """Opens a store over all servers, and counts its network traffic."""
+    """Opens stores over all servers, follows the membership, and counts the network traffic."""
 
     def __init__(
-        self, graph: Graph, members: Sequence[Endpoint], caller: Caller, *, concurrency: int
+        self,
+        graph: Graph,
+        membership: Membership,
+        caller: Caller,
+        *,
+        concurrency: int,
+        on_membership: Callable[[int], None] | None = None,
     ) -> None:
-        """``members`` are all servers by rank. ``graph`` holds the partitions of this one."""
-        self._graph = graph
-        self._members = members
+        """``graph`` holds the partitions of this server. ``on_membership`` hears of versions in replies."""
+        self.graph = graph
+        """Graph of the next store, which may be replaced by one with other partitions."""
+        self._membership = membership
         self._caller = caller
         self._concurrency = concurrency
-        self._remote: list[tuple[int, RemoteStore]] = []
+        self._on_membership = on_membership
+        # With this server: a batch that waits for a partition goes on at once when this server takes it over.
+        self._holders = Holders(membership.members, key=membership.own.control_address)
+        self._opened: list[Replicas] = []
+        membership.on_change(lambda: self._holders.update(membership.members))
 
     def open(self) -> PartitionedStore:
-        """Return a store, which connects at the first request. The caller closes it."""
+        """Return a store, which connects at the first request. The caller closes it.
+
+        ``StorageUnavailable`` where no other server is known that holds a partition.
+        """
+        graph = self.graph
+        schema, own = graph.schema, graph.parts
+        elsewhere = [part for part in range(schema.num_partitions) if part not in own]
+        if missing := [part for part in elsewhere if not self._holders.holding(part)]:
+            raise StorageUnavailable(f"no other server of partitions {missing} is known")
         with ExitStack() as undo:
-            own = self._graph.parts
-            local = {part: LocalStore(self._graph, part) for part in own}
+            local = {part: LocalStore(graph, part) for part in own}
             for store in local.values():
                 undo.callback(store.close)
-            owners = {
-                part: rank
-                for rank, member in enumerate(self._members)
-                for part in member.partitions
-                if part not in own
-            }
-            remote = open_remote_stores(
-                {part: self._members[rank] for part, rank in owners.items()},
+            replicas = Replicas(
+                self._holders,
                 self._caller,
-                schema=self._graph.schema,
-                digest=self._graph.manifest.digest,
                 timeout_s=_TIMEOUT_S,
                 attempt_s=_TIMEOUT_S,
+                on_membership=self._on_membership,
             )
-            for part, far in remote.items():
-                undo.callback(far.close)
-                self._remote.append((owners[part], far))
-            store_of_all = PartitionedStore(
-                self._graph.schema, local=local, remote=remote, concurrency=self._concurrency
-            )
+            undo.callback(replicas.close)
+            self._opened.append(replicas)
+            remote = replicated_stores(replicas, elsewhere, schema=schema, digest=graph.manifest.digest)
+            store_of_all = PartitionedStore(schema, local=local, remote=remote, concurrency=self._concurrency)
             undo.pop_all()
             return store_of_all
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` for the other servers from now on."""
         self._caller = caller
-        for _, store in list(self._remote):
-            store.renew(caller)
+        for replicas in list(self._opened):
+            replicas.renew(caller)
 
     def traffic(self) -> dict[int, WireCounts]:
         """Return the traffic with each other server, by rank."""
-        sums: dict[int, WireCounts] = {}
-        for rank, store in self._remote:
-            sums[rank] = sums.get(rank, WireCounts()) + store.wire()
+        ranks = {each.control_address: each.host_index for each in self._membership.others}
+        sums = {rank: WireCounts() for rank in ranks.values()}
+        for replicas in self._opened:
+            for address, counts in replicas.traffic().items():
+                if address in ranks:
+                    sums[ranks[address]] += counts
         return sums

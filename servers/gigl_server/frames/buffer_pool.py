@@ -98,7 +98,7 @@ class BufferPool:
 
 
 class _Lease:
-    """Base object of every array of a lent buffer. NumPy and pyarrow keep it alive."""
+    """Base object of every array of a lent buffer. NumPy keeps it alive."""
 
     __slots__ = ("__array_interface__", "__weakref__", "memory")
 

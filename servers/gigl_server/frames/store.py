@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.rpc.graph_requests import HANDLE_BYTES, encode_frame_request
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_server.counters import Counters
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameStore"]
 
-_HANDLE_BYTES = 16
+_REQUEST_BYTES = len(encode_frame_request(bytes(HANDLE_BYTES)))
 _MAX_SENT = 256
 _MAX_SENT_TO_A_JOB = 64
 _SENT_SHARE = 4  # A quarter of the memory for one job's frames in transit: a stalled reader holds them.
@@ -49,12 +51,15 @@ class FrameStore:
     A fetched frame counts for its job until it was sent, that is, until nothing refers to its memory.
     """
 
-    def __init__(self, nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, nbytes: int, clock: Callable[[], float] = time.monotonic, counters: Counters | None = None
+    ) -> None:
         """``nbytes`` is the memory of all frames. Frames in transit may take a quarter of it for one job, and
-        the quota of one owner."""
+        the quota of one owner. ``counters`` count frames that are fetched."""
         self._nbytes = nbytes
         self._most_bytes_to_a_job = nbytes // _SENT_SHARE
         self._clock = clock
+        self._counters = counters or Counters()
         self._lock = threading.Lock()
         self._frames: dict[bytes, _Ready] = {}  # Oldest first.
         self._channels: dict[bytes, OrderedDict[bytes, _Ready]] = {}
@@ -68,7 +73,7 @@ class FrameStore:
 
     def put(self, memory: Bytes, *, job: bytes, channel: bytes, fence: int, owner: Identity = LOCAL) -> bytes:
         """Keep a frame, uint8 [nbytes], and return its handle: 16 random bytes."""
-        handle = secrets.token_bytes(_HANDLE_BYTES)
+        handle = secrets.token_bytes(HANDLE_BYTES)
         ready = _Ready(memory=memory, job=job, channel=channel, fence=fence, since=self._clock())
         with self._lock:
             self._frames[handle] = ready
@@ -93,8 +98,28 @@ class FrameStore:
             self._remove(handle, ready)
             if ready.channel in self._channels:
                 self._fetched[ready.channel] = self._clock()
-        sending = _Sending(ready.memory)
-        weakref.finalize(sending, self._ended.append, (job, ready.nbytes)).atexit = False
+        self._counters.add_call("data", "frame", bytes_in=_REQUEST_BYTES, bytes_out=ready.nbytes)
+        return self._in_transit(ready.memory, job)
+
+    def send(self, memory: Bytes, *, job: bytes, owner: Identity = LOCAL) -> Bytes | None:
+        """Return a frame, uint8 [nbytes], that is sent at once. It counts as being sent, as after ``take``.
+
+        ``None`` where the job or its owner has too much in transit.
+        """
+        with self._lock:
+            self._owners[job] = owner
+            try:
+                self._check_sent(job, len(memory))
+            except Refusal:
+                self._forget_owner(job)
+                return None
+            self._sent[job] += 1
+            self._sent_bytes[job] += len(memory)
+        return self._in_transit(memory, job)
+
+    def _in_transit(self, memory: Bytes, job: bytes) -> Bytes:
+        sending = _Sending(memory)
+        weakref.finalize(sending, self._ended.append, (job, len(memory))).atexit = False
         return np.asarray(sending)
 
     @property

@@ -1,1 +1,1 @@
-"""Ports of a server: the control port (gRPC), the data port (Flight), metrics, and who may use them."""
+"""Ports of a server: the control port (gRPC), the data port, metrics, and who may use them."""

@@ -36,7 +36,8 @@ class Announcements:
 
     def __init__(self, key: str, heard_of: Callable[[str], None], audit: AuditLog) -> None:
         """``heard_of`` is called with the address of each server that announced itself."""
-        self._key = key
+        self.key = key
+        """Cluster key; empty where there is none."""
         self._heard_of = heard_of
         self._audit = audit
         self._lock = threading.Lock()
@@ -46,22 +47,23 @@ class Announcements:
         """Take the announcement in a call's headers. Return the trailers of its reply."""
         headers = call.metadata
         address = header_value(headers, ANNOUNCEMENT)
-        if not self._key:
+        if not self.key:
             if address:
                 self._heard_of(address)
             return ()
         if address:
             self._take(address, headers, call.caller)
-        proof = view_proof(self._key, header_value(headers, NONCE), reply)
+        proof = view_proof(self.key, header_value(headers, NONCE), reply)
         return ((CHALLENGE, self._challenges.new()), *(((PROOF, proof),) if proof else ()))
 
-    def _take(self, address: str, headers: Sequence[Any], caller: Identity) -> None:
+    def is_shown(self, headers: Sequence[Any], proof_of: Callable[[str, str], str]) -> bool:
+        """Return whether headers hold a fresh challenge and ``proof_of(key, challenge)``."""
         challenge = header_value(headers, CHALLENGE)
         with self._lock:
-            proven = shows(headers, announcement_proof(self._key, challenge, address)) and (
-                self._challenges.use(challenge)
-            )
-        if proven:
+            return shows(headers, proof_of(self.key, challenge)) and self._challenges.use(challenge)
+
+    def _take(self, address: str, headers: Sequence[Any], caller: Identity) -> None:
+        if self.is_shown(headers, lambda key, challenge: announcement_proof(key, challenge, address)):
             self._heard_of(address)
         else:
             what = f"a storage server announced at {address[:100]}, without proof of the cluster key"

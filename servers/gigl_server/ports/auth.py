@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.control_errors import status_of
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.server_proof import NONCE
 from gigl_server.identity import Identity
 from gigl_server.ports.control_call import ControlCall, handler, header_values
 from gigl_server.ports.message_reader import MessageReader
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.access import Access
     from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
     from gigl_server.ports.control_call import Stream
@@ -58,8 +61,16 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         *,
         message_bytes: int,
         max_calls: int,
+        access: Access | None = None,
+        membership: Callable[[], int] = int,
     ) -> None:
-        """A message has at most ``message_bytes``. As many are read at a time as fit in 1 GiB."""
+        """A message has at most ``message_bytes``. As many are read at a time as fit in 1 GiB.
+
+        ``access`` has the rights of the tokens. ``None``: every token has all. ``membership`` returns the
+        version that every reply carries. 0: none.
+        """
+        self._access = access
+        self._membership = membership
         self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
         self.pool: ThreadPoolExecutor | None = None
         """Threads for the callbacks of calls whose caller is gone."""
@@ -71,6 +82,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._identity = lru_cache(_CACHED_IDENTITIES)(Identity.of)
         self._certificate = lru_cache(_CACHED_IDENTITIES)(_fingerprint)
         self._services: dict[str, Mapping[str, Callable[..., None]]] = {}
+        self._methods: set[str] = set()
 
     @property
     def idle(self) -> bool:
@@ -90,6 +102,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         A handler takes a request and its call, and returns the reply, or ``None`` where it replies later. It
         may raise ``Refusal``. It must not wait: few threads serve all calls.
         """
+        self._methods.update(methods)
         self._services[f"/{service}/"] = {
             name: partial(self._receive, handlers[name], methods[name][0]) for name in methods
         }
@@ -103,6 +116,12 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         token = self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
         if token is None:
             return handler(partial(self._begin, self._refuse_token, name, ""))
+        if self._access is not None:
+            try:
+                self._access.check(token)
+            except Refusal as refusal:
+                refuse = partial(_refuse_with, refusal)
+                return handler(partial(self._begin, refuse, name, token))
         receive = methods.get(name)
         return None if receive is None else handler(partial(self._begin, receive, name, token))
 
@@ -117,7 +136,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def call(self, name: str, stream: Stream, token: str, *, trusted: bool = True) -> ControlCall:
         """Return a call of gRPC. ``token`` is the name of the token that the caller sent."""
         caller = self._identify(stream.context, token)
-        return ControlCall(name, caller, stream, self._refused, trusted=trusted)
+        return ControlCall(name, caller, stream, self._refused, replied=self._count_reply, trusted=trusted)
 
     def _identify(self, context: Any, token: str) -> Identity:
         """Return the identity of the caller. TLS has checked its certificate."""
@@ -134,6 +153,10 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             status = status_of(refusal.kind).name
             self._audit.refused(call.caller, f"{call.method}: {status}: {refusal.message}")
 
+    def _count_reply(self, call: ControlCall, nbytes: int) -> None:
+        if call.method in self._methods:  # Others need no token and are not counted.
+            self._counters.add_call("control", _counted_as(call), calls=0, bytes_out=nbytes)
+
     def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
         call = self.call(name, stream, token)
         try:
@@ -145,12 +168,14 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._calls.enter(call.caller):
             call.refuse(Refusal(RefusalKind.BUSY, self._calls.reason))
             return
+        call.membership = self._membership
         if call.watch_end(partial(self._end, call)):
             self._reader.read(call, partial(self._respond, handle, request, call))
         else:
             self._calls.leave(call.caller)
 
     def _respond(self, handle: Handler, request: Any, call: ControlCall, data: bytes) -> None:
+        self._counters.add_call("control", _counted_as(call), bytes_in=len(data))
         try:
             # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
             reply = handle(request.FromString(data), call)
@@ -190,6 +215,16 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             call.refuse(Refusal(RefusalKind.BUSY, text))
         else:
             call.refuse(Refusal(RefusalKind.INVALID, "the message did not come in time"))
+
+
+def _refuse_with(refusal: Refusal, call: ControlCall) -> None:
+    call.refuse(Refusal(refusal.kind, refusal.message))
+
+
+def _counted_as(call: ControlCall) -> str:
+    """Return the method under which a call is counted: queries of other servers are told apart."""
+    by_server = call.method == "Cluster" and (call.headers(ANNOUNCEMENT) or call.headers(NONCE))
+    return "Cluster by servers" if by_server else call.method
 
 
 def _fingerprint(pem: bytes) -> str:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.identity import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gigl_server.identity import Identity
 
 __all__ = ["ByteSemaphore", "Loan"]
@@ -41,20 +37,22 @@ class ByteSemaphore:
         self._free = free
         self._wait_s = wait_s
         self._what = what
-        self._lent: Counter[Identity] = Counter()
+        self._lent: dict[Identity, int] = {}
+        self._sum = 0  # Of all loans.
         self._changed = threading.Condition()
         self._hoarder: Identity | None = None
+        self._waiting = 0  # Threads in ``take``.
 
     @property
     def lent(self) -> int:
         """Sum of all loans."""
         with self._changed:
-            return self._lent.total()
+            return self._sum
 
     def lent_to(self, caller: Identity) -> int:
         """Return the sum of one caller's loans."""
         with self._changed:
-            return self._lent[caller]
+            return self._lent.get(caller, 0)
 
     def take(self, amount: int, caller: Identity = LOCAL) -> Loan:
         """Lend an amount until the loan is released. ``Refusal`` (busy) beyond the share of the caller.
@@ -65,20 +63,18 @@ class ByteSemaphore:
             return Loan(self, caller, 0)
         amount = min(amount, self._total)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._may(amount, caller), self._wait_s):
-                self._note_hoarder(caller)
-                raise Refusal(RefusalKind.BUSY, self._excuse(caller))
-            self._lent[caller] += amount
+            if not self._may(amount, caller):
+                self._waiting += 1
+                try:
+                    may = self._changed.wait_for(lambda: self._may(amount, caller), self._wait_s)
+                finally:
+                    self._waiting -= 1
+                if not may:
+                    self._note_hoarder(caller)
+                    raise Refusal(RefusalKind.BUSY, self._excuse(caller))
+            self._lent[caller] = self._lent.get(caller, 0) + amount
+            self._sum += amount
         return Loan(self, caller, amount)
-
-    @contextmanager
-    def lend(self, amount: int, caller: Identity = LOCAL) -> Iterator[None]:
-        """Lend an amount while the context lasts."""
-        loan = self.take(amount, caller)
-        try:
-            yield
-        finally:
-            loan.release()
 
     def hoarder(self) -> Identity | None:
         """Return the largest holder, if a caller with under half as much was refused since the last call."""
@@ -89,32 +85,33 @@ class ByteSemaphore:
     def give_back(self, amount: int, caller: Identity) -> None:
         """Return an amount. Called by loans."""
         with self._changed:
+            self._sum -= amount
             self._lent[caller] -= amount
             if not self._lent[caller]:
                 del self._lent[caller]
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     def _may(self, amount: int, caller: Identity) -> bool:
-        lent, own = self._lent.total(), self._lent[caller]
-        left = self._total - lent - amount
-        if not lent:
+        if not self._sum:
             return True
+        left, own = self._total - self._sum - amount, self._lent.get(caller, 0)
         return left >= 0 and (own + amount <= left or (not own and amount <= self._total // _FIRST_SHARE))
 
     def _note_hoarder(self, refused: Identity) -> None:
-        ((most, held),) = self._lent.most_common(1)
-        if self._lent[refused] < held / 2:
+        most = max(self._lent, key=lambda caller: self._lent[caller])
+        if self._lent.get(refused, 0) < self._lent[most] / 2:
             self._hoarder = most
 
     def _excuse(self, caller: Identity) -> str:
         return (
-            f"{self._what} under way take {_shown(self._lent.total())} of {_shown(self._total)}, "
-            f"those of this caller {_shown(self._lent[caller])}"
+            f"{self._what} under way take {_shown(self._sum)} of {_shown(self._total)}, "
+            f"those of this caller {_shown(self._lent.get(caller, 0))}"
         )
 
 
 class Loan:
-    """An amount that a caller holds until it is released."""
+    """An amount that a caller holds until ``release``, or the end of a ``with`` block."""
 
     def __init__(self, budget: ByteSemaphore, caller: Identity, amount: int) -> None:
         """Use ``ByteSemaphore.take``."""
@@ -131,6 +128,12 @@ class Loan:
     def release(self) -> None:
         """Return everything. Releasing twice is fine."""
         self.shrink(0)
+
+    def __enter__(self) -> Loan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def _shown(amount: int) -> str:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
+from gigl_loader.rpc.control import (
+    ADMIN_METHODS,
+    ADMIN_SERVICE,
+    METHODS,
+    SERVICE,
+    STORE_METHODS,
+    STORE_SERVICE,
+)
 from gigl_server.audit import AuditLog
 from gigl_server.certificate_renewal import ServedCertificate
 from gigl_server.ports.auth import AuthenticatedCalls
@@ -20,12 +27,14 @@ from gigl_server.ports.reports import PeerCalls
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.access import Access
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
+    from gigl_server.ports.admin import AdminCalls
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.sampling.service import SamplingService
 
@@ -78,31 +87,57 @@ class ControlService:
         data_port: int,
         service: SamplingService | None = None,
         view: Callable[[], View] | None = None,
+        health: Callable[[], View] | None = None,
         announced: Callable[[ControlCall, Any], tuple[tuple[str, str], ...]] | None = None,
+        admin: AdminCalls | None = None,
         audit: AuditLog | None = None,
         show_names: bool = False,
+        access: Access | None = None,
+        incarnation: int = 0,
+        membership: Callable[[], int] = int,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` where that cannot be.
 
         ``service`` samples for trainers, ``view`` returns the view of its cluster (both or neither), and
-        ``announced`` takes announcements of servers (``Announcements.exchange``). ``show_names``: any caller
-        may read the names of loaders, not only their job.
+        ``health`` the one that is told with its load (default: the same). ``announced`` takes announcements
+        of servers (``Announcements.exchange``), ``admin`` has the calls of operators. ``show_names``: any
+        caller may read the names of loaders, not only their job. ``access`` has the rights of tokens.
+        ``incarnation`` tells this service from one that it replaces. ``membership`` returns the version that
+        every reply carries; 0: none.
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = _PEER_CALLS if service is None else service.limits.calls
         self._authenticated = AuthenticatedCalls(
-            credentials, counters, audit or AuditLog(), message_bytes=message_bytes, max_calls=max_calls
+            credentials,
+            counters,
+            audit or AuditLog(),
+            message_bytes=message_bytes,
+            max_calls=max_calls,
+            access=access,
+            membership=membership,
         )
-        peer = PeerCalls(counters, graph=graph, partitions=partitions, data_port=data_port)
+        self._peer = peer = PeerCalls(
+            counters, graph=graph, partitions=partitions, data_port=data_port, incarnation=incarnation
+        )
         self._authenticated.add(SERVICE, peer.handlers, METHODS)
         reflected: tuple[str, ...] = ()
         self._ready_names: tuple[str, ...] = ()
         self._health = Health()
         self._certificate = ServedCertificate(credentials)
         if service is not None and view is not None:
-            calls = GraphStoreServicer(service, peer, view=view, announced=announced, show_names=show_names)
+            calls = GraphStoreServicer(
+                service,
+                peer,
+                view=view,
+                health=health or view,
+                announced=announced,
+                show_names=show_names,
+            )
             self._authenticated.add(STORE_SERVICE, calls.handlers, STORE_METHODS)
             reflected = (SERVICE, STORE_SERVICE)
+            if admin is not None:
+                self._authenticated.add(ADMIN_SERVICE, admin.handlers, ADMIN_METHODS)
+                reflected = (*reflected, ADMIN_SERVICE)
             self._ready_names = ("", STORE_SERVICE)
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
         self._health.set(self._ready_names, serving=False)
@@ -135,6 +170,13 @@ class ControlService:
     def set_serving(self, serving: bool) -> None:
         """Set the health that trainers and probes see. Does nothing after ``close``."""
         self._health.set(self._ready_names, serving)
+
+    def announce(self, partitions: Iterable[int], *, repairing: Iterable[int] = ()) -> None:
+        """Describe the service as one of these partitions from now on.
+
+        Files of ``repairing`` lie here, too, and are not served meanwhile.
+        """
+        self._peer.announce(partitions, repairing=repairing)
 
     def renew(self, credentials: Credentials) -> None:
         """Use other certificates and tokens from now on. Raises as ``ServedCertificate.replace``."""

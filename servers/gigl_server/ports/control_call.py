@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from grpc import _server
 
+from gigl_loader.rpc.control import MEMBERSHIP_HEADER
 from gigl_loader.rpc.control_errors import status_of
 
 if TYPE_CHECKING:
@@ -40,21 +41,26 @@ class ControlCall:
         stream: Stream,
         refused: Callable[[ControlCall, Refusal], None],
         *,
+        replied: Callable[[ControlCall, int], None] = lambda call, nbytes: None,
         trusted: bool = True,
     ) -> None:
-        """``refused`` is called with each refusal."""
+        """``refused`` is called with each refusal, ``replied`` with the size of each reply."""
         self.method = method
         self.caller = caller
         self.trusted = trusted
         """The caller sent a valid token, or the service has none."""
         self.connection = str(stream.context.peer())
         """Address and port of the caller."""
+        self.membership: Callable[[], int] = int
+        """Returns the version of the membership that the response carries. 0: none."""
+        self._trailers: tuple[tuple[str, str], ...] = ()
         self._requests, self._context, self._send = stream
-        self._refused = refused
+        self._refused, self._replied = refused, replied
         self._lock = threading.Lock()
         self._responded = False
         self._ended = False
         self._gone: Callable[[], None] | None = None
+        self._kept: object = None
 
     @property
     def responded(self) -> bool:
@@ -72,7 +78,7 @@ class ControlCall:
 
     def set_trailers(self, trailers: Sequence[tuple[str, str]]) -> None:
         """Send these pairs after the reply."""
-        self._context.set_trailing_metadata(tuple(trailers))
+        self._trailers = tuple(trailers)
 
     def read(self) -> bytes | None:
         """Wait for the next message. ``None``: the call ended or has a response. ``b""``: no more come."""
@@ -84,8 +90,19 @@ class ControlCall:
 
     def reply(self, message: Any) -> None:
         """Send the reply, a protobuf message. Does nothing after a response."""
+        self.reply_bytes(message.SerializeToString())
+
+    def reply_bytes(self, data: bytes, *, keep: object = None) -> None:
+        """Send the reply, a serialized message, and ``keep`` an object until it was sent.
+
+        Does nothing after a response.
+        """
+        with self._lock:
+            self._kept = None if self._ended or self._responded else keep
         if self._claim():
-            self._finish(message.SerializeToString())
+            self._tell_trailers()
+            self._replied(self, len(data))
+            self._finish(data)
 
     def stream(self, messages: Iterable[Any]) -> None:
         """Send messages and end the call. Waits until the caller has received each message."""
@@ -99,6 +116,7 @@ class ControlCall:
     def refuse(self, refusal: Refusal) -> None:
         """End the call with the status of a refusal. Does nothing after a response."""
         if self._claim():
+            self._tell_trailers()
             self._context.set_code(status_of(refusal.kind))
             self._context.set_details(_header_text(refusal.message))
             self._finish(None)
@@ -124,8 +142,14 @@ class ControlCall:
         """Record that gRPC ended the call. Return the callback of ``on_gone`` if there was no response."""
         with self._lock:
             self._ended = True
-            gone, self._gone = self._gone, None
+            gone, self._gone, self._kept = self._gone, None, None
         return None if self._responded else gone
+
+    def _tell_trailers(self) -> None:
+        version = self.membership()
+        told = ((MEMBERSHIP_HEADER, str(version)),) if version else ()
+        if self._trailers or told:
+            self._context.set_trailing_metadata((*self._trailers, *told))
 
     def _claim(self) -> bool:
         """Claim the right to respond. Return ``False`` if a thread has claimed it before."""

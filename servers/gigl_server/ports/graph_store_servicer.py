@@ -6,9 +6,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum, message_is_whole
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text, message_is_whole
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.versions import check_draws
 from gigl_server.ports.reports import cluster_view, server_load
 from gigl_server.sessions.channel import ChannelOptions
 
@@ -36,16 +37,20 @@ class GraphStoreServicer:
         peer: PeerCalls,
         *,
         view: Callable[[], View],
+        health: Callable[[], View],
         announced: Callable[[ControlCall, Any], Trailers] | None,
         show_names: bool = False,
     ) -> None:
-        """``announced`` takes each ``Cluster`` call and its reply, and returns the trailers.
+        """``view`` is told to trainers and servers, ``health`` to whoever asks for the load.
+
+        ``announced`` takes each ``Cluster`` call and its reply, and returns the trailers.
 
         ``show_names``: any caller may read the names of channels, not only their job.
         """
         self._service = service
         self._peer = peer
         self._view = view
+        self._health = health
         self._announced = announced
         self._show_names = show_names
 
@@ -72,10 +77,9 @@ class GraphStoreServicer:
     def _load(self, request: Any, call: ControlCall) -> Any:
         values = call.headers(JOB_HEADER)
         return server_load(
-            self._peer.description(),
-            self._peer.statistics(),
+            self._peer,
             self._service.load(),
-            self._view(),
+            self._health(),
             job=job_key(values),
             show_names=self._show_names,
         )
@@ -116,6 +120,10 @@ class GraphStoreServicer:
         waiting.begun(self._in_job(call, lambda job: submit(job, held.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
+        try:
+            check_draws("the trainer", request.draw_specification)
+        except ValueError as error:
+            raise Refusal(RefusalKind.CONFLICT, str(error)) from None
         created = self._service.create_producer(
             job, key=request.key, plan=request.plan, graph=request.graph, caller=caller
         )
@@ -132,6 +140,7 @@ class GraphStoreServicer:
                 deferred_features=request.without_rows,
                 ring_slots=request.ring_slots,
                 ring_slot_bytes=request.ring_slot_bytes,
+                plan_digest=request.plan_digest,
             ),
         )
         return messages.Channel(
@@ -193,9 +202,9 @@ class _Waiting:
         with self._lock:
             self._settled, self._task = True, None
         if result.refusal is None:
-            reply = _reply(result)
-            self._call.set_trailers(((CHECKSUM_HEADER, message_checksum(reply)),))
-            self._call.reply(reply)
+            data = _reply(result).SerializeToString(deterministic=True)
+            self._call.set_trailers(((CHECKSUM_HEADER, checksum_text(data)),))
+            self._call.reply_bytes(data, keep=result.frame)
             return
         self._call.refuse(self._with_reason(result.refusal))
 
@@ -223,4 +232,6 @@ def _reply(result: Result) -> Any:
     for name in ("in_slot", "handle", "failure", "skipped"):
         if value := getattr(result, name):
             setattr(reply, name, value)
+    if result.frame is not None:
+        reply.frame = result.frame.tobytes()
     return reply

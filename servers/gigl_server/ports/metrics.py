@@ -38,8 +38,13 @@ class LoadCollector:
         yield _counter("data_received_bytes", "Bodies of requests", totals.bytes_in)
         yield _counter("data_sent_bytes", "Bodies of replies", totals.bytes_out)
         yield _counter("refused", "Requests that broke a rule, on either port", totals.refused)
+        yield _counter("adoptions", "Partitions taken over while the server runs", totals.adoptions)
+        yield _counter("adopted_bytes", "Bytes pulled for them", totals.adopted_bytes)
+        yield _counter("repairs", "Repairs of damaged files from another server", totals.repairs)
+        yield _counter("repaired_bytes", "Bytes pulled for them", totals.repaired_bytes)
         yield _counter("neighbors_cpu_seconds", "CPU time of answering other servers", totals.sampling_s)
         yield _counter("gathering_cpu_seconds", "CPU time of gathering rows for others", totals.gathering_s)
+        yield from _of_calls(self._counters)
         yield from _of_channels(load)
         yield from _of_peers(view)
 
@@ -62,6 +67,24 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
     yield _counter(
         "waiting_seconds", "Time from an ask to the beginning of its batch, summed", load.waiting_s
     )
+
+
+_CALL_METRICS = (
+    ("calls", "calls", "Calls by method"),
+    ("bytes_in", "call_received_bytes", "Messages of calls, without headers and framing"),
+    ("bytes_out", "call_sent_bytes", "Replies to calls, without headers and framing"),
+)
+
+
+def _of_calls(counters: Counters) -> Iterator[_Family]:
+    calls = counters.calls()
+    for of_port in ("control", "data"):
+        for field, name, text in _CALL_METRICS:
+            metric = CounterMetricFamily(f"gigl_{of_port}_{name}", text, labels=("method",))
+            for (port, method), counts in calls.items():
+                if port == of_port:
+                    metric.add_metric((method,), getattr(counts, field))
+            yield metric
 
 
 _CHANNEL_NAMES = ("job", "channel", "transport")

@@ -7,9 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 import grpc
-import pyarrow as pa
-from pyarrow import flight
 
+from gigl_loader.native import DataClient, StreamError, StreamTimedOut, TlsContext
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.requests import encode_ping
 from gigl_server.supervision import PartDead, PartSilent
@@ -83,23 +82,23 @@ class DataProbe:
         """Raise ``PartDead`` where nothing listens, ``PartSilent`` where no response arrives in time."""
         if not _accepts(self._where):
             return
-        headers = [(name.encode(), value.encode()) for name, value in self._credentials().caller().headers]
-        options = flight.FlightCallOptions(timeout=_CALL_S, headers=headers)
+        header = "".join(f"{name}: {value}\n" for name, value in self._credentials().caller().headers)
         try:
-            with self._client() as client:
-                client.do_get(flight.Ticket(self._ping), options).read_all()
-        except flight.FlightTimedOutError:
+            client = self._client()
+            client.connect(_CONNECT_S)
+            client.call(header.encode(), self._ping, _CALL_S)
+        except StreamTimedOut:
             raise PartSilent(f"no answer within {_CALL_S:g} s") from None
-        except (pa.ArrowException, OSError):
+        except StreamError:
             return  # As for the control port.
 
-    def _client(self) -> flight.FlightClient:
+    def _client(self) -> DataClient:
         own = self._credentials()
         if not own.certificate:
-            return flight.FlightClient(f"grpc+tcp://{self._where}")
-        pair = {"cert_chain": own.certificate, "private_key": own.key} if own.client_authority else {}
-        trust = {"tls_root_certs": own.trusted, "override_hostname": self._host}
-        return flight.FlightClient(f"grpc+tls://{self._where}", **trust, **pair)
+            return DataClient(self._where.host, self._where.port)
+        pair = (own.certificate, own.key) if own.client_authority else (b"", b"")
+        tls = TlsContext.client(own.trusted.encode(), *pair)
+        return DataClient(self._where.host, self._where.port, tls, self._host)
 
 
 def _reached(listen: Address, port: int) -> Address:

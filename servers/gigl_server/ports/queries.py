@@ -4,68 +4,69 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gigl_loader.native import BatchTooLarge
+from gigl_loader.errors import FormatError
 from gigl_loader.rpc.graph_requests import (
+    FileRequest,
     FindTextsRequest,
     IdsRequest,
     ListRequest,
     LocateRequest,
+    ManifestRequest,
     TextsRequest,
 )
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.replies import (
-    CHUNK_BYTES,
-    MAX_DRAWN_EDGES,
-    MAX_ROW_BYTES,
-    document,
-    edges_document,
-    neighbors_document,
-    row_chunks,
-    row_layout,
-    split_document,
-)
-from gigl_loader.rpc.requests import EdgeListRequest, SplitRequest, parse
-from gigl_loader.rpc.texts import text_arrays
-from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.rpc.replies import MAX_ROW_BYTES, neighbors_document, row_layout
+from gigl_loader.rpc.requests import EdgeListRequest, Ping, SplitRequest
 from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.ports.byte_semaphore import ByteSemaphore
+from gigl_server.ports.held_partitions import HeldPartitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from gigl_loader.arrays import Bytes, Int64Array
+    from gigl_loader.arrays import Bytes
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.graph.text_ids import TextIds
-    from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
-    from gigl_loader.sampling.store import Neighbors
+    from gigl_server.access import Access
     from gigl_server.counters import Counters
     from gigl_server.identity import Identity
     from gigl_server.ports.byte_semaphore import Loan
 
 __all__ = ["Queries", "Reply"]
 
-_KEPT_BYTES = 64 << 20
 _KEPT_ROW_BYTES = 256 << 20
-_SENT_BYTES = 2 << 30  # Replies in transit, with their requests, which Flight keeps as long.
-_LEAST_BYTES = 64 << 10  # Least memory of a reply: its buffers, and what Flight keeps of a call.
+_SENT_BYTES = 2 << 30  # Replies that are being made or sent.
+_LEAST_BYTES = 64 << 10  # Least memory of a reply: what a call and its connection take.
 _SMALL_BYTES = 32 << 20  # Not counted: the lists of a hop take a few MiB, and calls are limited in number.
 _READ_BYTES = 512 << 20
 _COPIES = 3  # Of a request while it is read: as received, positions as int64, and their check.
-_TICKET_COPIES = 2  # Of a request while its reply is sent.
-_LISTED_BYTES = 16 << 20  # Of a reply about a node type, with intermediate arrays.
-_TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the reply.
-_EDGE_BYTES = 24  # Position, edge id and slot.
-_NODE_BYTES = 64  # Of a set of nodes: its table, at most 3/4 empty, and its order by node id.
-_EDGE_COPIES = 2  # Of listed edges: as int64, and in the reply.
+_TICKET_COPIES = 2  # Of a request while its reply is made.
+
+
+_VERBS: Mapping[type[Request | Inquiry], str] = {
+    EdgeListRequest: "edges",
+    EdgeRequest: "contains",
+    FeatureRequest: "rows",
+    FileRequest: "file",
+    FindTextsRequest: "find_texts",
+    IdsRequest: "ids",
+    InducedRequest: "induced",
+    ListRequest: "list",
+    LocateRequest: "locate",
+    ManifestRequest: "manifest",
+    NeighborRequest: "neighbors",
+    Ping: "ping",
+    SplitRequest: "split",
+    TextsRequest: "texts",
+}
+"""Names of requests, as on the wire."""
 
 
 class Reply(NamedTuple):
@@ -75,20 +76,19 @@ class Reply(NamedTuple):
     """Chunks, uint8 [N] each, to send in order. They own their memory."""
     loan: Loan
     """Loan of the memory. The sender of the reply releases it."""
-    size_is_told: bool
-    """Send the total size with the first chunk, because callers do not know it."""
+    crc: int | None
+    """CRC-32C of all chunks, if it was computed while they were made."""
 
 
 class Queries:
     """Responds to requests about some partitions of a graph. Thread-safe."""
 
-    def __init__(self, graph: Graph, partitions: Sequence[int], counters: Counters) -> None:
-        self._graph = graph
+    def __init__(
+        self, graph: Graph, partitions: Sequence[int], counters: Counters, *, access: Access | None = None
+    ) -> None:
+        """``access`` has the rights of tokens. ``None``: every token has all."""
+        self._access = access
         self._counters = counters
-        self._stores = {partition: LocalStore(graph, partition) for partition in partitions}
-        self._edges = {partition: partial(_num_edges, graph, partition) for partition in partitions}
-        self._digest = graph.manifest.digest
-        self._memory = BufferPool(_KEPT_BYTES)
         self._row_memory = BufferPool(_KEPT_ROW_BYTES)
         # Two semaphores: a slow reader holds a reply's memory until its connection is cut, and must not keep
         # other requests from being parsed meanwhile.
@@ -96,29 +96,60 @@ class Queries:
         self.sending = ByteSemaphore(_SENT_BYTES, wait_s=0.0, what="replies")
         """Memory of replies that are being made or sent."""
 
+        self._held = HeldPartitions(graph, partitions, ())
+
+    def hold(self, graph: Graph, withdrawn: Collection[int] = ()) -> None:
+        """Respond about other partitions of the same graph from the next request on: those of ``graph``.
+
+        ``withdrawn`` are partitions that are not served for the moment: requests are refused as
+        unavailable, but for bytes of their files.
+        """
+        self._held = HeldPartitions(graph, graph.parts, withdrawn)
+
     def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
         """Return the partition (``None`` for an ``Inquiry``) and the request. Raises ``Refusal``."""
-        return parse(ticket, self._graph.schema, self._digest, self._edges)
+        return self._held.parse(ticket)
 
     def respond(self, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
         """Return the reply to a request. Raises ``Refusal``, also where ``caller`` holds too much memory.
 
-        The whole reply is added to ``checksum``, a new one: rows while they are gathered.
+        Rows are added to ``checksum``, a new one, while they are gathered.
 
         A reply is complete before it is sent, so that sending holds no turn. For rows that is also cheaper:
         it saves 0.009 s of the 0.101 s of CPU that two servers take for 1,000 seeds.
         """
-        with self._reading.lend(_COPIES * len(ticket), caller):
-            partition, request = self.parse(ticket)
+        if self._access is not None:
+            self._access.check(caller.token)
+        held = self._held
+        try:
+            return self._respond(held, ticket, caller, checksum)
+        except FormatError:
+            held.check_sound()
+            raise
+
+    def _respond(self, held: HeldPartitions, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
+        with self._reading.take(_COPIES * len(ticket), caller):
+            partition, request = held.parse(ticket)
         kept = _TICKET_COPIES * len(ticket)
         if partition is not None and isinstance(request, FeatureRequest):
-            return self._rows(partition, request, kept, caller, checksum)
-        return self._document(partition, request, kept, caller, checksum)
+            reply = self._rows(held, partition, request, kept=kept, caller=caller, checksum=checksum)
+        else:
+            reply = self._document(held, partition, request, kept=kept, caller=caller)
+        nbytes = sum(map(len, reply.chunks))
+        self._counters.add_call("data", _VERBS[type(request)], bytes_in=len(ticket), bytes_out=nbytes)
+        return reply
 
     def _rows(
-        self, partition: int, request: FeatureRequest, kept: int, caller: Identity, checksum: Checksum
+        self,
+        held: HeldPartitions,
+        partition: int,
+        request: FeatureRequest,
+        *,
+        kept: int,
+        caller: Identity,
+        checksum: Checksum,
     ) -> Reply:
-        layout = row_layout(self._widths(request), len(request.rows))
+        layout = row_layout(held.widths(request), len(request.rows))
         if layout.nbytes > MAX_ROW_BYTES and len(request.rows) > 1:
             raise Refusal(
                 RefusalKind.TOO_LARGE,
@@ -134,25 +165,26 @@ class Queries:
             ordered = replace(request, columns=tuple(layout.specs))
             with self._counters.timed("gathering_s"):
                 checksum.add(memory[: len(layout.header)])
-                self._stores[partition].gather(ordered, None, out, copy=checksum.copy_rows)
-        chunks = [memory[each.start : each.stop] for each in row_chunks(layout)]
-        return Reply(chunks, loan, size_is_told=False)
+                held.stores[partition].gather(ordered, None, out, copy=checksum.copy_rows)
+            held.check_sound(request)
+        loan.shrink(layout.nbytes)
+        return Reply([memory], loan, checksum.value)
 
     def _document(
         self,
+        held: HeldPartitions,
         partition: int | None,
         request: Request | Inquiry,
+        *,
         kept: int,
         caller: Identity,
-        checksum: Checksum,
     ) -> Reply:
         """Return the reply to a request not for rows. Memory for edges is reserved before the draw."""
-        with self._lent(kept + self._most_bytes(partition, request), caller) as loan:
-            chunks = self._cut(self._pieces(partition, request))
-            for chunk in chunks:
-                checksum.add(chunk)
-        loan.shrink(kept + sum(map(len, chunks)))
-        return Reply(chunks, loan, size_is_told=True)
+        with self._lent(kept + held.most_bytes(partition, request), caller) as loan:
+            chunks = self._pieces(held, partition, request)
+            held.check_sound(request)
+        loan.shrink(sum(map(len, chunks)))
+        return Reply(chunks, loan, crc=None)
 
     @contextmanager
     def _lent(self, nbytes: int, caller: Identity) -> Iterator[Loan]:
@@ -165,139 +197,12 @@ class Queries:
             raise
 
     def close(self) -> None:
-        for store in self._stores.values():
+        for store in self._held.stores.values():
             store.close()
 
-    def _pieces(self, partition: int | None, request: Any) -> list[Bytes]:
-        if partition is None:
-            return about_graph(self._graph, request)
+    def _pieces(self, held: HeldPartitions, partition: int | None, request: Any) -> list[Bytes]:
         if isinstance(request, (NeighborRequest, InducedRequest)):
+            assert partition is not None
             with self._counters.timed("sampling_s"):
-                return neighbors_document(self._neighbors(partition, request))
-        if isinstance(request, EdgeRequest):
-            found = self._stores[partition].contains(request)
-            return document({"found": found.view(np.uint8)})
-        if isinstance(request, EdgeListRequest):
-            return edges_document(
-                self._stores[partition].edges(request.edge_type, request.first, request.count)
-            )
-        if isinstance(request, SplitRequest):
-            positions = self._graph.split_part(request.node_type, request.split, partition)
-            return split_document(positions)
-        return split_document(np.empty(0, np.int64))
-
-    def _neighbors(self, partition: int, request: NeighborRequest | InducedRequest) -> Neighbors:
-        """Return drawn or induced edges. ``Refusal`` where a reply cannot hold them."""
-        if isinstance(request, NeighborRequest):
-            return self._stores[partition].sample(request)
-        try:
-            return self._stores[partition].induced(replace(request, max_edges=MAX_DRAWN_EDGES))
-        except BatchTooLarge:
-            raise Refusal(
-                RefusalKind.TOO_LARGE,
-                f"more than {MAX_DRAWN_EDGES} edges among nodes of a batch; at most so many are sent at once",
-            ) from None
-
-    def _most_bytes(self, partition: int | None, request: Request | Inquiry) -> int:
-        """Return the maximum size of a reply, including edges of neighbours."""
-        if isinstance(request, TextsRequest):
-            return (
-                _TEXT_COPIES * _text_ids(self._graph, request.node_type).num_bytes(request.ids)
-                + _LISTED_BYTES
-            )
-        if partition is None:
-            return _LISTED_BYTES
-        if isinstance(request, EdgeRequest):
-            return len(request.targets)
-        if isinstance(request, EdgeListRequest):
-            return _EDGE_COPIES * _EDGE_BYTES * request.count
-        if isinstance(request, (NeighborRequest, InducedRequest)):
-            nodes = len(request.nodes) if isinstance(request, InducedRequest) else 0
-            return _EDGE_BYTES * self._most_edges(partition, request) + _NODE_BYTES * nodes
-        return 0
-
-    def _most_edges(self, partition: int, request: NeighborRequest | InducedRequest) -> int:
-        """Return the maximum number of edges of a reply. ``Refusal`` where a reply cannot hold them."""
-        if isinstance(request, InducedRequest):
-            edges = int(self._stores[partition].degrees(request).sum())
-            if edges > self._edges[partition](request.edge_type):
-                raise Refusal(RefusalKind.INVALID, "a row of a request for induced edges comes twice")
-            return min(edges, MAX_DRAWN_EDGES)
-        rule = request.rule
-        if 0 <= rule.most * len(request.targets) <= MAX_DRAWN_EDGES:
-            return rule.most * len(request.targets)
-        degrees = self._stores[partition].degrees(request)
-        edges = _count_drawn(degrees, rule.most, replace=rule.replace)
-        if edges > MAX_DRAWN_EDGES:
-            raise Refusal(
-                RefusalKind.TOO_LARGE,
-                f"{edges} edges of {len(request.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
-            )
-        return edges
-
-    def _cut(self, pieces: list[Bytes]) -> list[Bytes]:
-        """Return a document as chunks: one joined chunk where it fits, else views of the pieces.
-
-        A message costs more than a copy: joining reduced 5.2 ms of CPU for the lists of a batch to 4.5.
-        """
-        total = sum(map(len, pieces))
-        if total <= CHUNK_BYTES:
-            memory = self._memory.take(total)
-            np.concatenate(pieces, out=memory)
-            return [memory]
-        return [piece[at : at + CHUNK_BYTES] for piece in pieces for at in range(0, len(piece), CHUNK_BYTES)]
-
-    def _widths(self, request: FeatureRequest) -> dict[str, int]:
-        schema = self._graph.schema
-        columns = (
-            schema.nodes[request.kind].columns
-            if isinstance(request.kind, str)
-            else schema.edges[request.kind].columns
-        )
-        return {name: columns[name].row_bytes for name in request.columns}
-
-
-def _count_drawn(degrees: Int64Array, fanout: int, *, replace: bool) -> int:
-    """Return the number of edges drawn for targets of these degrees (int64 [N]), without drawing them."""
-    if fanout < 0:
-        return int(degrees.sum())
-    if replace:
-        return fanout * int(np.count_nonzero(degrees))
-    return int(np.minimum(degrees, fanout).sum())
-
-
-def _num_edges(graph: Graph, partition: int, edge_type: EdgeType) -> int:
-    return len(graph.topology(edge_type, partition)["indices"])
-
-
-def about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
-    """Return the reply as the pieces of a document. ``Refusal`` for unknown node ids."""
-    if isinstance(inquiry, IdsRequest):
-        return document({"ids": _ids(graph, inquiry.node_type, inquiry.positions)})
-    if isinstance(inquiry, LocateRequest):
-        return document({"positions": _positions(graph, inquiry)})
-    if isinstance(inquiry, ListRequest):
-        return document({"positions": graph.all_positions(inquiry.node_type, inquiry.first, inquiry.count)})
-    if isinstance(inquiry, TextsRequest):
-        return document(text_arrays(_text_ids(graph, inquiry.node_type).texts(inquiry.ids)))
-    if isinstance(inquiry, FindTextsRequest):
-        return document({"ids": _text_ids(graph, inquiry.node_type).find(inquiry.texts)})
-    return document({"manifest": np.frombuffer(graph.manifest.to_bytes(), np.uint8)})
-
-
-def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array:
-    ids = graph.node_ids(node_type)
-    return positions if ids is None else ids[positions]
-
-
-def _text_ids(graph: Graph, node_type: NodeType) -> TextIds:
-    texts = graph.text_ids(node_type)
-    assert texts is not None  # Requests about texts of a type without such are refused when they are read.
-    return texts
-
-
-def _positions(graph: Graph, request: LocateRequest) -> Int64Array:
-    try:
-        return graph.positions(request.node_type, request.ids)
-    except ValueError as error:
-        raise Refusal(RefusalKind.INVALID, str(error)) from None
+                return neighbors_document(held.neighbors(partition, request))
+        return held.pieces(partition, request)

@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader import __version__
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.requests import WIRE_VERSION
+from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
@@ -25,25 +24,45 @@ __all__ = ["PeerCalls", "cluster_view", "server_load"]
 class PeerCalls:
     """Handlers of the calls of ``Peer``."""
 
-    def __init__(self, counters: Counters, *, graph: str, partitions: Sequence[int], data_port: int) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        *,
+        graph: str,
+        partitions: Sequence[int],
+        data_port: int,
+        incarnation: int = 0,
+    ) -> None:
         self._counters = counters
+        self._incarnation = incarnation
         self._began = time.monotonic()
-        self._graph, self._partitions, self._data_port = graph, sorted(partitions), data_port
+        self._graph, self._data_port = graph, data_port
+        self._held: tuple[list[int], list[int]] = sorted(partitions), []
 
     @property
     def handlers(self) -> dict[str, Any]:
         """Handlers by the name of the call."""
         return {"Describe": self._describe, "Stats": self._stats}
 
+    def announce(self, partitions: Iterable[int], *, repairing: Iterable[int] = ()) -> None:
+        """Describe the service as one of these partitions from now on, with others under repair."""
+        self._held = sorted(partitions), sorted(repairing)
+
     def description(self) -> Any:
+        partitions, repairing = self._held
+        versions = BuildVersions.own()
         return messages.Description(
-            version=__version__,
-            wire_version=WIRE_VERSION,
+            version=versions.library,
+            wire_version=versions.wire,
+            oldest_wire_version=versions.oldest_wire,
+            draw_specification=versions.draws,
             graph=self._graph,
-            partitions=self._partitions,
+            partitions=partitions,
+            repairing=repairing,
             data_port=self._data_port,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._began,
+            incarnation=self._incarnation,
         )
 
     def statistics(self) -> Any:
@@ -57,6 +76,18 @@ class PeerCalls:
             bytes_out=totals.bytes_out,
             refused=totals.refused,
         )
+
+    def calls(self) -> list[Any]:
+        return [
+            messages.CallLoad(
+                port=port,
+                method=method,
+                calls=counts.calls,
+                bytes_in=counts.bytes_in,
+                bytes_out=counts.bytes_out,
+            )
+            for (port, method), counts in self._counters.calls().items()
+        ]
 
     def _describe(self, request: Any, call: Any) -> Any:
         return self.description()
@@ -74,19 +105,22 @@ def cluster_view(description: Any, view: View) -> Any:
                 control_port=member.control_port,
                 data_port=member.data_port,
                 partitions=member.partitions,
+                incarnation=member.incarnation,
+                away=member.control_address in view.away,
+                wire_version=member.wire_version,
             )
             for member in view.members
         ],
         ready=view.ready,
         reason=view.reason,
+        membership=view.membership,
     )
     reply.self.CopyFrom(description)
     return reply
 
 
 def server_load(
-    description: Any,
-    statistics: Any,
+    peer: PeerCalls,
     load: ServiceLoad,
     view: View,
     *,
@@ -95,7 +129,8 @@ def server_load(
 ) -> Any:
     """Return the reply to ``Load``. Only channels of ``job`` show their names, unless ``show_names``."""
     reply: Any = messages.ServerLoad(
-        totals=statistics,
+        totals=peer.statistics(),
+        calls=peer.calls(),
         workers=load.workers,
         busy=load.busy,
         jobs=load.jobs,
@@ -118,7 +153,7 @@ def server_load(
         ready=view.ready,
         reason=view.reason,
     )
-    reply.self.CopyFrom(description)
+    reply.self.CopyFrom(peer.description())
     return reply
 
 

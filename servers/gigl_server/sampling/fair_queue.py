@@ -26,13 +26,18 @@ class FairQueue:
     Between owners: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) of seconds of sampling
     threads. The owner that had the fewest is next, so one with heavy batches gets fewer of them. An owner
     that was idle starts at the current time of the queue: it gets no credit for the time that it did not use.
+    An owner with share 2 gets twice the time of one with share 1: its seconds count half.
 
     Among the channels of an owner: rounds, ``share`` batches for each. A channel waits at most
     for one share of each other channel, however many requests they have.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], share_of: Callable[[Identity], float] = lambda _: 1.0
+    ) -> None:
+        """``share_of`` returns the weight of an owner."""
         self._clock = clock
+        self._share_of = share_of
         self._owners: dict[Identity, _Owner] = {}
         self._time = 0.0
         """Virtual time: seconds of the owner that was served last, before its batch."""
@@ -74,7 +79,7 @@ class FairQueue:
             if task is not None:
                 self._time = max(self._time, owner.spent)
                 task.charged_s = task.channel.cost_s
-                owner.spent += task.charged_s
+                owner.spent += task.charged_s / self._share_of(task.channel.owner)
                 owner.running += 1
                 return task
         return None
@@ -89,14 +94,14 @@ class FairQueue:
         channel = task.channel
         channel.cost_s += (seconds - channel.cost_s) / 4
         owner = self._owners[channel.owner]
-        owner.spent += seconds - task.charged_s
+        owner.spent += (seconds - task.charged_s) / self._share_of(channel.owner)
         owner.running -= 1
         owner.served = self._clock()
 
     def charge_wait(self, owner: Identity, seconds: float) -> None:
         """Charge an owner the time that a thread waited for it."""
         if owner in self._owners:
-            self._owners[owner].spent += seconds
+            self._owners[owner].spent += seconds / self._share_of(owner)
 
     def _is_kept_back(self, task: SampleTask, ahead: _Owner, now: float) -> bool:
         """Return whether a heavy batch waits, because an owner with less time is about to send a request."""
@@ -162,7 +167,7 @@ class _Owner:
     """Channels of one owner, and the time that it used."""
 
     spent: float
-    """Seconds of sampling threads. Batches under way count with their expected seconds."""
+    """Seconds of sampling threads by share. Batches under way count with their expected seconds."""
     round: _Round = field(default_factory=_Round)
     running: int = 0
     served: float = float("-inf")

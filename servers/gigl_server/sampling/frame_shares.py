@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.grants import EVERYTHING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from gigl_loader.rpc.grants import Grant
     from gigl_server.frames.buffer_pool import BufferPool
     from gigl_server.frames.store import FrameStore
     from gigl_server.identity import Identity
@@ -24,16 +27,38 @@ _MUCH = 2  # Times as much as another job: without this, similar jobs would drop
 class FrameShares:
     """Admits requests to frame memory, and drops ready frames of jobs that hold too much."""
 
-    def __init__(self, frames: FrameStore, memory: BufferPool) -> None:
+    def __init__(
+        self,
+        frames: FrameStore,
+        memory: BufferPool,
+        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
+    ) -> None:
+        """``grant_of`` returns the quotas of an owner's token."""
         self._frames = frames
         self._memory = memory
+        self._grant_of = grant_of
 
     def admission(self, waiting: Callable[[], Sequence[Channel]]) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests. ``waiting`` returns all channels that need frame memory.
 
+        Owners whose token has a quota of frames get no more while they hold so much together.
+
         While more than half of the memory is lent, an owner gets at most an equal share among the owners that
         need some, and a job an equal share of its owner's.
         """
+        shared = self._shared(waiting)
+        return lambda task: self._has_quota(task.channel.owner) and shared(task)
+
+    def _has_quota(self, owner: Identity) -> bool:
+        """Return whether the owners of a token hold less than its quota of frames."""
+        most = self._grant_of(owner).frames
+        if most is None:
+            return True
+        held = self._frames.held_by_owner()
+        return sum(nbytes for (each, _), nbytes in held.items() if each.token == owner.token) < most
+
+    def _shared(self, waiting: Callable[[], Sequence[Channel]]) -> Callable[[SampleTask], bool]:
+        """Return a function that admits requests by the shares of owners and jobs."""
         lent = self._memory.lent
         if lent < self._memory.nbytes // 2:
             return lambda _: True

@@ -208,8 +208,6 @@ def _offset(place: int) -> int:
 def _digests(task: SampleTask) -> tuple[bytes, bytes]:
     """Return the digests of plan and batch."""
     request, producer = task.request, task.channel.producer
-    if not producer.digest:
-        producer.digest = hashlib.blake2b(producer.plan_text.encode(), digest_size=16).digest()
     batch = hashlib.blake2b(producer.digest, digest_size=16)
     batch.update(struct.pack("<QQQ", request.epoch, request.batch, task.channel.deferred_features))
     batch.update(request.input_bytes())

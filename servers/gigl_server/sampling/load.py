@@ -20,7 +20,7 @@ class ChannelLoad:
     key: str
     name: str
     transport: str
-    """``ring`` or ``flight``."""
+    """``ring`` or ``network``."""
     batches: int
     nbytes: int
     queued: int
@@ -38,7 +38,7 @@ class ChannelLoad:
             job=channel.job,
             key=channel.producer.key,
             name=channel.name,
-            transport="flight" if channel.ring is None else "ring",
+            transport="network" if channel.ring is None else "ring",
             batches=channel.totals.batches,
             nbytes=channel.totals.nbytes,
             queued=len(channel.queue),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.sampling.costs import CostCounter
 
 if TYPE_CHECKING:
@@ -24,6 +26,21 @@ _Key = tuple[str, bool]
 _OBJECTS_BYTES = 1 << 16  # Size of a sampler without scratch memory.
 
 
+@dataclass(slots=True, eq=False)
+class _Source:
+    """What samplers draw from: a graph, and a store over it where other servers hold a part."""
+
+    graph: Graph
+    store: PartitionedStore | None
+    users: int = 0
+    retired: bool = False
+
+    def check_sound(self) -> None:
+        """Raise ``StorageUnavailable`` once damage is known: a batch may have been drawn from it."""
+        for text in self.graph.verifier.damage.values():
+            raise StorageUnavailable(f"this server found damage, and samples the batch again: {text}")
+
+
 class SamplerPool:
     """Lends samplers by plan. Any sampler of a plan gives the same batch. Thread-safe."""
 
@@ -32,16 +49,25 @@ class SamplerPool:
 
         A sampler of more than a quarter of ``keep_bytes`` is not kept: it grew for an unusually large batch.
         """
-        self._graph = graph
         self._keep_bytes = keep_bytes
         self._idle_bytes = 0
-        self._store: PartitionedStore | None = None
+        self._source = _Source(graph, None)
         self._lock = threading.Lock()
         self._idle: OrderedDict[int, _Idle] = OrderedDict()  # Least recently used first.
 
-    def sample_from(self, store: PartitionedStore | None) -> None:
-        """Make samplers over ``store``. ``None``: over the graph, all of which is here."""
-        self._store = store
+    def sample_from(self, graph: Graph, store: PartitionedStore | None) -> None:
+        """Make samplers over ``store``; over the graph, all of which is here, where there is none.
+
+        Samplers that are lent finish on what they began with. The store before is closed after the last one.
+        """
+        with self._lock:
+            old, self._source = self._source, _Source(graph, store)
+            old.retired = True
+            unused = not old.users
+            idle = self._take_idle()
+        idle.clear()
+        if unused and old.store is not None:
+            old.store.close()
 
     @property
     def idle(self) -> int:
@@ -56,36 +82,64 @@ class SamplerPool:
 
     @contextmanager
     def lent(self, channel: Channel) -> Iterator[PlanSampler]:
-        """Lend a sampler for a channel's producer. A sampler that raised is not used again."""
+        """Lend a sampler for a channel's producer. A sampler that raised is not used again.
+
+        ``StorageUnavailable``, before or afterwards, where damage of its graph is known.
+        """
         key = (channel.producer.plan_text, channel.deferred_features)
-        sampler = self._take(key) or self._make(channel)
-        yield sampler
-        self._give(key, sampler)
+        source = self._enter()
+        try:
+            source.check_sound()
+            sampler = self._take(key, source) or _make(channel, source)
+            try:
+                yield sampler
+            except FormatError:
+                source.check_sound()
+                raise
+            source.check_sound()
+            self._give(key, sampler, source)
+        finally:
+            self._leave(source)
 
     def clear(self) -> None:
         """Free idle samplers."""
         with self._lock:
-            idle, self._idle = self._idle, OrderedDict()
-            self._idle_bytes = 0
+            idle = self._take_idle()
         idle.clear()  # Outside the lock: freeing much memory takes long.
 
-    def _make(self, channel: Channel) -> PlanSampler:
-        store = self._store
-        costs = CostCounter() if store is None else CostCounter(store.wire)
-        return channel.producer.plan.open(self._graph, store, costs=costs, deferred=channel.deferred_features)
+    def _take_idle(self) -> OrderedDict[int, _Idle]:
+        idle, self._idle = self._idle, OrderedDict()
+        self._idle_bytes = 0
+        return idle
 
-    def _take(self, key: _Key) -> PlanSampler | None:
+    def _enter(self) -> _Source:
+        with self._lock:
+            self._source.users += 1
+            return self._source
+
+    def _leave(self, source: _Source) -> None:
+        with self._lock:
+            source.users -= 1
+            last = source.retired and not source.users
+        if last and source.store is not None:
+            source.store.close()
+
+    def _take(self, key: _Key, source: _Source) -> PlanSampler | None:
         """Take the most recently used sampler: its memory is the warmest."""
         with self._lock:
+            if source.retired:
+                return None
             found = next((place for place in reversed(self._idle) if self._idle[place].key == key), None)
             return None if found is None else self._pop(found)
 
-    def _give(self, key: _Key, sampler: PlanSampler) -> None:
+    def _give(self, key: _Key, sampler: PlanSampler, source: _Source) -> None:
         nbytes = _OBJECTS_BYTES + len(key[0]) + sampler.scratch_bytes
         if nbytes > self._keep_bytes // 4:
             return
         spent = []
         with self._lock:
+            if source.retired:
+                return
             self._idle[id(sampler)] = _Idle(key, sampler, nbytes)
             self._idle_bytes += nbytes
             while self._idle_bytes > self._keep_bytes:
@@ -96,6 +150,12 @@ class SamplerPool:
         idle = self._idle.pop(place)
         self._idle_bytes -= idle.nbytes
         return idle.sampler
+
+
+def _make(channel: Channel, source: _Source) -> PlanSampler:
+    store = source.store
+    costs = CostCounter() if store is None else CostCounter(store.wire)
+    return channel.producer.plan.open(source.graph, store, costs=costs, deferred=channel.deferred_features)
 
 
 class _Idle(NamedTuple):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.fair_queue import FairQueue
@@ -17,6 +18,8 @@ from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gigl_loader.arrays import Bytes
+    from gigl_loader.rpc.grants import Grant
     from gigl_server.frames.buffer_pool import BufferPool
     from gigl_server.frames.store import FrameStore
     from gigl_server.identity import Identity
@@ -44,8 +47,9 @@ class Scheduler:
         limits: Limits,
         scratch: Scratch,
         clock: Callable[[], float],
+        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
     ) -> None:
-        """``lock`` guards the channels."""
+        """``lock`` guards the channels. ``grant_of`` returns the quotas of an owner's token."""
         self.totals = ChannelTotals()
         self.busy = 0
         """Number of threads that sample now."""
@@ -57,9 +61,9 @@ class Scheduler:
         self._memory = memory
         self._limits = limits
         self._clock = clock
-        self._turns = FairQueue(clock)
+        self._turns = FairQueue(clock, lambda owner: grant_of(owner).share)
         self._scratch = scratch
-        self._shares = FrameShares(frames, memory)
+        self._shares = FrameShares(frames, memory, grant_of)
         self._nbytes: Counter[Identity] = Counter()
         self._refusal: Refusal | None = None
         self._closed = False
@@ -124,7 +128,7 @@ class Scheduler:
                 return
             self._forget(channel, [task])
             result = self._result(task, made)
-            if result.in_slot or result.handle:
+            if result.in_slot or result.handle or result.frame is not None:
                 channel.totals.add(result)
                 self.totals.add(result)
         if not task.abandoned:
@@ -235,7 +239,8 @@ class Scheduler:
             return SKIPPED
         if not made.nbytes:
             return SKIPPED if self._refusal is None else Result(refusal=self._refusal)
-        if made.memory is not None:
+        frame = self._sent_with_reply(task, made)
+        if made.memory is not None and frame is None:
             task.handle = self._frames.put(
                 made.memory,
                 job=task.channel.job,
@@ -246,12 +251,19 @@ class Scheduler:
         return Result(
             in_slot=made.in_slot,
             handle=task.handle,
+            frame=frame,
             failure=made.failure,
             nbytes=made.nbytes,
             unavailable=made.unavailable,
             sampling_s=made.sampling_s,
             waiting_s=max(self._clock() - task.came - made.sampling_s, 0.0),
         )
+
+    def _sent_with_reply(self, task: SampleTask, made: MadeFrame) -> Bytes | None:
+        """Return the frame, now in transit, where the reply may hold it. ``None``: it must be fetched."""
+        if made.memory is None or made.nbytes > task.inline_bytes:
+            return None
+        return self._frames.send(made.memory, job=task.channel.job, owner=task.channel.owner)
 
     def _forget(self, channel: Channel, tasks: Iterable[SampleTask]) -> None:
         """Stop counting the bytes of these requests."""

@@ -8,6 +8,8 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
+from gigl_loader.rpc.frames import MAX_INLINE_BYTES
+from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.frames.buffer_pool import BufferPool
 from gigl_server.frames.ring_memory import RingMemory
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.rpc.grants import Grant
     from gigl_loader.rpc.graph_store_pb2 import SampleRequest
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_server.counters import Counters
@@ -73,12 +76,13 @@ class SamplingService:
         counters: Counters,
         journal: Journal | None = None,
         allowed_samplers: Collection[str] = (),
+        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``counters``.
 
         ``journal`` notes batches under way, to find those that kill the process. ``allowed_samplers`` are the
-        users' classes that may be imported here.
+        users' classes that may be imported here. ``grant_of`` returns the quotas of an owner's token.
         """
         if workers < 1:
             raise ValueError(f"a server needs at least 1 worker, got {workers}")
@@ -87,18 +91,24 @@ class SamplingService:
         self.ring_door = ""
         """Name of the socket of the ring server. While it is empty, no channel gets a ring."""
         self.limits = limits or Limits()
-        self.frames = FrameStore(self.limits.frame_memory, clock)
+        self.frames = FrameStore(self.limits.frame_memory, clock, counters)
         self.rings = RingMemory(self.limits.ring_memory)
         self._graph = graph
         self._allowed_samplers = frozenset(allowed_samplers)
         self._workers = workers
         self._clock = clock
         self._lock = threading.Lock()
-        self._sessions = Sessions(self.limits, clock)
+        self._sessions = Sessions(self.limits, clock, grant_of)
         self._memory = BufferPool(self.limits.frame_memory)
         scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
         self._scheduler = Scheduler(
-            self._lock, self.frames, self._memory, limits=self.limits, scratch=scratch, clock=clock
+            self._lock,
+            self.frames,
+            self._memory,
+            limits=self.limits,
+            scratch=scratch,
+            clock=clock,
+            grant_of=grant_of,
         )
         self._samplers = SamplerPool(graph, keep_bytes=self.limits.scratch_memory // 2)
         self._journal = journal or Journal.none()
@@ -124,7 +134,7 @@ class SamplingService:
         with self._lock:
             if self.state == "starting":
                 self._store = store
-                self._samplers.sample_from(store)
+                self._samplers.sample_from(self._graph, store)
                 self._pool = WorkerPool(threads, self._scheduler.next, self._work)
                 self._housekeeper.start()
                 self.state = "ready"
@@ -132,6 +142,22 @@ class SamplingService:
         if store is not None:
             store.close()
         raise ValueError(f"the service is {self.state}: it becomes ready once")
+
+    def hold(self, graph: Graph, open_store: Callable[[], PartitionedStore] | None) -> None:
+        """Sample over other partitions of the same graph from the next batch on.
+
+        Batches under way end on those that they began with. ``open_store`` is as for ``make_ready``. The
+        number of sampling threads stays.
+        """
+        store = None if open_store is None else open_store()
+        with self._lock:
+            held = self.state in ("ready", "draining")
+            if held:
+                self._graph, self._store, self.partitions = graph, store, graph.parts
+        if held:
+            self._samplers.sample_from(graph, store)
+        elif store is not None:
+            store.close()
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
@@ -185,7 +211,7 @@ class SamplingService:
         check_channel_options(options, self.limits)
         with self._lock:
             self._check_ready()
-            self._sessions.check_room(job, options.key)
+            self._sessions.check_room(job, options)
             return self._sessions.open_channel(job, options, self._new_ring(job, options))
 
     def submit(self, job: bytes, message: SampleRequest, done: Callable[[Result], None]) -> SampleTask:
@@ -203,6 +229,7 @@ class SamplingService:
             request=read_request(message, inputs, schema=self._graph.schema, limits=self.limits),
             fence=message.fence,
             slot=message.slot,
+            inline_bytes=min(message.inline_bytes, MAX_INLINE_BYTES),
             done=done,
             came=self._clock(),
         )

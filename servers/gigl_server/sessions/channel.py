@@ -6,11 +6,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gigl_loader.sampling.plan import plan_digest
 from gigl_server.identity import LOCAL, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.refusals import Refusal
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
@@ -39,14 +41,18 @@ class ChannelOptions:
     deferred_features: bool = False
     ring_slots: int = 0
     ring_slot_bytes: int = 0
+    plan_digest: bytes = b""
+    """Of the producer that is expected. Empty: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a request: one of ``in_slot``, ``handle``, ``failure``, ``skipped`` and ``refusal``."""
+    """Result of a request: ``in_slot``, ``handle``, ``frame``, ``failure``, ``skipped`` or ``refusal``."""
 
     in_slot: bool = False
     handle: bytes = b""
+    frame: Bytes | None = None
+    """Frame to be sent in the reply, uint8 [nbytes]. It counts as being sent while it is referenced."""
     failure: bytes = b""
     skipped: bool = False
     refusal: Refusal | None = None
@@ -70,6 +76,8 @@ class SampleTask:
     slot: int
     done: Callable[[Result], None]
     came: float
+    inline_bytes: int = 0
+    """A frame of at most so many bytes may be sent in the reply."""
     abandoned: bool = False
     """The caller is gone, and gets no result."""
     handle: bytes = b""
@@ -120,8 +128,11 @@ class Producer:
     seen: float
     """When a call last named the producer. Its lease counts only while no channel is open."""
     channels: set[bytes] = field(default_factory=set)
-    digest: bytes = b""
-    """Digest of the text, computed when first needed."""
+    digest: bytes = field(init=False)
+    """``plan_digest`` of the text."""
+
+    def __post_init__(self) -> None:
+        self.digest = plan_digest(self.plan_text)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.plan_fields import differences
 from gigl_server.identity import LOCAL, Identity
@@ -15,6 +16,7 @@ from gigl_server.sessions.channel import Channel, ChannelOptions, Producer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gigl_loader.rpc.grants import Grant
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_server.frames.ring import FrameRing
     from gigl_server.limits import Limits
@@ -47,8 +49,15 @@ class Lapse:
 class Sessions:
     """Sessions of all jobs. Every lookup is within one job. Not thread-safe."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
+    ) -> None:
+        """``grant_of`` returns the quotas of an owner's token."""
         self._limits = limits
+        self._grant_of = grant_of
         self._clock = clock
         self._jobs: dict[bytes, Session] = {}
         self._channels: dict[bytes, Channel] = {}
@@ -93,6 +102,7 @@ class Sessions:
         if job is None:
             _check(len(self._jobs), self._limits.jobs, "jobs on this server")
             self._check_quota(owner, "jobs", lambda _: 1, self._limits.jobs)
+            self._check_token(owner, "jobs", lambda _: 1)
         else:
             _check(len(job.producers), self._limits.producers_per_job, "producers of one job")
         _check(self.num_producers, self._limits.producers, "producers on this server")
@@ -101,20 +111,23 @@ class Sessions:
         job.producers[name] = Producer(key=name, plan=plan, plan_text=plan.to_json(), seen=self._clock())
         return True
 
-    def check_room(self, key: bytes, producer: str) -> None:
+    def check_room(self, key: bytes, options: ChannelOptions) -> None:
         """Raise ``Refusal`` unless the job may open one more channel of the producer."""
         job = self._jobs.get(key)
-        if job is None or producer not in job.producers:
+        producer = None if job is None else job.producers.get(options.key)
+        if job is None or producer is None or options.plan_digest not in (b"", producer.digest):
+            # For another plan, too: creating the producer tells in which options the plans differ.
             raise Refusal(
-                RefusalKind.NOT_FOUND, f"this job has no producer {producer!r} here: create it again"
+                RefusalKind.NOT_FOUND, f"this job has no producer {options.key!r} here: create it again"
             )
         _check(len(job.channels), self._limits.channels_per_job, "channels of one job")
         _check(len(self._channels), self._limits.channels, "channels on this server")
         self._check_quota(job.owner, "channels", lambda each: len(each.channels), self._limits.channels)
+        self._check_token(job.owner, "channels", lambda each: len(each.channels))
 
     def open_channel(self, key: bytes, options: ChannelOptions, ring: FrameRing | None) -> Channel:
         """Open a channel. Raises ``Refusal`` as ``check_room``."""
-        self.check_room(key, options.key)
+        self.check_room(key, options)
         job = self._jobs[key]
         channel = Channel(
             id=secrets.token_bytes(_CHANNEL_BYTES),
@@ -189,6 +202,17 @@ class Sessions:
             raise Refusal(
                 RefusalKind.BUSY,
                 f"{owner} has {own} {what} on this server, and the rest of {limit} is for others: close some",
+            )
+
+    def _check_token(self, owner: Identity, what: str, count: Callable[[Session], int]) -> None:
+        """Raise ``Refusal`` where all owners of a token have as many as its quota says."""
+        most: int | None = getattr(self._grant_of(owner), what)
+        if most is None:
+            return
+        if sum(count(job) for job in self._jobs.values() if job.owner.token == owner.token) >= most:
+            raise Refusal(
+                RefusalKind.BUSY,
+                f"the quota of token {owner.token} is {most} {what} on this server: close some",
             )
 
     def _expire(self, job: Session, since: float) -> Lapse:

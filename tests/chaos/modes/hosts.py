@@ -114,6 +114,8 @@ def _harm(ranks: Ranks, host: int, lines: list[Proxy], fault: Fault) -> None:
         disturb(lines, fault)
         return
     process = _process_of(ranks, host, "gigl-peer" if "peer" in fault.kind else "gigl-worker")
+    if process is None:
+        return
     match fault.kind.split(" of ")[0]:
         case "SIGKILL":
             process.kill()
@@ -124,10 +126,16 @@ def _harm(ranks: Ranks, host: int, lines: list[Proxy], fault: Fault) -> None:
             few_descriptors(process.pid, fault.seconds)
 
 
-def _process_of(ranks: Ranks, host: int, name: str) -> psutil.Process:
-    """Return a process of a host, once there is one: it may be starting again."""
-    assert wait_until(lambda: bool(ranks.children(host, name)), seconds=HANG_S), f"no {name} on host {host}"
-    return ranks.children(host, name)[0]
+def _process_of(ranks: Ranks, host: int, name: str) -> psutil.Process | None:
+    """Return a process of a host, once there is one: it may start again. ``None`` after the last batch."""
+
+    def is_done() -> bool:
+        return any(line[0] == "drained" for line in ranks.printed(host))
+
+    there = wait_until(lambda: is_done() or bool(ranks.children(host, name)), seconds=HANG_S)
+    assert there, f"no {name} on host {host}"
+    found = ranks.children(host, name)
+    return found[0] if found else None
 
 
 class _Watch:

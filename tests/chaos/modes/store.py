@@ -1,18 +1,14 @@
-"""Graph store: one or two servers, over ring or Flight, rows direct or through."""
+"""Graph store: one or two servers, over ring or network, rows direct or through."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
-from tests.chaos.client import Client
+from tests.chaos.client import OtherClient
 from tests.chaos.cluster import SERVER_KINDS, ProxiedCluster
 from tests.chaos.drive import drive
 from tests.chaos.faults import Fault, draw_faults
@@ -31,7 +27,7 @@ class Way:
     """Number of servers, and how frames and rows come from them."""
 
     servers: int
-    transport: Literal["ring", "flight"]
+    transport: Literal["ring", "network"]
     rows: Literal["auto", "direct", "through"]
 
     @property
@@ -56,7 +52,7 @@ class Way:
             loader = stack.enter_context(
                 DistNeighborLoader(dataset, FANOUT, "train", **LOADER | {"prefetch_size": 2})
             )
-            other = stack.enter_context(_Other(ground, [address], f"other-{self.name}-{leg}"))
+            other = stack.enter_context(OtherClient(ground, [address], f"other-{self.name}-{leg}"))
 
             def commit(fault: Fault) -> None:
                 if fault.kind.endswith("another client"):
@@ -74,41 +70,10 @@ class Way:
         return record
 
 
-class _Other:
-    """A client that trains beside the one that is watched, and is killed and stopped."""
-
-    def __init__(self, ground: Ground, addresses: list[str], name: str) -> None:
-        self._ground, self._addresses = ground, addresses
-        self._folder = ground.fresh_folder(name)
-        self._count = 0
-        self._client = self._start()
-
-    def harm(self, fault: Fault) -> None:
-        if fault.kind.startswith("SIGSTOP"):
-            os.kill(self._client.pid, signal.SIGSTOP)
-            time.sleep(fault.seconds)
-            os.kill(self._client.pid, signal.SIGCONT)
-            return
-        self._client.kill()
-        self._client = self._start()
-
-    def __enter__(self) -> _Other:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.kill()
-
-    def _start(self) -> Client:
-        self._count += 1
-        folder = Path(self._folder, str(self._count))
-        folder.mkdir()
-        return Client(self._ground, folder, addresses=self._addresses, epochs=1_000_000)
-
-
 WAYS = (
     Way(1, "ring", "auto"),
-    Way(1, "flight", "auto"),
+    Way(1, "network", "auto"),
     Way(2, "ring", "auto"),
-    Way(2, "flight", "through"),
-    Way(2, "flight", "direct"),
+    Way(2, "network", "through"),
+    Way(2, "network", "direct"),
 )

@@ -78,7 +78,7 @@ class Honest:
 
 
 class Trainer(Honest):
-    """A loader over Flight. ``expected`` are the digests of its first epoch."""
+    """A loader over the network. ``expected`` are the digests of its first epoch."""
 
     def __init__(self, service: Service, expected: Sequence[int]) -> None:
         super().__init__(service)
@@ -90,7 +90,7 @@ class Trainer(Honest):
             RemoteDistDataset.connect(
                 self.service.target.control,
                 credentials=self.service.caller,
-                transport="flight",
+                transport="network",
                 timeout=_TIMEOUT_S,
             )
         )

@@ -29,8 +29,6 @@ _PATHS = (
     b"/gigl.v1.Peer/Describe",
     b"/grpc.health.v1.Health/Check",
     b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-    b"/arrow.flight.protocol.FlightService/DoGet",
-    b"/arrow.flight.protocol.FlightService/DoExchange",
 )
 _FRAMES_PER_CONNECTION = 400
 _FRAMES_PER_WRITE = 50

@@ -172,7 +172,7 @@ def _told(service: Service, requests: int) -> list[str]:
 
 def _sampling(service: Service, expected: Sequence[int]) -> list[str]:
     """Return what is wrong with an epoch of a newcomer: one through a ring, one over the network."""
-    ways: tuple[Literal["ring", "flight"], ...] = ("ring", "flight")
+    ways: tuple[Literal["ring", "network"], ...] = ("ring", "network")
     found = {way: _epoch_of_a_newcomer(service, way) for way in ways}
     return [
         f"a newcomer to the {service.target.name} got {digests}, {way}"
@@ -181,7 +181,7 @@ def _sampling(service: Service, expected: Sequence[int]) -> list[str]:
     ]
 
 
-def _epoch_of_a_newcomer(service: Service, transport: Literal["ring", "flight"]) -> list[int] | str:
+def _epoch_of_a_newcomer(service: Service, transport: Literal["ring", "network"]) -> list[int] | str:
     """Return the digests of an epoch, or why there are none."""
     try:
         with (

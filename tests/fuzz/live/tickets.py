@@ -1,4 +1,4 @@
-"""Requests to the data port: changed tickets under every verb of Flight."""
+"""Requests to the data port: changed bodies and changed heads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import flight
 
+from gigl_loader.native import StreamError
 from gigl_loader.rpc.graph_requests import (
     IdsRequest,
     ListRequest,
@@ -25,64 +24,47 @@ from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from tests.fuzz.live.calls import changed
 from tests.fuzz.live.target import CALL_S
+from tests.support.raw_data import RawCaller, Refused, header_of, request_bytes
 
 if TYPE_CHECKING:
     from tests.fuzz.live.target import Target
 
-__all__ = ["data_client", "throw_tickets"]
-
-_VERBS = ("do_get", "do_get", "do_get", "do_get", "get_flight_info", "do_action", "list_flights", "do_put")
+__all__ = ["data_caller", "throw_tickets"]
 
 
 def throw_tickets(target: Target, draw: random.Random, count: int) -> Counter[str]:
-    """Send ``count`` requests, one after the other."""
+    """Send ``count`` requests, one after the other, and some heads by hand."""
     sent: Counter[str] = Counter()
     valid = _valid(target, draw)
-    client = data_client(target)
-    try:
+    with data_caller(target) as caller:
         for _ in range(count):
             token = draw.choice((target.token, target.token, target.token, ""))
-            verb = draw.choice(_VERBS)
             ticket = _extreme(draw) if draw.random() < 0.1 else changed(draw.choice(valid), draw)
-            sent[f"Flight {verb} with{'' if token else 'out'} the token"] += 1
-            with suppress(pa.ArrowException, NotImplementedError, OSError):
-                _ask(client, verb, ticket, _options(token, draw))
-    finally:
-        client.close()
+            job = f"{draw.randrange(8):064x}"
+            if draw.random() < 0.3:
+                sent["request, changed in its head"] += 1
+                _throw_head(target, request_bytes(ticket, header_of(token, ("gigl-job", job))), draw)
+                continue
+            sent[f"request with{'' if token else 'out'} the token"] += 1
+            with suppress(Refused, StreamError):
+                caller.ask(ticket, header_of(token, ("gigl-job", job)), CALL_S)
     return sent
 
 
-def data_client(target: Target) -> Any:
-    """Return a Flight client of the data port."""
-    if target.certificate:
-        return flight.FlightClient(f"grpc+tls://{target.data}", tls_root_certs=target.certificate.encode())
-    return flight.FlightClient(f"grpc+tcp://{target.data}")
+def data_caller(target: Target) -> RawCaller:
+    """Return a caller of the data port, with the token."""
+    return RawCaller(target.data, token=target.token, trust=target.certificate)
 
 
-def _options(token: str, draw: random.Random) -> Any:
-    headers = [(b"gigl-job", f"{draw.randrange(8):064x}".encode())]
-    if token:
-        headers.append((b"authorization", f"Bearer {token}".encode()))
-    return flight.FlightCallOptions(timeout=CALL_S, headers=headers)
-
-
-def _ask(client: Any, verb: str, ticket: bytes, options: Any) -> None:
-    descriptor = flight.FlightDescriptor.for_command(ticket)
-    match verb:
-        case "do_get":
-            client.do_get(flight.Ticket(ticket), options).read_all()
-        case "get_flight_info":
-            client.get_flight_info(descriptor, options)
-        case "do_action":
-            list(client.do_action(flight.Action("x", ticket), options))
-        case "list_flights":
-            list(client.list_flights(ticket, options))
-        case "do_put":
-            batch = pa.record_batch([pa.array([1])], names=["a"])
-            writer, _ = client.do_put(descriptor, batch.schema, options)
-            with suppress(pa.ArrowException):
-                writer.write_batch(batch)
-            writer.close()
+def _throw_head(target: Target, request: bytes, draw: random.Random) -> None:
+    """Send a request whose head is changed or cut, in pieces."""
+    data = bytearray(request)
+    for _ in range(draw.randrange(1, 4)):
+        data[draw.randrange(40)] = draw.randrange(256)
+    end = draw.choice((len(data), draw.randrange(1, 60)))
+    with suppress(OSError), target.connect(target.data_port) as connection:
+        for at in range(0, end, max(end // 5, 1)):
+            connection.sendall(data[at : min(at + max(end // 5, 1), end)])
 
 
 def _extreme(draw: random.Random) -> bytes:

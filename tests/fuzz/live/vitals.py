@@ -8,14 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from pyarrow import flight
 
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from tests.fuzz.live.calls import control_channel
 from tests.fuzz.live.target import Target
-from tests.fuzz.live.tickets import data_client
+from tests.fuzz.live.tickets import data_caller
 
 __all__ = ["Vitals", "dead_parts"]
 
@@ -67,16 +65,8 @@ def _control(target: Target) -> None:
 
 
 def _data(target: Target) -> None:
-    client = data_client(target)
-    try:
-        headers = [(b"authorization", f"Bearer {target.token}".encode())]
-        options = flight.FlightCallOptions(timeout=_ALIVE_S, headers=headers)
-        ticket = encode_ping(Envelope(graph=target.graph, partition=0))
-        client.do_get(flight.Ticket(ticket), options).read_all()
-    except pa.ArrowException as error:
-        raise ConnectionError(str(error)) from None
-    finally:
-        client.close()
+    with data_caller(target) as caller:
+        caller.ask(encode_ping(Envelope(graph=target.graph, partition=0)), timeout_s=_ALIVE_S)
 
 
 def _ring_server(target: Target) -> None:

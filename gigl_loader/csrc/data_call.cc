@@ -1,0 +1,92 @@
+#include "data_call.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "crc32c.h"
+
+namespace gigl {
+namespace {
+
+constexpr size_t kSendBytes = 256 << 10;  // summed while they are in the second-level cache, then sent
+
+}  // namespace
+
+DataCall::DataCall(std::shared_ptr<DataConnections> connections, HeldConnection connection)
+    : connections_(std::move(connections)),
+      connection_(connection),
+      subject_(std::move(connection)),
+      head_(*ReadHead<RequestHead>(subject_->head)),
+      header_(reinterpret_cast<const char*>(subject_->head.data()) + kHeadBytes, head_.header_bytes),
+      early_(subject_->head.begin() + kHeadBytes + head_.header_bytes, subject_->head.end()),
+      body_read_(head_.body_bytes == 0) {}
+
+DataCall::~DataCall() {
+  if (connection_) connections_->Drop(connection_, "");
+}
+
+bool DataCall::ReadBody(std::span<std::byte> out, const Patience& patience) {
+  if (!connection_ || body_taken_ || out.size() != head_.body_bytes) throw std::logic_error("the body is read once");
+  body_taken_ = true;
+  const bool checked = !connection_->stream.encrypted();
+  std::ranges::copy(early_, out.begin());
+  uint32_t crc = checked ? Crc32c(early_) : 0;
+  const size_t known = early_.size();
+  std::vector<std::byte>().swap(early_);
+  connection_->stream.Read(out.subspan(known), patience, checked ? &crc : nullptr);
+  body_read_ = true;
+  return !checked || crc == head_.body_crc;
+}
+
+void DataCall::Reply(std::vector<std::span<const std::byte>> pieces, const uint32_t* crc, uint64_t membership,
+                     const Patience& patience) {
+  Send(std::move(pieces), kReplyOk, crc, membership, !body_read_, patience);
+}
+
+void DataCall::Refuse(std::span<const std::byte> record, bool closes, const Patience& patience) {
+  Send({record.first(std::min<size_t>(record.size(), kMaxRefusal))}, kReplyRefused, nullptr, 0, closes || !body_read_,
+       patience);
+}
+
+void DataCall::Send(std::vector<std::span<const std::byte>> pieces, uint8_t status, const uint32_t* crc,
+                    uint64_t membership, bool closes, const Patience& patience) {
+  if (!connection_) throw std::logic_error("the call has its reply");
+  ReplyHead head{};
+  std::memcpy(head.magic, kDataMagic, sizeof head.magic);
+  head.version = kDataVersion;
+  head.status = status;
+  head.flags = closes ? kReplyCloses : 0;
+  for (const auto& piece : pieces) head.payload_bytes += piece.size();
+  head.membership = membership;
+  head.crc = HeadCrc(head);
+  const bool sums = (head_.flags & kChecksumUnread) == 0;
+  uint32_t trailer = sums && crc != nullptr ? *crc : 0;
+
+  // Without a checksum to compute, all goes out at once, as the socket takes it.
+  std::vector<iovec> ready{{&head, kHeadBytes}};
+  size_t unsent = 0;
+  for (auto piece : pieces) {
+    while (!piece.empty()) {
+      const auto part = sums && crc == nullptr ? piece.first(std::min(piece.size(), kSendBytes)) : piece;
+      piece = piece.subspan(part.size());
+      if (sums && crc == nullptr) trailer = Crc32c(part, trailer);
+      ready.push_back({const_cast<std::byte*>(part.data()), part.size()});
+      unsent += part.size();
+      if (sums && crc == nullptr && unsent >= kSendBytes) {
+        connection_->stream.Write(ready, patience);
+        ready.clear();
+        unsent = 0;
+      }
+    }
+  }
+  ready.push_back({&trailer, kTrailerBytes});
+  connection_->stream.Write(ready, patience);
+  connections_->EndCall(connection_, closes);
+  connection_.reset();
+}
+
+}  // namespace gigl

@@ -1,0 +1,64 @@
+// One request to the data port, whose head has come, and its reply.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data_connections.h"
+#include "data_stream.h"
+#include "data_wire.h"
+
+namespace gigl {
+
+// Any thread may read its body and send its reply, one thread at a time. A call that ends without a reply takes its
+// connection with it.
+class DataCall {
+ public:
+  DataCall(std::shared_ptr<DataConnections> connections, HeldConnection connection);
+  DataCall(const DataCall&) = delete;
+  ~DataCall();
+
+  const RequestHead& head() const { return head_; }
+  std::string_view header() const { return header_; }
+  const std::string& address() const { return subject_->peer.address; }
+  uint16_t port() const { return subject_->peer.port; }
+  // The certificate that the caller showed (DER), or nothing.
+  const std::string& certificate() const { return subject_->certificate; }
+
+  // Says that the caller has shown a token that is good: its connection counts as a stranger's no more.
+  void Trust() { connections_->Trust(*subject_); }
+
+  // Receives the body, of head().body_bytes. Returns whether it matches its checksum. Throws StreamError.
+  bool ReadBody(std::span<std::byte> out, const Patience& patience);
+
+  // Sends a reply of these pieces, and hands the connection back to the server. `crc` is the checksum of the
+  // pieces; without one it is computed while they are sent, unless the caller does not look at it.
+  void Reply(std::vector<std::span<const std::byte>> pieces, const uint32_t* crc, uint64_t membership,
+             const Patience& patience);
+
+  // Sends a refusal instead. The connection ends where the body was not read, or `closes`.
+  void Refuse(std::span<const std::byte> record, bool closes, const Patience& patience);
+
+  // Ends transfers of this call with StreamCancelled.
+  void Cancel() { subject_->stream.Cancel(); }
+
+ private:
+  void Send(std::vector<std::span<const std::byte>> pieces, uint8_t status, const uint32_t* crc, uint64_t membership,
+            bool closes, const Patience& patience);
+
+  const std::shared_ptr<DataConnections> connections_;
+  HeldConnection connection_;  // null once it was handed back
+  const HeldConnection subject_;
+  const RequestHead head_;
+  const std::string header_;
+  std::vector<std::byte> early_;  // of the body, which came with the head
+  bool body_taken_ = false;
+  bool body_read_;
+};
+
+}  // namespace gigl

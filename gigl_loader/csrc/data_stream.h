@@ -1,0 +1,95 @@
+// One connection of the data port: a socket, plain or with TLS, whose waits have deadlines and can be cancelled.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "tls.h"
+
+namespace gigl {
+
+using Clock = std::chrono::steady_clock;
+
+// A connection is of no use any more. The text is one line.
+class StreamError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+class StreamClosed : public StreamError {
+ public:
+  using StreamError::StreamError;
+};
+class StreamTimedOut : public StreamError {
+ public:
+  using StreamError::StreamError;
+};
+class StreamCancelled : public StreamError {
+ public:
+  using StreamError::StreamError;
+};
+
+// How long a transfer may take: until `deadline`, and never longer than `stall` without a byte.
+struct Patience {
+  Clock::time_point deadline;
+  Clock::duration stall;
+
+  static Patience Of(double total_s, double stall_s);
+};
+
+// One thread uses a stream at a time; any thread may cancel it.
+class DataStream {
+ public:
+  // Owns `fd`, a connected non-blocking socket. With a context, TLS comes first.
+  DataStream(int fd, std::shared_ptr<const TlsContext> tls, const std::string& host);
+  DataStream(const DataStream&) = delete;
+  ~DataStream();
+
+  int fd() const { return fd_; }
+  bool encrypted() const { return tls_ != nullptr; }
+
+  // One step that does not wait. `got` is 0 unless the step is kDone. Throws StreamError.
+  Step TryHandshake();
+  Step TryRead(std::span<std::byte> out, size_t& got);
+
+  // Waits until connect() has ended.
+  void AwaitConnected(const Patience& patience);
+  // Waits for some bytes, at least one.
+  void ReadSome(std::span<std::byte> out, size_t& got, const Patience& patience);
+  // Waits for the handshake, for all of `out`, or until all of `pieces` are sent (and changes them).
+  // Continues `crc`, if there is one, with the bytes, while they are in the caches.
+  void Handshake(const Patience& patience);
+  void Read(std::span<std::byte> out, const Patience& patience, uint32_t* crc = nullptr);
+  void Write(std::span<iovec> pieces, const Patience& patience);
+
+  // Sends as Write does, until received bytes lie ready. Returns whether all was sent.
+  bool WriteUnlessAnswered(std::span<iovec> pieces, const Patience& patience);
+
+  // Ends transfers under way, and all later ones, with StreamCancelled.
+  void Cancel();
+
+  void Rest() {
+    if (tls_) tls_->Rest();
+  }
+  bool HasPending() const { return tls_ && tls_->HasPending(); }
+  std::string PeerCertificate() const { return tls_ ? tls_->PeerCertificate() : std::string(); }
+
+ private:
+  Step TryWrite(std::span<iovec>& pieces, size_t& sent);
+  // Returns the events that came; throws where none came in time.
+  short Wait(short events, const Patience& patience, Clock::time_point since);
+  bool Send(std::span<iovec> pieces, const Patience& patience, bool unless_answered);
+
+  const int fd_;
+  std::unique_ptr<TlsSession> tls_;
+  std::atomic<bool> cancelled_ = false;
+};
+
+}  // namespace gigl

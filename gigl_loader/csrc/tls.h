@@ -1,0 +1,95 @@
+// TLS by the OpenSSL of this machine, which is loaded when a first context is made.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gigl {
+
+// No OpenSSL, or PEM that cannot be used. The text is one line.
+class TlsUnusable : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Outcome of a step that does not wait.
+enum class Step { kDone, kWantRead, kWantWrite, kClosed };
+
+struct OpenSsl;
+
+// Certificates, key and rules of a side. TLS 1.2 and later, without renegotiation, compression, session
+// tickets and early data. Immutable: any number of threads and connections share one.
+class TlsContext {
+ public:
+  // A server with a certificate chain and its key. With `client_roots`, callers must show a certificate that
+  // one of these authorities signed. All are PEM.
+  static std::shared_ptr<const TlsContext> Server(std::string_view chain, std::string_view key,
+                                                  std::string_view client_roots);
+
+  // A client that trusts `roots`, which may be self-signed certificates of servers, and shows `chain`, if it
+  // is not empty.
+  static std::shared_ptr<const TlsContext> Client(std::string_view roots, std::string_view chain,
+                                                  std::string_view key);
+
+  TlsContext(const TlsContext&) = delete;
+  ~TlsContext();
+
+ private:
+  friend class TlsSession;
+  TlsContext(bool is_server);
+  void UsePair(std::string_view chain, std::string_view key);
+  void Trust(std::string_view roots);
+
+  const OpenSsl& ssl_;
+  const bool is_server_;
+  void* context_;
+};
+
+// TLS on one non-blocking socket. Throws std::runtime_error with OpenSSL's reason. Not thread-safe.
+//
+// A step of Handshake or Read takes no more than a bound out of the socket, then says kWantRead: records without
+// end that carry no data (of TLS 1.3: updates of keys; of 1.2: offers to renegotiate) keep no thread busy. A
+// server's handshake takes 32 KiB of its caller at most.
+class TlsSession {
+ public:
+  // `host` is the name or the address that a server's certificate must have; unused at a server.
+  TlsSession(std::shared_ptr<const TlsContext> context, int fd, const std::string& host);
+  TlsSession(const TlsSession&) = delete;
+  ~TlsSession();
+
+  Step Handshake();
+  Step Read(std::span<std::byte> out, size_t& got);
+  // Encrypts all of `data` or a part, which may stay in memory until Flush.
+  Step Write(std::span<const std::byte> data, size_t& taken);
+  Step Flush();
+
+  // Frees memory that a connection does not need until its next message.
+  void Rest();
+
+  // Whether received bytes wait that were not read.
+  bool HasPending() const;
+  // The certificate that the other side showed (DER), or nothing.
+  std::string PeerCertificate() const;
+
+ private:
+  friend struct SocketBio;
+  Step StepOf(int result, const char* what);
+
+  std::shared_ptr<const TlsContext> context_;
+  const OpenSsl& api_;
+  const int fd_;
+  void* session_ = nullptr;
+  std::vector<std::byte> out_;  // records that were not sent yet, from out_begin_ on
+  size_t out_begin_ = 0;
+  size_t step_bytes_ = 0;     // received in this step
+  size_t greeted_bytes_ = 0;  // received before the handshake was done
+  bool greets_;               // a server whose handshake is not done
+  int io_errno_ = 0;
+};
+
+}  // namespace gigl

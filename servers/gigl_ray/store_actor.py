@@ -1,0 +1,196 @@
+"""Actor of one storage server: runs it on the machine that Ray chose, and starts it again when it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from gigl_loader.retry import Backoff
+from gigl_loader.rpc.address import Address
+from gigl_ray.names import actor_name, addresses_of
+from gigl_server.server_process import ServerProcess
+from gigl_server.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ServerPlan", "StoreActor"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_BIND_S = 60.0
+_END_S = 10.0
+_LOOK_S = 1.0
+_PATIENCE_S = 60.0
+"""Servers that start together wait for each other for so long."""
+_LONGEST_PAUSE_S = 10.0
+_STEADY_S = 60.0
+"""A server that ran for so long is started again at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """What one actor runs."""
+
+    cluster: str
+    index: int
+    servers: int
+    partitions: tuple[int, ...]
+    options: Mapping[str, Any]
+    """Of ``gigl-loader serve``, by name."""
+    token: str = field(repr=False)
+    cluster_key: str = field(repr=False)
+    log_level: str
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the other actors."""
+        return [actor_name(self.cluster, each) for each in range(self.servers) if each != self.index]
+
+
+class StoreActor:
+    """One storage server, in a process of its own. Ray makes the actor anew where its machine is lost."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        """Start the server. Returns at once."""
+        self._plan = plan
+        self._config: dict[str, Any] | None = None
+        self._process: ServerProcess | None = None
+        self._failure: Exception | None = None
+        self._met = _is_made_anew()
+        """Whether the servers of this cluster have met before."""
+        self._ready = threading.Event()
+        self._ending = threading.Event()
+        self._watch = threading.Thread(target=self._keep_running, name="gigl-watch", daemon=True)
+        self._watch.start()
+
+    def address(self) -> str:
+        """Return the control address, empty before it is known. It stays unless its port gets taken."""
+        return "" if self._process is None or self._config is None else self._config["options"]["listen"]
+
+    def pid(self) -> int:
+        """Return the process id of the server that runs now, 0 where there is none."""
+        return 0 if self._process is None else self._process.pid
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Return whether the server is ready within ``timeout_s``. Raises why its last start failed."""
+        deadline = time.monotonic() + timeout_s
+        while not self._ready.wait(_LOOK_S):
+            if self._failure is not None:
+                raise self._failure
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def stop(self) -> None:
+        """Drain the server, and end it for good."""
+        self._ending.set()
+        self._watch.join(_BIND_S + _END_S)
+        if self._process is not None and self._config is not None:
+            self._process.terminate(self._config["options"]["drain_s"] + _END_S)
+            self._process.end()
+
+    def _keep_running(self) -> None:
+        """Start the server, and start it again when it ends, until ``stop``."""
+        backoff = Backoff(first_s=0.2, longest_s=_LONGEST_PAUSE_S)
+        name = f"storage server {self._plan.index}"
+        while not self._ending.is_set():
+            began = time.monotonic()
+            try:
+                self._process = process = self._start()
+                self._failure = None
+                self._run(process)
+                if self._ending.is_set():
+                    return
+                _LOGGER.warning("%s %s: starting it again", name, process.describe())
+            except Exception as error:  # Whatever it is, a server that nobody starts again is worse.
+                self._failure, self._config = error, None  # Another port, and files as they are then.
+                _LOGGER.error("%s: %s; starting it again", name, error)
+            self._ready.clear()
+            if self._process is not None:
+                self._process.end()
+            if time.monotonic() - began > _STEADY_S:
+                backoff.reset()
+            self._ending.wait(backoff.next_s())
+
+    def _start(self) -> ServerProcess:
+        """Start the server, wait until it listens, and keep its ports for the next start."""
+        if self._config is None:
+            self._config = _configuration(self._plan)
+        process = ServerProcess(self._config)
+        try:
+            endpoint = process.bound(time.monotonic() + _BIND_S)
+        except BaseException:
+            process.end()
+            raise
+        self._config["options"] |= {"listen": endpoint.control_address, "data_port": endpoint.data_port}
+        return process
+
+    def _run(self, process: ServerProcess) -> None:
+        """Tell the server of the others until it is ready. Returns when it has ended, or at ``stop``."""
+        told = self._first_others()
+        process.meet(sorted(told))
+        while not self._ending.is_set() and process.status(0) is None:
+            if self._ready.is_set():
+                self._ending.wait(_LOOK_S)
+                continue
+            with suppress(TimeoutError):
+                process.ready(time.monotonic() + _LOOK_S)
+                self._ready.set()
+            news = set(addresses_of(self._plan.others)) - told
+            if news:
+                process.meet(sorted(news))
+                told |= news
+
+    def _first_others(self) -> set[str]:
+        """Return the addresses of the other servers.
+
+        Servers that hold all partitions would be ready before they met, as a cluster each: when all are new,
+        they are waited for.
+        """
+        patience = 0.0 if self._met else _PATIENCE_S
+        deadline, backoff = time.monotonic() + patience, Backoff()
+        while True:
+            found = set(addresses_of(self._plan.others))
+            if (
+                len(found) == len(self._plan.others)
+                or time.monotonic() > deadline
+                or self._ending.wait(backoff.next_s())
+            ):
+                self._met = True
+                return found
+
+
+def _is_made_anew() -> bool:
+    """Return whether Ray has made this actor before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Of what Ray itself uses to find it out.
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def _configuration(plan: ServerPlan) -> dict[str, Any]:
+    """Return the configuration of a server on this machine, whose files it reads."""
+    node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    host = str(Address(node, 0))
+    options = replace(read_settings({"listen": host, **plan.options}, {}, {}), partitions=plan.partitions)
+    credentials = options.load_credentials()
+    credentials = replace(
+        credentials,
+        token=plan.token or credentials.token,
+        cluster_key=plan.cluster_key or credentials.cluster_key,
+    )
+    return {
+        "options": asdict(options),
+        "credentials": credentials.to_json(),
+        "parent_pid": os.getpid(),
+        "name": f"storage server {plan.index}",
+        "log_level": plan.log_level,
+    }

@@ -1,0 +1,97 @@
+"""Partitions that a running server holds: one opened graph, which is replaced as a whole."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from gigl_loader.graph.file_list import files_of_part
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from gigl_loader.graph.graph import Graph
+
+__all__ = ["Holdings", "Users"]
+
+
+class Users(Protocol):
+    """Parts of a server that use the graph."""
+
+    def use(self, graph: Graph, withdrawn: Collection[int]) -> None:
+        """Use ``graph`` and its partitions from the next request and batch on. Waits for nothing.
+
+        ``withdrawn`` are partitions that lie here and are not served for the moment. ``StorageUnavailable``
+        where no server is known that serves them: then nothing has changed.
+        """
+
+    def announce(self, partitions: Sequence[int], *, repairing: Sequence[int] = ()) -> None:
+        """Tell trainers and other servers that these partitions are served here. Waits for nothing.
+
+        Files of ``repairing`` lie here, and are not served: other servers may copy sound bytes of them.
+        """
+
+
+class Holdings:
+    """The graph in use, and the operations that replace it. Thread-safe.
+
+    A graph is never changed: requests and batches under way end on the one that they began with.
+    """
+
+    def __init__(self, graph: Graph, users: Users, *, scrub_rate: float) -> None:
+        """``scrub_rate`` in bytes per second: files are read again and again; 0: not."""
+        self._graph = graph
+        self._users = users
+        self._scrub_rate = scrub_rate
+        self._withdrawn: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+
+    @property
+    def graph(self) -> Graph:
+        with self._lock:
+            return self._graph
+
+    @property
+    def withdrawn(self) -> frozenset[int]:
+        """Partitions that lie here and are not served for the moment."""
+        with self._lock:
+            return self._withdrawn
+
+    @property
+    def fault(self) -> str:
+        """Why nothing is served, in one line. Empty: something is."""
+        with self._lock:
+            graph, withdrawn = self._graph, sorted(self._withdrawn)
+        for text in graph.verifier.damage.values():
+            return f"damage was found: {text}"
+        return "" if graph.parts else f"partitions {withdrawn} are being repaired"
+
+    def gain(self, parts: Collection[int], *, reopen: Collection[str] = ()) -> None:
+        """Open partitions, verify every byte of their files, and serve them.
+
+        Files named by ``reopen`` are mapped anew and verified, too. ``FormatError`` for damage, and then
+        nothing has changed.
+        """
+        with self._changing:
+            graph = self._graph.holding([*self._graph.parts, *parts], reopen=reopen)
+            new = {name for part in parts for name in files_of_part(graph.schema, part)}
+            for name in sorted({*reopen, *new}):
+                graph.verifier.require(name)
+            self._replace(graph, self._withdrawn - set(parts))
+
+    def withdraw(self, parts: Collection[int]) -> None:
+        """Serve these partitions no more, until they are gained again. Raises as ``Users.use``."""
+        with self._changing:
+            graph = self._graph.holding([part for part in self._graph.parts if part not in parts])
+            self._replace(graph, self._withdrawn | set(parts))
+
+    def _replace(self, graph: Graph, withdrawn: Collection[int]) -> None:
+        before = self._graph
+        self._users.use(graph, withdrawn)
+        with self._lock:
+            self._graph, self._withdrawn = graph, frozenset(withdrawn)
+        if self._scrub_rate:
+            graph.verifier.scrub(self._scrub_rate)
+        before.verifier.close()
+        self._users.announce(graph.parts, repairing=sorted(withdrawn))

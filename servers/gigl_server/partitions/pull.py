@@ -1,0 +1,117 @@
+"""Pull of files of a graph from other servers: verified before any of them gets its true name."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.document import Document
+from gigl_server.partitions.assembly import Assembly, PullStopped
+from gigl_server.partitions.progress import size_text
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from gigl_loader.graph.folder import DiskFolder
+    from gigl_loader.graph.manifest import Manifest
+    from gigl_server.partitions.assembly import Source
+    from gigl_server.partitions.progress import PullProgress
+
+__all__ = ["pull_files", "unsound_files"]
+
+_LOGGER = logging.getLogger(__name__)
+_SPARE_BYTES = 64 << 20  # Left free on the disk, for logs and for the file system itself.
+
+
+def unsound_files(
+    folder: DiskFolder,
+    manifest: Manifest,
+    names: Sequence[str],
+    progress: PullProgress,
+    stop: threading.Event,
+) -> list[str]:
+    """Return those of the files that are not there, or damaged. Reads every byte."""
+    there = [name for name in names if (folder.path / name).exists()]
+    progress.begin("verifying", sum(manifest.files[name].nbytes for name in there))
+
+    def report(nbytes: int) -> None:
+        progress.add(nbytes)
+        if stop.is_set():
+            raise PullStopped
+
+    sound = {name for name in there if _is_sound(folder, manifest, name, report)}
+    return [name for name in names if name not in sound]
+
+
+def _is_sound(folder: DiskFolder, manifest: Manifest, name: str, report: Callable[[int], None]) -> bool:
+    try:
+        Document(folder, name, manifest.files[name]).verify(report)
+    except FormatError as error:
+        _LOGGER.warning("to be pulled: %s", error)
+        return False
+    return True
+
+
+def pull_files(
+    folder: DiskFolder,
+    manifest: Manifest,
+    names: Sequence[str],
+    sources: Sequence[Source],
+    *,
+    progress: PullProgress,
+    stop: threading.Event,
+) -> int:
+    """Assemble files from ``sources`` and what lies here, and rename them when all are verified.
+
+    Returns the bytes that were fetched. Raises ``OSError`` where there is no room, or another process pulls
+    one of the files, and what ``Assembly.run`` raises. Temporary files stay for a later pull, unless the disk
+    is full.
+    """
+    with ExitStack() as stack:
+        files: list[Assembly] = []
+        for name in names:
+            files.append(Assembly(folder, name, manifest.files[name]))
+            stack.callback(files[-1].close)
+        sizes = [manifest.files[name].nbytes for name in names]
+        _check_room(folder.path, sum(sizes) - sum(file.nbytes for file in files))
+        progress.begin("pulling", sum(sizes))
+        try:
+            fetched = sum(file.run(sources, progress.add, stop) for file in files)
+        except OSError:
+            for file in files:  # They would keep the disk full.
+                file.discard()
+            raise
+        for file in files:
+            file.finish()
+        _sync_folders(folder.path / name for name in names)
+        return fetched
+
+
+def _check_room(path: Path, nbytes: int) -> None:
+    """Raise ``OSError`` unless the disk has room for so many more bytes."""
+    found = os.statvfs(path)
+    free = found.f_bavail * found.f_frsize
+    if nbytes > 0 and nbytes + _SPARE_BYTES > free:
+        raise OSError(
+            f"no room at {path}: {size_text(nbytes)} are needed, {size_text(_SPARE_BYTES)} stay free, and "
+            f"{size_text(free)} are left"
+        )
+
+
+def _sync_folders(paths: Iterable[Path]) -> None:
+    """Make the new names durable."""
+    for parent in dict.fromkeys(path.parent for path in paths):
+        fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # A file system that cannot.
+                raise
+        finally:
+            os.close(fd)

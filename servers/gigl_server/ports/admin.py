@@ -1,0 +1,79 @@
+"""Calls of ``Admin``, which only operators may make."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.server_proof import adoption_proof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_server.cluster.readiness import View
+    from gigl_server.partitions.adoption import Adopter
+    from gigl_server.ports.announcements import Announcements
+    from gigl_server.ports.control_call import ControlCall
+
+__all__ = ["AdminCalls"]
+
+
+class AdminCalls:
+    """Handlers of the calls of ``Admin``.
+
+    With a cluster key, the caller proves it. Without one, the caller is on the server's own host.
+    """
+
+    def __init__(self, adopter: Adopter, announcements: Announcements, view: Callable[[], View]) -> None:
+        self._adopter = adopter
+        self._announcements = announcements
+        self._view = view
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """Handlers by the name of the call."""
+        return {"Adopt": self._adopt}
+
+    def _adopt(self, request: Any, call: ControlCall) -> Any:
+        self._check_right(request, call)
+        if reason := self._view().reason:
+            raise Refusal(RefusalKind.UNAVAILABLE, f"the server is not ready: {reason}")
+        try:
+            adopt = self._adopter.adopt if request.begin else self._adopter.state
+            state = adopt(request.partition)
+        except ValueError as error:
+            raise Refusal(RefusalKind.INVALID, str(error)) from None
+        return messages.AdoptReply(step=state.step, done=state.done, total=state.total, error=state.error)
+
+    def _check_right(self, request: Any, call: ControlCall) -> None:
+        """Raise ``Refusal`` unless the caller is an operator."""
+        announcements = self._announcements
+        if announcements.key:
+            if not announcements.is_shown(
+                call.metadata, lambda key, challenge: adoption_proof(key, challenge, request.partition)
+            ):
+                raise Refusal(RefusalKind.INVALID, "this call takes the cluster key of the servers")
+        elif not _is_own_address(call.connection):
+            raise Refusal(
+                RefusalKind.INVALID,
+                "without a cluster key, this call is taken from the server's own host alone",
+            )
+
+
+def _is_own_address(peer: str) -> bool:
+    """Return whether a caller, in gRPC's form ``ipv4:10.0.0.7:4711``, has an address of this host."""
+    kind, _, rest = peer.partition(":")
+    host = unquote(rest.rpartition(":")[0]).strip("[]").removeprefix("::ffff:")
+    if kind not in ("ipv4", "ipv6") or not host:
+        return False
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.bind((host, 0))  # The kernel binds to addresses of this host only.
+        except OSError:
+            return False
+    return True

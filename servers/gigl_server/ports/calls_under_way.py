@@ -1,0 +1,64 @@
+"""Calls of the data port that are under way: how long each has been, and whom it keeps waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gigl_loader.native import DataCall
+    from gigl_server.identity import Identity
+
+__all__ = ["CallsUnderWay"]
+
+_UNREAD_S = 5.0
+
+
+class _UnderWay(NamedTuple):
+    """A call whose reply was not sent yet."""
+
+    caller: Identity
+    since: float
+
+
+class CallsUnderWay:
+    """Calls from their request to the last byte of their reply. Thread-safe.
+
+    A call itself has a deadline. Beside it, the oldest call of a caller that holds most of a resource which
+    another caller needs is cut once it has taken 5 s.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[DataCall, str], None],
+        hoarders: Callable[[], Iterable[Identity | None]] = tuple,
+    ) -> None:
+        """``tell`` is called with each call that is cut and the reason; ``hoarders`` returns hoarders."""
+        self._tell = tell
+        self._hoarders = hoarders
+        self._lock = threading.Lock()
+        self._calls: dict[DataCall, _UnderWay] = {}  # Oldest first.
+
+    def begins(self, call: DataCall, caller: Identity) -> None:
+        """Record a call of a caller that has shown a token."""
+        with self._lock:
+            self._calls[call] = _UnderWay(caller, time.monotonic())
+
+    def ends(self, call: DataCall) -> None:
+        """Record the end of a call."""
+        with self._lock:
+            self._calls.pop(call, None)
+
+    def sweep(self) -> None:
+        """Cut calls of hoarders."""
+        now = time.monotonic()
+        for hoarder in filter(None, self._hoarders()):
+            with self._lock:
+                held = ((call, each) for call, each in self._calls.items() if each.caller == hoarder)
+                call, each = next(held, (None, None))
+            if call is not None and each is not None and now - each.since > _UNREAD_S:
+                call.cancel()
+                self._tell(call, f"a reply was not read for {_UNREAD_S:g} s, and other callers wait")

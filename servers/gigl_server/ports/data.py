@@ -1,0 +1,237 @@
+"""Data port: neighbours, rows and frames, one reply to each request, over connections of its own protocol."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol
+
+from gigl_loader.native import DataServer, StreamError
+from gigl_loader.rpc.checksums import Crc32c, Unread
+from gigl_loader.rpc.graph_requests import frame_handle
+from gigl_loader.rpc.job import JOB_HEADER
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.requests import check_size
+from gigl_server.identity import Identity
+from gigl_server.ports.byte_semaphore import ByteSemaphore
+from gigl_server.ports.calls_under_way import CallsUnderWay
+from gigl_server.ports.data_callers import DataCallers
+from gigl_server.ports.data_threads import DataThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gigl_loader.arrays import Bytes
+    from gigl_loader.native import DataCall
+    from gigl_loader.rpc.address import Address
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.audit import AuditLog
+    from gigl_server.counters import Counters
+    from gigl_server.ports.data_callers import Known
+    from gigl_server.ports.queries import Queries
+
+__all__ = ["DataPort", "FrameSource"]
+
+_LOGGER = logging.getLogger(__name__)
+_MAX_CALLS = 512
+"""Calls from a request to the last byte of its reply. Each holds a thread."""
+_SPARE_THREADS = 16  # Beyond those of calls: they refuse further calls.
+_MAX_TURNS = 64
+"""Calls whose reply is being made. A turn is released before the reply is sent."""
+_WAIT_FOR_A_TURN_S = 0.5
+_RECEIVED_BYTES = 512 << 20
+_SMALL_BYTES = 1 << 20  # Bodies up to this size are not counted: calls are limited in number.
+_BODY_S, _BODY_STALL_S = 20.0, 5.0
+_REPLY_S = 60.0
+"""Time for a reply to be read. Trainers give up after 30 s and retry."""
+_REFUSAL_S = 2.0
+_SWEEP_S = 1.0
+_FREELY_S = 1.0
+_SHUTDOWN_S = 5.0
+_MAX_STRANGERS = 256
+_STRANGER_S = 15.0
+"""Time for a connection to show a token. Clients of this library show it with the first bytes."""
+_STRANGERS_SHARE = 4
+"""Divisor of this process's descriptor limit: so many connections may be without a token."""
+_ADDRESS_SHARE = 2
+_UNREMARKABLE = (RefusalKind.BUSY, RefusalKind.GONE)
+
+
+class FrameSource(Protocol):
+    """Store of frames that are ready to be fetched."""
+
+    def take(self, handle: bytes, job: bytes) -> Bytes | None:
+        """Return the frame behind a handle, uint8 [nbytes], once.
+
+        ``None`` for an unknown handle, or a frame of another job (``rpc.job.job_key``); ``Refusal`` where too
+        much is in transit. The caller keeps the array until the frame was sent, or sending it failed.
+        """
+
+
+class DataPort:
+    """Serves from its construction to ``close``.
+
+    A reply is made before it is sent: sending needs no turn and no Python. Calls, turns and the memory of
+    requests and replies are shared fairly among identities.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        queries: Queries,
+        counters: Counters,
+        credentials: Credentials,
+        *,
+        audit: AuditLog,
+        frames: FrameSource | None = None,
+        membership: Callable[[], int] = int,
+    ) -> None:
+        """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be.
+
+        ``membership`` returns the version that every reply carries. 0: none.
+        """
+        self._membership = membership
+        self._queries = queries
+        self._counters = counters
+        self._frames = frames
+        self._audit = audit
+        self._callers = DataCallers(credentials)
+        self._calls = ByteSemaphore(_MAX_CALLS, wait_s=0.0, what="calls")
+        self._turns = ByteSemaphore(_MAX_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
+        self._receiving = ByteSemaphore(_RECEIVED_BYTES, free=_SMALL_BYTES, what="requests that come")
+        self._under_way = CallsUnderWay(self._tell_cut, self._hoarders)
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        try:
+            self._server = DataServer(
+                address.host,
+                address.port,
+                credentials.data_context(),
+                strangers=min(_MAX_STRANGERS, max(files // _STRANGERS_SHARE, 1)),
+                per_address=max(files // _ADDRESS_SHARE, 1),
+                stranger_s=_STRANGER_S,
+            )
+        except OSError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from None
+        self._ending = threading.Event()
+        self._sweeper = threading.Thread(target=self._keep_sweeping, name="data connections", daemon=True)
+        self._sweeper.start()
+        self._threads = DataThreads(self._server.next, self._respond, most=_MAX_CALLS + _SPARE_THREADS)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def threads(self) -> tuple[threading.Thread, ...]:
+        """Threads that live as long as the port."""
+        return () if self._ending.is_set() else (self._sweeper,)
+
+    def renew(self, credentials: Credentials) -> None:
+        """Use other credentials from now on: tokens for every call, certificates for new connections."""
+        self._server.renew(credentials.data_context())
+        self._callers.credentials = credentials
+
+    def close(self, timeout_s: float = _SHUTDOWN_S) -> None:
+        """Stop listening, wait a second for replies under way, then cut them. Closing twice is fine."""
+        self._ending.set()
+        self._server.stop()
+        if not self._threads.stop(min(_FREELY_S, timeout_s)):
+            _LOGGER.warning(
+                "replies that were not read: %d, their connections are cut", self._server.cut_all()
+            )
+            if not self._threads.stop(timeout_s):
+                _LOGGER.error("the data port does not end")
+        self._sweeper.join(timeout_s)
+
+    def _respond(self, call: DataCall) -> None:
+        """Receive one request, and send its reply or its refusal. Raises nothing."""
+        caller = self._callers.stranger(call)
+        try:
+            with ExitStack() as at_end:
+                try:
+                    known = self._callers.identify(call)
+                    caller = known.identity
+                    call.trust()
+                    self._answer(call, known, at_end)
+                except Refusal as refusal:
+                    self._note(caller, refusal)
+                    self._refuse(call, refusal)
+        except StreamError as error:
+            _LOGGER.debug("data port: a call of %s ended: %s", caller, error)
+        except Exception:
+            _LOGGER.exception("a request failed")
+            self._fail(call)
+
+    def _answer(self, call: DataCall, known: Known, at_end: ExitStack) -> None:
+        """Send the reply. What the call holds is released at the end of ``at_end``. Raises ``Refusal``."""
+        caller = known.identity
+        check_size(call.body_bytes)
+        at_end.callback(self._calls.take(1, caller).release)
+        self._under_way.begins(call, caller)
+        at_end.callback(self._under_way.ends, call)
+        self._counters.add(calls=1, bytes_in=call.body_bytes)
+        with self._receiving.take(call.body_bytes, caller):
+            request = call.read_body(_BODY_S, _BODY_STALL_S)
+        if request is None:
+            raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
+        handle = frame_handle(request)
+        if handle is not None:
+            self._send(call, [self._frame(known, handle)], None)
+            return
+        with self._turns.take(1, caller):
+            reply = self._queries.respond(request, caller, Unread() if call.unread else Crc32c())
+        at_end.callback(reply.loan.release)
+        del request
+        self._send(call, reply.chunks, reply.crc)
+
+    def _send(self, call: DataCall, chunks: list[Bytes], crc: int | None) -> None:
+        self._counters.add(bytes_out=sum(map(len, chunks)))
+        call.reply(chunks, _REPLY_S, _REPLY_S, crc, self._membership())
+
+    def _frame(self, known: Known, handle: bytes) -> Bytes:
+        """Return a frame, which its array keeps in memory."""
+        if known.job is None:
+            raise Refusal(
+                RefusalKind.INVALID, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}"
+            )
+        frame = None if self._frames is None else self._frames.take(handle, known.job)
+        if frame is None:
+            raise Refusal(
+                RefusalKind.GONE, "no such frame: it was fetched before, dropped, or is another job's"
+            )
+        return frame
+
+    def _note(self, caller: Identity, refusal: Refusal) -> None:
+        if refusal.kind not in _UNREMARKABLE:
+            self._counters.add(refused=1)
+            self._audit.refused(caller, f"data port: {refusal.kind.value}: {refusal.message}")
+
+    def _refuse(self, call: DataCall, refusal: Refusal) -> None:
+        closes = refusal.kind in (RefusalKind.UNAUTHENTICATED, RefusalKind.MALFORMED)
+        call.refuse(refusal.to_record(), _REFUSAL_S, closes)
+
+    def _fail(self, call: DataCall) -> None:
+        """Refuse a call that failed, if its reply has not begun. Its error goes to the log only."""
+        failed = Refusal(RefusalKind.FAILED, "the service failed to answer; its log says why")
+        try:
+            self._refuse(call, failed)
+        except (StreamError, RuntimeError):
+            call.cancel()
+
+    def _hoarders(self) -> tuple[Identity | None, ...]:
+        return self._calls.hoarder(), self._receiving.hoarder(), self._queries.sending.hoarder()
+
+    def _tell_cut(self, call: DataCall, reason: str) -> None:
+        self._audit.refused(
+            Identity(address=call.address), f"data port: connection of port {call.port} cut: {reason}"
+        )
+
+    def _keep_sweeping(self) -> None:
+        while not self._ending.wait(_SWEEP_S):
+            self._under_way.sweep()
+            for address, port, reason in self._server.sweep():
+                self._audit.refused(
+                    Identity(address=address), f"data port: connection of port {port} cut: {reason}"
+                )

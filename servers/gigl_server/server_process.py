@@ -1,0 +1,122 @@
+"""Storage server as a process of its own, which another process configures, watches and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.processes import FreshProcess, describe_status
+from gigl_loader.rpc.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ServerProcess"]
+
+_ENTRY = "gigl_server.local_server:main"
+_SEND_S, _LEAVE_S, _TERMINATE_S, _KILL_S = 10.0, 5.0, 1.0, 5.0
+_ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, ValueError)}
+
+
+class ServerProcess:
+    """One server process, and the socket to it."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Start the process, and send its configuration. Returns at once."""
+        self._name = config["name"]
+        self._unread = b""
+        self._is_ready = False
+        self._link, far_end = socket.socketpair()
+        try:
+            self._process = FreshProcess(_ENTRY, far_end)
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            far_end.close()
+        self._send(config)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def bound(self, deadline: float) -> Endpoint:
+        """Wait until the server listens. Return its endpoint."""
+        return Endpoint.from_json(self._hear(deadline, "listen")["endpoint"])
+
+    def meet(self, peers: Sequence[str]) -> None:
+        """Send addresses of other servers. May be called again when there are more."""
+        self._send({"peers": list(peers)})
+
+    def ready(self, deadline: float) -> None:
+        """Wait until the server is ready."""
+        if not self._is_ready:
+            self._is_ready = bool(self._hear(deadline, "become ready")["ready"])
+
+    def status(self, timeout_s: float) -> int | None:
+        """Return the exit status, or ``None`` if the process still runs after ``timeout_s``."""
+        return self._process.wait(timeout_s)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        self._process.send_signal(number)
+
+    def describe(self) -> str:
+        """Return whether the process runs, or how it ended, as text."""
+        status = self.status(0)
+        return "runs" if status is None else describe_status(status)
+
+    def terminate(self, timeout_s: float) -> int | None:
+        """Drain and end the server by SIGTERM. Return its exit status, ``None`` if it runs on."""
+        self.signal(signal.SIGTERM)
+        status = self.status(timeout_s)
+        if status is not None:
+            self.end()
+        return status
+
+    def let_go(self) -> None:
+        """Tell the process to end, by closing the socket. Does not wait."""
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Wait for the process to end, then terminate and kill it. Ending twice is fine."""
+        self.let_go()
+        for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
+            if self._process.wait(seconds) is not None:
+                break
+            self._process.send_signal(number)
+        self._process.wait(_KILL_S)
+        self._link.close()
+
+    def _send(self, document: object) -> None:
+        self._link.settimeout(_SEND_S)  # A wait may have left a shorter timeout.
+        with suppress(BrokenPipeError, ConnectionResetError):  # The process ended: ``_hear`` raises that.
+            self._link.sendall(json.dumps(document).encode() + b"\n")
+
+    def _hear(self, deadline: float, aim: str) -> Any:
+        try:
+            while b"\n" not in self._unread:
+                self._link.settimeout(max(deadline - time.monotonic(), 0.001))
+                data = self._link.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError
+                self._unread += data
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self._name} did not {aim} in time; its log says what it waits for"
+            ) from None
+        except ConnectionResetError:
+            status = self._process.wait(_KILL_S)
+            raise GiglError(f"{self._name} {describe_status(status)} before it could {aim}") from None
+        line, _, self._unread = self._unread.partition(b"\n")
+        document = json.loads(line)
+        if "error" in document:
+            kind, text = document["error"]
+            raise _ERRORS.get(kind, StorageUnavailable)(f"{self._name}: {text}")
+        return document

@@ -1,0 +1,198 @@
+"""TLS of the data port, with the OpenSSL of this machine."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from gigl_loader.native import DataClient, DataServer, StreamError, TlsContext, TlsUnusable
+from gigl_loader.rpc.certificates import self_signed
+from tests.support.certificates import Authority
+from tests.support.key_updates import KeyUpdates
+from tests.support.raw_data import connected_socket, header_of, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEADER = header_of("a-token-for-tests-of-the-kernels")
+SOON_S = 10.0
+FLOOD = 10_000_000
+CERTIFICATE, KEY = self_signed(["127.0.0.1", "localhost"])
+
+
+@contextmanager
+def echoing(tls: TlsContext) -> Iterator[tuple[DataServer, list[bytes]]]:
+    server, shown = DataServer("127.0.0.1", 0, tls), list[bytes]()
+    ending = threading.Event()
+
+    def serve() -> None:
+        while not ending.is_set():
+            call = server.next(0.5)
+            if call is not None:
+                shown.append(call.certificate)
+                body = call.read_body(SOON_S, SOON_S)
+                assert body is not None
+                call.reply([np.frombuffer(body, np.uint8)], SOON_S, SOON_S)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield server, shown
+    finally:
+        ending.set()
+        server.stop()
+        thread.join(SOON_S)
+
+
+def asked(server: DataServer, tls: TlsContext, body: bytes, host: str = "127.0.0.1", name: str = "") -> bytes:
+    client = DataClient(host, server.port, tls, name)
+    client.connect(SOON_S)
+    for _ in range(2):
+        _, nbytes, _ = client.call(HEADER, body, SOON_S)
+        out = np.empty(nbytes, np.uint8)
+        client.read(out)
+        assert client.finish()
+    return out.tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 16_384, 65_536, 5_000_001])
+def test_bytes_arrive(nbytes: int) -> None:
+    body = np.random.default_rng(nbytes).bytes(nbytes)
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, shown):
+        assert asked(server, TlsContext.client(CERTIFICATE), body) == body
+        assert asked(server, TlsContext.client(CERTIFICATE), body, "localhost") == body
+    assert not any(shown)
+
+
+def test_a_certificate_must_be_trusted_and_name_its_host() -> None:
+    other = self_signed(["127.0.0.1"])[0]
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        with pytest.raises(StreamError, match=r"TLS handshake: self.signed certificate"):
+            asked(server, TlsContext.client(other), b"")
+        with pytest.raises(StreamError, match=r"TLS handshake: hostname mismatch"):
+            asked(server, TlsContext.client(CERTIFICATE), b"", name="elsewhere.example")
+        with pytest.raises(StreamError, match=r"TLS handshake: IP address mismatch"):
+            asked(server, TlsContext.client(CERTIFICATE), b"", name="10.9.8.7")
+        assert asked(server, TlsContext.client(CERTIFICATE), b"x", name="localhost") == b"x"
+
+
+def test_callers_show_certificates_where_they_are_asked_for() -> None:
+    authority, stranger = Authority(), Authority()
+    tls = TlsContext.server(*authority.sign(), authority.pem)
+    certificate, key = authority.sign()
+    with echoing(tls) as (server, shown):
+        assert asked(server, TlsContext.client(authority.pem, certificate, key), b"x") == b"x"
+        for other in (
+            TlsContext.client(authority.pem),
+            TlsContext.client(authority.pem, *stranger.sign()),
+        ):
+            with pytest.raises(StreamError, match=r"TLS.*: |closed"):
+                asked(server, other, b"")
+    assert set(shown) == {ssl.PEM_cert_to_DER_cert(certificate.decode())}
+
+
+def test_a_certificate_is_renewed_while_the_port_is_open() -> None:
+    renewed, key = self_signed(["127.0.0.1"])
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        old = DataClient("127.0.0.1", server.port, TlsContext.client(CERTIFICATE))
+        old.connect(SOON_S)
+        server.renew(TlsContext.server(renewed, key))
+        assert asked(server, TlsContext.client(renewed), b"new") == b"new"
+        assert old.call(HEADER, b"old", SOON_S)[:2] == (0, 3)
+        with pytest.raises(StreamError):
+            asked(server, TlsContext.client(CERTIFICATE), b"")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_versions_and_ciphers(version: ssl.TLSVersion) -> None:
+    context = ssl.create_default_context(cadata=CERTIFICATE.decode())
+    context.minimum_version = context.maximum_version = version
+    with (
+        echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _),
+        socket.create_connection(("127.0.0.1", server.port), SOON_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+    ):
+        cipher = secure.cipher()
+        assert cipher is not None
+        assert "AES" in cipher[0]
+        assert secure.compression() is None
+        assert not secure.session_reused
+
+
+def test_old_versions_plain_text_and_noise_are_refused() -> None:
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        place = ("127.0.0.1", server.port)
+        for sent in (b"GIGL" * 100, b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 40):
+            with connected_socket(place, sent) as stranger:
+                assert read_all(stranger) is not None
+        with pytest.raises(StreamError):
+            DataClient("127.0.0.1", server.port).call(HEADER, b"", SOON_S)
+        assert any("TLS handshake" in reason for _, _, reason in server.sweep())
+        assert asked(server, TlsContext.client(CERTIFICATE), b"x") == b"x"
+
+
+def test_a_greeting_has_so_many_bytes_at_most() -> None:
+    hello = b"\x01" + (131_000).to_bytes(3, "big") + b"\x03\x03" + bytes(130_000)
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        with socket.create_connection(("127.0.0.1", server.port), SOON_S) as stranger:
+            with suppress(ConnectionError):
+                for at in range(0, len(hello), 16_000):
+                    piece = hello[at : at + 16_000]
+                    stranger.sendall(struct.pack(">BHH", 22, 0x0301, len(piece)) + piece)
+            assert read_all(stranger) == b""
+        assert "TLS handshake: Message too long" in {reason for _, _, reason in server.sweep()}
+        assert asked(server, TlsContext.client(CERTIFICATE), b"x") == b"x"
+
+
+def test_records_without_data_keep_no_thread() -> None:
+    server = DataServer("127.0.0.1", 0, TlsContext.server(CERTIFICATE, KEY), stranger_s=1.0)
+    ending, reasons = threading.Event(), set[str]()
+
+    def flood() -> int:
+        with socket.create_connection(("127.0.0.1", server.port), SOON_S) as connection:
+            connection.settimeout(None)
+            caller = KeyUpdates(connection)
+            try:
+                return caller.send(FLOOD)
+            finally:
+                caller.close()
+
+    def serve() -> None:
+        while not ending.is_set():
+            call = server.next(0.1)
+            reasons.update(reason for _, _, reason in server.sweep())
+            if call is not None:
+                call.reply([], SOON_S, SOON_S)
+
+    with ThreadPoolExecutor(3) as threads:
+        serving = threads.submit(serve)
+        floods = [threads.submit(flood) for _ in range(2)]
+        while not all(each.done() for each in floods):
+            client = DataClient("127.0.0.1", server.port, TlsContext.client(CERTIFICATE))
+            client.connect(SOON_S)
+            assert client.call(HEADER, b"", SOON_S)[:2] == (0, 0)
+        assert all(each.result() < FLOOD for each in floods)
+        ending.set()
+        serving.result(SOON_S)
+    assert "no token within 1 s" in reasons
+    server.stop()
+
+
+def test_pem_that_cannot_be_used_is_told() -> None:
+    other_key = self_signed(["127.0.0.1"])[1]
+    with pytest.raises(TlsUnusable, match="the certificate is no PEM"):
+        TlsContext.server(b"nonsense", KEY)
+    with pytest.raises(TlsUnusable, match="the key is no PEM"):
+        TlsContext.server(CERTIFICATE, b"nonsense")
+    with pytest.raises(TlsUnusable, match="the key does not fit the certificate"):
+        TlsContext.server(CERTIFICATE, other_key)
+    with pytest.raises(TlsUnusable, match="the authority to trust is no PEM"):
+        TlsContext.client(b"")

@@ -1,0 +1,51 @@
+"""A TLS caller that renews its keys without end, which Python's ``ssl`` cannot do."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["KeyUpdates"]
+
+_LIBRARIES = ("libssl.so.3", "libssl.so.1.1")
+_POINTERS = ("TLS_client_method", "SSL_CTX_new", "SSL_new")
+
+
+class KeyUpdates:
+    """TLS 1.3 over a blocking socket, by the OpenSSL of this machine. No certificate is verified."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._api = _library()
+        self._context = ctypes.c_void_p(self._api.SSL_CTX_new(ctypes.c_void_p(self._api.TLS_client_method())))
+        self._session = ctypes.c_void_p(self._api.SSL_new(self._context))
+        assert self._api.SSL_set_fd(self._session, connection.fileno()) == 1
+        assert self._api.SSL_connect(self._session) == 1
+
+    def send(self, count: int) -> int:
+        """Send so many updates, and return how many went before the other side ended the connection."""
+        for sent in range(count):
+            if (
+                self._api.SSL_key_update(self._session, 0) != 1
+                or self._api.SSL_do_handshake(self._session) != 1
+            ):
+                return sent
+        return count
+
+    def close(self) -> None:
+        self._api.SSL_free(self._session)
+        self._api.SSL_CTX_free(self._context)
+
+
+def _library() -> ctypes.CDLL:
+    for name in _LIBRARIES:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        for function in _POINTERS:
+            getattr(library, function).restype = ctypes.c_void_p
+        return library
+    raise OSError(f"none of {', '.join(_LIBRARIES)} is here")

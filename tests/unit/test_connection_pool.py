@@ -1,0 +1,167 @@
+"""Connections of a caller: reused, replaced where the service closed them, cancelled by ``close``."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from gigl_loader.errors import SamplingError
+from gigl_loader.native import DataServer
+from gigl_loader.rpc.cancellation import Cancellation, Cancelled
+from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.credentials import Caller
+from gigl_loader.rpc.endpoint import Endpoint
+from tests.support.leftovers import wait_until
+from tests.support.peers import CALLER
+from tests.support.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gigl_loader.native import DataCall
+    from gigl_loader.rpc.reply_stream import ReplyStream
+
+SOON_S = 20.0
+
+
+class Service:
+    """Replies to each request with its header text; to none while ``silent``."""
+
+    def __init__(self) -> None:
+        self.server = DataServer("127.0.0.1", 0, idle_s=0.3)
+        self.silent = False
+        self.held: list[DataCall] = []
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def connection(self) -> Connection:
+        endpoint = Endpoint(
+            host_index=0, host="127.0.0.1", control_port=1, data_port=self.server.port, partitions=()
+        )
+        return Connection(endpoint, CALLER, timeout_s=SOON_S)
+
+    def _serve(self) -> None:
+        while not self._ending.is_set():
+            call = self.server.next(0.1)
+            if call is None:
+                self.server.sweep()
+            elif self.silent:
+                self.held.append(call)
+            else:
+                call.trust()
+                call.read_body(SOON_S, SOON_S)
+                call.reply([np.frombuffer(call.header, np.uint8)], SOON_S, SOON_S)
+
+    def close(self) -> None:
+        self._ending.set()
+        self.server.stop()
+        self._thread.join(SOON_S)
+
+
+@contextmanager
+def serving() -> Iterator[Service]:
+    with closing(Service()) as service:
+        yield service
+
+
+def read(reply: ReplyStream) -> bytes:
+    out = np.empty(reply.nbytes, np.uint8)
+    reply.read(out)
+    reply.finish()
+    return out.tobytes()
+
+
+def test_a_connection_is_used_again() -> None:
+    with serving() as service, closing(service.connection()) as connection:
+        for _ in range(5):
+            assert connection.call(b"request", read) == f"authorization: Bearer {CALLER.token}\n".encode()
+        assert service.server.num_connections == 1
+        assert (connection.counts().calls, connection.counts().retries) == (5, 0)
+
+
+def test_threads_have_a_connection_each() -> None:
+    with serving() as service, closing(service.connection()) as connection, ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(lambda _: connection.call(b"", read), range(40)))) == 1
+        assert service.server.num_connections <= 4
+
+
+def test_an_idle_connection_that_the_service_closed_costs_no_attempt() -> None:
+    with serving() as service, closing(service.connection()) as connection:
+        connection.call(b"", read)
+        assert wait_until(lambda: service.server.num_connections == 0, seconds=SOON_S)
+        connection.call(b"", read, attempts=1)
+        assert connection.counts().retries == 0
+
+
+def test_a_renewed_token_goes_with_the_next_call() -> None:
+    with serving() as service, closing(service.connection()) as connection:
+        connection.call(b"", read)
+        connection.renew(Caller(token="another-token-of-some-length"))
+        assert connection.call(b"", read) == b"authorization: Bearer another-token-of-some-length\n"
+
+
+def test_close_ends_a_call_before_its_first_byte() -> None:
+    with serving() as service, closing(service.connection()) as connection, ThreadPoolExecutor(1) as threads:
+        service.silent = True
+        waiting = threads.submit(connection.call, b"", read, timeout_s=600.0)
+        assert wait_until(lambda: bool(service.held), seconds=SOON_S)
+        connection.close()
+        with pytest.raises(SamplingError, match="was closed"):
+            waiting.result(SOON_S)
+        with pytest.raises(SamplingError, match="was closed"):
+            connection.call(b"", read)
+
+
+def test_a_cancelled_call_ends_alone() -> None:
+    """Its connection is closed. The connections of other calls, and later calls, are as they were."""
+    with serving() as service, closing(service.connection()) as connection, ThreadPoolExecutor(1) as threads:
+        service.silent = True
+        cancellation = Cancellation()
+        waiting = threads.submit(
+            connection.call, b"", read, timeout_s=600.0, attempts=1, cancellation=cancellation
+        )
+        assert wait_until(lambda: bool(service.held), seconds=SOON_S)
+        cancellation.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(SOON_S)
+        service.silent = False
+        assert connection.call(b"", read)
+        assert wait_until(lambda: service.server.num_connections <= 1, seconds=SOON_S)
+
+
+def test_a_call_that_was_cancelled_before_it_began_sends_nothing() -> None:
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with serving() as service, closing(service.connection()) as connection:
+        with pytest.raises(Cancelled):
+            connection.call(b"", read, cancellation=cancellation)
+        assert connection.counts().calls == 0
+
+
+def test_a_call_that_waits_for_its_next_attempt_is_cancelled_at_once() -> None:
+    nobody = Endpoint(host_index=0, host="127.0.0.1", control_port=1, data_port=free_port(), partitions=())
+    cancellation = Cancellation()
+    with (
+        closing(Connection(nobody, CALLER, timeout_s=600.0)) as connection,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        waiting = threads.submit(connection.call, b"", read, cancellation=cancellation)
+        assert wait_until(lambda: connection.counts().retries > 0, seconds=SOON_S)
+        cancellation.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(SOON_S)
+
+
+def test_cancelling_after_the_end_leaves_the_connection_to_the_next_call() -> None:
+    with serving() as service, closing(service.connection()) as connection:
+        for _ in range(3):
+            cancellation = Cancellation()
+            connection.call(b"", read, cancellation=cancellation)
+            cancellation.cancel()
+        assert service.server.num_connections == 1

@@ -1,0 +1,207 @@
+"""The port of the metrics: who may read them, over TLS or not, and what strangers can take of it."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import ssl
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.tokens import Token, authorization
+from gigl_server.cluster.readiness import View
+from gigl_server.config import ServeOptions
+from gigl_server.counters import Counters
+from gigl_server.ports import metrics_port
+from gigl_server.ports.metrics_port import MetricsPort
+from tests.support.certificates import Authority
+from tests.support.leftovers import wait_until
+from tests.support.store_service import service_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+AUTHORITY = Authority()
+OLD, NEW = "old-0123456789abcdef", "new-0123456789abcdef"
+TOKENS = (Token(name="old", secret=OLD), Token(name="new", secret=NEW))
+
+
+def credentials() -> Credentials:
+    certificate, key = AUTHORITY.sign()
+    return Credentials(token=OLD, certificate=certificate, key=key)
+
+
+@contextmanager
+def port_of(**options: Any) -> Iterator[MetricsPort]:
+    with service_of() as service:
+        port = MetricsPort(
+            "127.0.0.1:0",
+            service=service,
+            counters=Counters(),
+            view=lambda: View(members=(), ready=True, reason=""),
+            **options,
+        )
+        try:
+            yield port
+        finally:
+            port.close()
+
+
+def place(port: MetricsPort) -> tuple[str, int]:
+    host, _, number = port.address.rpartition(":")
+    return host, int(number)
+
+
+def get(port: MetricsPort, path: str, *shown: str, tls: bool = False) -> tuple[int, str]:
+    """Return status and text of a reply. ``shown`` are tokens."""
+    context = ssl.create_default_context(cadata=AUTHORITY.pem.decode()) if tls else None
+    host, number = place(port)
+    client: http.client.HTTPConnection
+    if context is None:
+        client = http.client.HTTPConnection(host, number, timeout=20)
+    else:
+        client = http.client.HTTPSConnection(host, number, timeout=20, context=context)
+    client.putrequest("GET", path)
+    for token in shown:
+        client.putheader("authorization", authorization(token))
+    client.endheaders()
+    with client.getresponse() as reply:
+        text = reply.read().decode()
+        assert reply.getheader("WWW-Authenticate") == ("Bearer" if reply.status == 401 else None)
+    client.close()
+    return reply.status, text
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_metrics_need_a_token_and_health_needs_none(*, tls: bool) -> None:
+    with port_of(tokens=TOKENS, tls=credentials() if tls else None) as port:
+        for token in (OLD, NEW):
+            status, text = get(port, "/metrics", token, tls=tls)
+            assert status == 200
+            assert "gigl_workers 1.0" in text
+        for wrong in ((), ("wrong-0123456789abcdef",), (OLD, NEW), (OLD[:-1],)):
+            status, text = get(port, "/metrics", *wrong, tls=tls)
+            assert status == 401
+            assert "gigl" not in text
+        assert get(port, "/healthz", tls=tls) == (200, "ready\n")
+        assert get(port, "/else", tls=tls)[0] == 404
+
+
+def test_a_refusal_is_logged_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+    with port_of(tokens=TOKENS) as port:
+        get(port, "/metrics", "wrong-0123456789abcdef")
+        assert wait_until(lambda: bool(caplog.messages), seconds=20)
+    assert caplog.messages == ["refused 127.0.0.1: metrics: wrong token or none"]
+
+
+def test_tokens_and_certificate_are_renewed() -> None:
+    with port_of(tokens=TOKENS[:1], tls=credentials()) as port:
+
+        def shown() -> bytes | None:
+            context = ssl.create_default_context(cadata=AUTHORITY.pem.decode())
+            with (
+                socket.create_connection(place(port), timeout=20) as line,
+                context.wrap_socket(line, server_hostname="127.0.0.1") as secure,
+            ):
+                return secure.getpeercert(binary_form=True)
+
+        before = shown()
+        assert get(port, "/metrics", NEW, tls=True)[0] == 401
+        port.renew(credentials(), TOKENS)
+        assert shown() != before
+        assert get(port, "/metrics", OLD, tls=True)[0] == get(port, "/metrics", NEW, tls=True)[0] == 200
+        port.renew(credentials(), TOKENS[1:])
+        assert get(port, "/metrics", OLD, tls=True)[0] == 401
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_silent_connections_of_a_stranger_keep_nobody_out(
+    monkeypatch: pytest.MonkeyPatch, *, tls: bool
+) -> None:
+    """They get the places of one address, each for a moment; every later one is closed at once."""
+    monkeypatch.setattr(metrics_port, "_CALL_S", 0.5)
+    with port_of(tls=credentials() if tls else None) as port:
+        lines = [socket.create_connection(place(port), timeout=20) for _ in range(40)]
+        places = port._server._places
+        assert wait_until(lambda: sum(map(_is_closed, lines)) >= 40 - 16, seconds=20)
+        assert places.enter(metrics_port._identity_at(("10.0.0.1", 1)))  # Another address has room.
+        places.leave(metrics_port._identity_at(("10.0.0.1", 1)))
+        assert wait_until(lambda: all(map(_is_closed, lines)), seconds=20)
+        for line in lines:
+            line.close()
+        assert wait_until(lambda: _answers(port, tls=tls), seconds=20)
+
+
+def _is_closed(line: socket.socket) -> bool:
+    with suppress(BlockingIOError):
+        try:
+            return line.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+        except ConnectionError:
+            return True
+    return False
+
+
+def _answers(port: MetricsPort, *, tls: bool) -> bool:
+    with suppress(OSError, http.client.HTTPException):
+        return get(port, "/healthz", tls=tls)[0] == 200
+    return False
+
+
+@pytest.mark.parametrize("piece", [b"G", b"x-header: 1\r\n", b"\x00"], ids=["word", "headers", "zeros"])
+def test_bytes_that_trickle_in_end_after_two_seconds(piece: bytes) -> None:
+    with port_of() as port, socket.create_connection(place(port), timeout=20) as line:
+        line.sendall(b"GET /healthz HTTP/1.1\r\n" if b"x" in piece else b"")
+
+        def is_cut() -> bool:
+            try:
+                line.sendall(piece)
+            except ConnectionError:
+                return True
+            return False
+
+        assert wait_until(is_cut, seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "status"),
+    [
+        (lambda size: b"GET /healthz HTTP/1.1\r\n" + b"a: " + b"b" * size + b"\r\n\r\n", "431"),
+        (lambda size: b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * (size // 6) + b"\r\n", "431"),
+        (lambda size: b"GET /" + b"b" * size + b" HTTP/1.1\r\n\r\n", ""),
+    ],
+    ids=["one", "many", "path"],
+)
+def test_large_headers_are_not_read(request_of: Any, status: str) -> None:
+    with port_of() as port:
+        for size, expected in ((100, "(200|404)"), (90_000, status)):
+            with socket.create_connection(place(port), timeout=20) as line:
+                with suppress(ConnectionError):
+                    line.sendall(request_of(size))
+                told = b""
+                with suppress(ConnectionError):
+                    while part := line.recv(4096):
+                        told += part
+            assert re.match(rf"HTTP/1.0 {expected}" if expected else "$", told.decode()), told
+        assert get(port, "/healthz") == (200, "ready\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"metrics_token_file": "token"}, "metrics_token_file without metrics"),
+        ({"metrics_tls": True}, "metrics_tls without metrics"),
+        ({"metrics": "127.0.0.1:0", "metrics_tls": True}, "metrics_tls without tls_cert"),
+        (
+            {"metrics": "10.0.0.5:9090", "metrics_token_file": "token"},
+            r"metrics: callers of 10.0.0.5:9090 would show their token in plain text: give metrics_tls",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        ServeOptions(graph_dir=tmp_path, **changes)
