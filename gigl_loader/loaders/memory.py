@@ -26,7 +26,7 @@ class ReusedMemory:
     """
 
     def __init__(self) -> None:
-        self._slots = _slots(0)
+        self._slots = _slots(_PAGE_BYTES)
 
     def lend(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return ``nbytes`` of memory, aligned for any dtype. What is in it is of no meaning."""

@@ -31,6 +31,9 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 DEADLINE = 60.0
 CALLS = 40
+MORE = CALLS // 4
+"""Threads and connections that may be added. A call that starts before the last one has given back its own
+takes another of each, which stays; a leak would leave one for each call."""
 
 
 class Unavoidable(Holders):
@@ -81,7 +84,8 @@ def test_threads_and_descriptors_stay_as_they_are_over_many_hedged_calls(
         expected = gather()
         with stopped(cluster.pids[cluster.addresses.index(first)]):
             assert gather() == expected  # Starts the threads and connections that a hedged call needs.
-            threads, files = threading.active_count(), here.num_fds()
+            threads = threading.active_count() + MORE
+            files = here.num_fds() + MORE
             for _ in range(10 * CALLS):  # On a busy machine, one may be given up instead.
                 assert gather() == expected
                 if store.wire().hedged > CALLS:

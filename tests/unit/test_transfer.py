@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.channel.ring import RingLayout
 from gigl_loader.loaders.pinned import PinnedSlots
 from gigl_loader.loaders.transfer import HostTransfer, StreamTransfer, SynchronousTransfer, transfer_to
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
@@ -239,9 +240,22 @@ def test_memory_that_cannot_be_registered_is_copied_through_pinned_memory(
     assert "cannot page-lock" in caplog.text
 
 
-def test_a_frame_outside_the_ring_is_copied_through_pinned_memory(device: _Device) -> None:
+def test_a_frame_in_several_slots_is_copied_through_pinned_memory(device: _Device) -> None:
     expected = list(_loader("homogeneous"))
     with _streaming(num_workers=1, channel_size="1MB", worker_concurrency=100) as loader:
+        batches = [next(loader) for _ in expected]
+        assert not loader.stats()["oversize"]
+    assert all(map(same_batch, batches, expected))
+    assert device.said("pin")
+
+
+def test_a_frame_outside_the_ring_is_copied_through_pinned_memory(
+    device: _Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = list(_loader("homogeneous"))
+    page = RingLayout(request_slots=2, request_bytes=4096, slots=1, slot_bytes=4096)
+    monkeypatch.setattr(RingLayout, "fit", lambda *_, **__: page)
+    with _streaming(num_workers=1, worker_concurrency=2) as loader:
         batches = [next(loader) for _ in expected]
         assert loader.stats()["oversize"]
     assert all(map(same_batch, batches, expected))
