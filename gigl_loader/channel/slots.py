@@ -83,18 +83,19 @@ class SlotPool:
         span = self.span(nbytes)
         memory = self.buffer(slot, span)
         lease = lease_slots(self._lent, self._flags, slot, span)
-        return np.asarray(_Lease(memory[:nbytes], lease, memory if span == 1 else None))
+        return np.asarray(_Lease(memory, nbytes, span, lease))
 
 
 class _Lease:
-    """Base object of every array in lent slots. NumPy and torch keep it alive."""
+    """Base object of every array in lent slots, which it keeps mapped. NumPy and torch keep it alive."""
 
-    __slots__ = ("__array_interface__", "_lease", "slot")
+    __slots__ = ("__array_interface__", "_lease", "memory", "span")
 
-    def __init__(self, array: Bytes, lease: object, slot: Bytes | None) -> None:
-        self.slot = slot
+    def __init__(self, memory: Bytes, nbytes: int, span: int, lease: object) -> None:
+        self.memory = memory
+        self.span = span
         self._lease = lease
-        self.__array_interface__: dict[str, Any] = array.__array_interface__
+        self.__array_interface__: dict[str, Any] = memory[:nbytes].__array_interface__
 
 
 def slot_bytes_of(nbytes: int, slots: int) -> int:
@@ -121,4 +122,5 @@ def slot_of(array: Bytes) -> Bytes | None:
 
     Every array lent from the same slot, now or later, has the same memory. One in several slots has none.
     """
-    return array.base.slot if isinstance(array.base, _Lease) else None
+    lease = array.base
+    return lease.memory if isinstance(lease, _Lease) and lease.span == 1 else None

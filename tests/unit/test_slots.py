@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -75,14 +76,18 @@ def test_a_slot_may_come_back_in_any_thread() -> None:
     assert pool.take() == 0
 
 
-def test_lent_memory_outlives_the_pool() -> None:
-    pool = pool_of(2)
-    pool.take()
-    array = pool.lend(0, 64)
-    array[:] = 7
-    del pool
+@pytest.mark.parametrize("nbytes", [64, 65, 128])
+def test_lent_memory_outlives_the_pool(nbytes: int) -> None:
+    memory = np.zeros(128, np.uint8)
+    alive = weakref.ref(memory)
+    pool = SlotPool(memory, np.zeros(2, np.uint8))
+    pool.take(pool.span(nbytes))
+    array = pool.lend(0, nbytes)
+    del pool, memory
     gc.collect()
-    assert set(array.tolist()) == {7}
+    assert alive() is not None
+    del array
+    assert alive() is None
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
