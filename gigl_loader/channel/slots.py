@@ -122,5 +122,5 @@ def slot_of(array: Bytes) -> Bytes | None:
 
     Every array lent from the same slot, now or later, has the same memory. One in several slots has none.
     """
-    lease = array.base
+    lease: object = array.base
     return lease.memory if isinstance(lease, _Lease) and lease.span == 1 else None
