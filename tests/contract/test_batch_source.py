@@ -136,8 +136,10 @@ def test_all_batches_may_be_kept(kind: Kind, expected: dict[int, list[bytes]]) -
         assert [bytes_of(frame) for frame in frames] == expected[0] + expected[1]
 
 
-def test_arrays_outlive_the_source(kind: Kind, expected: dict[int, list[bytes]]) -> None:
-    source = kind.open()
+@pytest.mark.parametrize("slots", ["one", "several"])
+def test_arrays_outlive_the_source(kind: Kind, expected: dict[int, list[bytes]], slots: str) -> None:
+    small: dict[str, Any] = {"channel_bytes": max(kind.workers, 1) << 20, "worker_concurrency": 40}
+    source = kind.open(**(small if slots == "several" else {}))
     source.start_epoch(0)
     frames = [source.receive(20) for _ in range(3)]
     arrays = [frame.array("node/node/n_id") for frame in frames]
