@@ -17,9 +17,12 @@ from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import Folder, Status
 from gigl_loader.native import install_bus_error_handler
 
-__all__ = ["LazyVerifier", "NoVerifier", "Verifier"]
+__all__ = ["SCRUB_EVERY_S", "LazyVerifier", "NoVerifier", "Verifier"]
 
 _LOGGER = logging.getLogger(__name__)
+SCRUB_EVERY_S = 86_400.0
+"""Default time between the beginnings of two passes of a scrubber."""
+
 _SMALL_BYTES = 256 << 20
 """Verifying this many bytes of features takes 50 ms, which needs no thread."""
 _LOOK_EVERY_S = 1.0
@@ -52,8 +55,8 @@ class Verifier(Protocol):
     def finish(self) -> None:
         """Wait until every byte is verified. Raises as ``check``."""
 
-    def scrub(self, bytes_per_second: float) -> None:
-        """Read all files repeatedly, in a thread. ``check`` raises the damage that it finds."""
+    def scrub(self, bytes_per_second: float, *, every_s: float = SCRUB_EVERY_S) -> None:
+        """Read all files in a thread, now and each ``every_s``. ``check`` raises the damage that it finds."""
 
     def close(self) -> None:
         """End the threads. What was found stays known. Closing twice is fine."""
@@ -78,7 +81,7 @@ class NoVerifier:
     def finish(self) -> None:
         pass
 
-    def scrub(self, bytes_per_second: float) -> None:
+    def scrub(self, bytes_per_second: float, *, every_s: float = SCRUB_EVERY_S) -> None:
         pass
 
     def close(self) -> None:
@@ -93,6 +96,17 @@ class _State:
     damage: dict[str, str] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """How a thread reads files: once and as fast as possible, unless these are given."""
+
+    bytes_per_second: float | None = None
+    every_s: float | None = None
+    """Time from the beginning of one pass to the next: a small graph must not be read without a pause."""
+    look: weakref.WeakMethod[Callable[[], None]] | None = None
+    """Checks the status of files, between two passes."""
 
 
 class _Stopped(Exception):
@@ -151,8 +165,10 @@ class LazyVerifier:
             self._verify(self._documents)
         self._raise_damage()
 
-    def scrub(self, bytes_per_second: float) -> None:
-        self._start(list(self._documents), bytes_per_second)
+    def scrub(self, bytes_per_second: float, *, every_s: float = SCRUB_EVERY_S) -> None:
+        self._start(
+            list(self._documents), _Passes(bytes_per_second, every_s, weakref.WeakMethod(self._look_now))
+        )
 
     def close(self) -> None:
         _end(self._state)
@@ -166,7 +182,7 @@ class LazyVerifier:
         if sum(self._documents[name].layout.nbytes for name in features) <= _SMALL_BYTES:
             self._verify(features)
         else:
-            self._start(features, None)
+            self._start(features, _Passes())
         self._begun = True
 
     def _verify(self, names: Iterable[str]) -> None:
@@ -174,12 +190,16 @@ class LazyVerifier:
         for name in sorted(set(names) - self._state.good - self._state.damage.keys()):
             _verify_into(self._state, self._documents[name], _ignore)
 
-    def _start(self, names: Sequence[str], bytes_per_second: float | None) -> None:
+    def _start(self, names: Sequence[str], passes: _Passes) -> None:
         documents = [self._documents[name] for name in names]
-        arguments = (self._state, documents, bytes_per_second)
+        arguments = (self._state, documents, passes)
         thread = threading.Thread(target=_read_through, args=arguments, name="verification", daemon=True)
         self._state.threads.append(thread)
         thread.start()
+
+    def _look_now(self) -> None:
+        with self._lock:
+            self._look()
 
     def _look(self) -> None:
         """Check the status of mapped files, and verify changed files again."""
@@ -237,22 +257,34 @@ def _verify_into(state: _State, document: Document, report: Callable[[int], None
         state.good.add(document.name)
 
 
-def _read_through(state: _State, documents: Sequence[Document], bytes_per_second: float | None) -> None:
-    """Verify files once as fast as possible, or repeatedly at a rate. Runs at low CPU priority."""
+def _read_through(state: _State, documents: Sequence[Document], passes: _Passes) -> None:
+    """Verify files once or repeatedly. Runs at low CPU priority."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
     def report(nbytes: int) -> None:
-        if state.over.wait(nbytes / bytes_per_second if bytes_per_second else 0):
+        if state.over.wait(nbytes / passes.bytes_per_second if passes.bytes_per_second else 0):
             raise _Stopped
 
     with suppress(_Stopped):
         while True:
+            began = time.monotonic()
             for document in documents:
                 _verify_into(state, document, report)
                 report(0)
                 if document.name in state.damage:
                     _LOGGER.error("damage found: %s", state.damage[document.name])
                     return
-            if bytes_per_second is None or not documents:
+            if passes.every_s is None or not documents:
                 return
+            _rest(state, passes, began + passes.every_s)
+
+
+def _rest(state: _State, passes: _Passes, until: float) -> None:
+    """Wait for the next pass. A server has no other thread that notices a file that was overwritten."""
+    while (left_s := until - time.monotonic()) > 0:
+        if state.over.wait(min(left_s, _LOOK_EVERY_S)):
+            raise _Stopped
+        look = passes.look and passes.look()
+        if look is not None:
+            look()

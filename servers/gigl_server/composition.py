@@ -83,7 +83,9 @@ class ServerParts:
         counters, audit, self.readiness = Counters(), AuditLog(), Readiness()
         incarnation, name = incarnation_of_now(), Path(str(graph.folder)).resolve().name
         self._access = Access(credentials, graph=name, digest=self.digest)
-        self.holdings = Holdings(graph, self, scrub_rate=options.scrub_rate)
+        self.holdings = Holdings(
+            graph, self, scrub_rate=options.scrub_rate, scrub_every_s=options.scrub_every_s
+        )
         self._queries = queries = Queries(graph, graph.parts, counters, access=self._access)
         stack.callback(queries.close)
         self.service = SamplingService(

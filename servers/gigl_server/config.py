@@ -149,7 +149,13 @@ class ServeOptions:
     scrub_rate: int = option(
         64 << 20,
         size(0),
-        "Bytes per second at which a server that verifies reads its files again and again.",
+        "Bytes per second at which a server that verifies reads its files again; 0: never again.",
+    )
+    scrub_every_s: float = option(
+        86_400.0,
+        seconds(60.0),
+        "Seconds from the beginning of one reading of all files to the next.",
+        name="scrub_every",
     )
     journal: str | None = option(
         None,

@@ -227,7 +227,7 @@ class StorageServer:
         verifier = self.parts.holdings.graph.verifier
         verifier.check()
         if self._options.scrub_rate:
-            verifier.scrub(self._options.scrub_rate)
+            verifier.scrub(self._options.scrub_rate, every_s=self._options.scrub_every_s)
 
     def _become_ready(self) -> PeerWatch:
         fault = self.parts.peer_client.own_fault() if self.parts.credentials.certificate else None

@@ -19,6 +19,7 @@ from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.verifier import LazyVerifier
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.store_client import StoreClient
@@ -65,6 +66,8 @@ def expected(graph: Path) -> list[Any]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repair, "_LONGEST_AGAIN_S", 1.0)
+    scrub = LazyVerifier.scrub
+    monkeypatch.setattr(LazyVerifier, "scrub", lambda each, rate, every_s: scrub(each, rate, every_s=0.05))
 
 
 @contextmanager

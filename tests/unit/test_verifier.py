@@ -20,6 +20,7 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import FormatError, WorkerDied
 from gigl_loader.graph import Graph
 from gigl_loader.graph import verifier as verifier_module
+from gigl_loader.graph.document import Document
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from tests.support.leftovers import wait_until
 from tests.support.training import digest
@@ -186,7 +187,7 @@ def test_a_scrubber_finds_damage_that_comes_later(copy: Path, monkeypatch: pytes
     monkeypatch.setattr(verifier_module, "_LOOK_EVERY_S", 1e9)  # Damage of a disk changes no time of a file.
     graph = Graph.open(copy)
     graph.verifier.check()
-    graph.verifier.scrub(bytes_per_second=100e6)
+    graph.verifier.scrub(bytes_per_second=100e6, every_s=0.05)
     flip(copy / FEATURES, 8 * (copy / FEATURES).stat().st_size - 9)
 
     def found() -> bool:
@@ -197,6 +198,24 @@ def test_a_scrubber_finds_damage_that_comes_later(copy: Path, monkeypatch: pytes
         return False
 
     assert wait_until(found, seconds=20)
+
+
+def test_a_scrubber_rests_between_two_passes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[str] = []
+    verify = Document.verify
+
+    def counted(document: Document, report: Callable[[int], None]) -> None:
+        passes.append(document.name)
+        verify(document, report)
+
+    graph = Graph.open(copy)
+    graph.verifier.finish()
+    monkeypatch.setattr(Document, "verify", counted)
+    graph.verifier.scrub(bytes_per_second=1e12)
+    num_files = len(list(copy.rglob("*.safetensors")))
+    assert wait_until(lambda: len(passes) >= num_files, seconds=20)
+    time.sleep(0.5)  # A pass takes milliseconds.
+    assert len(passes) == num_files
 
 
 def train(loader: DistNeighborLoader, *, seconds: float) -> None:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from gigl_loader.graph.file_list import files_of_part
+from gigl_loader.graph.verifier import SCRUB_EVERY_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -38,11 +39,13 @@ class Holdings:
     A graph is never changed: requests and batches under way end on the one that they began with.
     """
 
-    def __init__(self, graph: Graph, users: Users, *, scrub_rate: float) -> None:
-        """``scrub_rate`` in bytes per second: files are read again and again; 0: not."""
+    def __init__(
+        self, graph: Graph, users: Users, *, scrub_rate: float, scrub_every_s: float = SCRUB_EVERY_S
+    ) -> None:
+        """``scrub_rate`` in bytes per second: files are read again each ``scrub_every_s``; 0: not."""
         self._graph = graph
         self._users = users
-        self._scrub_rate = scrub_rate
+        self._scrub_rate, self._scrub_every_s = scrub_rate, scrub_every_s
         self._withdrawn: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._changing = threading.Lock()
@@ -92,6 +95,6 @@ class Holdings:
         with self._lock:
             self._graph, self._withdrawn = graph, frozenset(withdrawn)
         if self._scrub_rate:
-            graph.verifier.scrub(self._scrub_rate)
+            graph.verifier.scrub(self._scrub_rate, every_s=self._scrub_every_s)
         before.verifier.close()
         self._users.announce(graph.parts, repairing=sorted(withdrawn))
