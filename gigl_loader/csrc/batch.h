@@ -12,6 +12,7 @@
 #include "adjacency.h"
 #include "buffer.h"
 #include "node_table.h"
+#include "stop.h"
 
 namespace gigl {
 
@@ -63,8 +64,9 @@ class BatchRoom {
  public:
   explicit BatchRoom(int64_t max_edges = INT64_MAX) : max_edges_(max_edges) {}
 
-  // Throws BatchTooLarge where the batch has no room for so many more.
+  // Throws BatchTooLarge where the batch has no room for so many more, and Stopped.
   void Take(int64_t edges, int64_t targets) {
+    CheckStop(edges + targets);
     edges_ += edges;
     targets_ += targets;
     if (edges_ > max_edges_ || targets_ - kFreeTargets > max_edges_) [[unlikely]] Refuse();

@@ -67,12 +67,14 @@ void BindBuckets(nb::module_& m);
 void BindChecksums(nb::module_& m);
 void BindData(nb::module_& m);
 void BindPlacement(nb::module_& m);
+void BindPositionLists(nb::module_& m);
 void BindPpr(nb::module_& m);
 void BindRandom(nb::module_& m);
 void BindRowCache(nb::module_& m);
 void BindRows(nb::module_& m);
 void BindSampling(nb::module_& m);
 void BindSlots(nb::module_& m);
+void BindStop(nb::module_& m);
 void BindTextIndex(nb::module_& m);
 
 }  // namespace gigl

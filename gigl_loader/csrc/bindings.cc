@@ -12,7 +12,9 @@ NB_MODULE(_core, m) {
   gigl::BindRows(m);
   gigl::BindSampling(m);
   gigl::BindPlacement(m);
+  gigl::BindPositionLists(m);
   gigl::BindPpr(m);
   gigl::BindSlots(m);
+  gigl::BindStop(m);
   gigl::BindTextIndex(m);
 }

@@ -12,6 +12,7 @@
 #include "adjacency.h"
 #include "draw_policy.h"
 #include "random.h"
+#include "stop.h"
 #include "tree.h"
 
 namespace gigl {
@@ -112,11 +113,11 @@ class BlockDrawer {
   // Calls read(e, neighbour, part, place in the part's lists) for each edge of the block.
   template <typename Reader>
   void Read(Reader read) const {
-    for (int64_t e = 0; e < num_edges_; ++e) {
+    ForEachUnlessStopped(num_edges_, [&](int64_t e) {
       const AdjacencyPart& part = sole_ != nullptr ? *sole_ : *owners_[e];
       const int64_t slot = picks_[e];
       read(e, static_cast<int64_t>(static_cast<const Index*>(part.indices)[slot]), part, slot);
-    }
+    });
   }
 
   static EdgeId EdgeIdAt(const AdjacencyPart& part, int64_t slot) {
@@ -149,7 +150,7 @@ class BlockDrawer {
   // Replaces places in the order of time by those in the lists.
   void LeaveOrderOfTime() {
     bool inside = true;
-    for (int64_t e = 0; e < num_edges_; ++e) {
+    ForEachUnlessStopped(num_edges_, [&](int64_t e) {
       const AdjacencyPart& part = sole_ != nullptr ? *sole_ : *owners_[e];
       const void* const place = TimeSlot(part, picks_[e]);
       const int64_t slot = adjacency_.wide_time_slots ? *static_cast<const int64_t*>(place) : *static_cast<const int32_t*>(place);
@@ -157,7 +158,7 @@ class BlockDrawer {
       inside &= valid;
       picks_[e] = valid ? slot : 0;
       FetchEdge(part, picks_[e]);
-    }
+    });
     if (!inside) ThrowDamaged("the order of time leaves the edges");
   }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "crc32c.h"
+#include "stop.h"
 
 namespace gigl {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 // Received at once: what fits the second-level cache, in which the checksum finds it.
 constexpr size_t kPieceBytes = 256 << 10;
 constexpr size_t kMaxPieces = 64;
+constexpr int64_t kStopPollMs = 20;
 
 std::span<std::byte> BytesOf(const iovec& piece) { return {static_cast<std::byte*>(piece.iov_base), piece.iov_len}; }
 
@@ -125,10 +127,14 @@ short DataStream::Wait(short events, const Patience& patience, Clock::time_point
   while (true) {
     if (cancelled_) throw StreamCancelled("cancelled");
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    StopFlag* const flag = StopFlag::Current();  // nothing wakes this thread when it is set
+    const bool whole = flag == nullptr || left <= kStopPollMs;
     pollfd polled{fd_, events, 0};
-    const int ready = left > 0 ? poll(&polled, 1, static_cast<int>(left)) : 0;
+    const int ready = left > 0 ? poll(&polled, 1, static_cast<int>(whole ? left : kStopPollMs)) : 0;
     if (cancelled_) throw StreamCancelled("cancelled");
+    if (flag != nullptr) flag->Check();
     if (ready > 0) return polled.revents;
+    if (ready == 0 && !whole) continue;
     if (ready == 0 && until == patience.deadline) throw StreamTimedOut("the deadline passed");
     if (ready == 0) throw StreamTimedOut("no byte came or went for too long");
     if (errno != EINTR) throw StreamError(std::strerror(errno));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -12,6 +13,7 @@
 #include "buffer.h"
 #include "pick.h"
 #include "random.h"
+#include "stop.h"
 #include "weighted_pick.h"
 
 namespace gigl {
@@ -139,7 +141,7 @@ class PickQueue : public Buffer<int64_t> {
   // Emits the next `count` entries.
   template <typename Emit>
   void Take(int64_t count, Emit emit) {
-    for (int64_t i = 0; i < count; ++i) emit((*this)[next_++]);
+    ForEachUnlessStopped(count, [&](int64_t) { emit((*this)[next_++]); });
     if (next_ == size()) Reset();
   }
 
@@ -178,7 +180,7 @@ class LaborPolicy {
   template <typename Emit>
   void Pick(const DrawAddress&, const ListView& list, int64_t count, Emit emit) {
     if (TakesAll(list)) {
-      for (int64_t i = 0; i < list.degree; ++i) emit(i);
+      ForEachUnlessStopped(list.degree, emit);
       return;
     }
     picks_.Take(count, emit);
@@ -192,6 +194,7 @@ class LaborPolicy {
   void Choose(const Index* neighbors, int64_t degree) {
     const uint64_t limit = Limit(degree);
     for (int64_t begin = 0; begin < degree; begin += kChunk) {
+      CheckStop(kChunk);
       const int64_t end = std::min(begin + kChunk, degree);
       bool inside = true;
       for (int64_t i = begin; i < end; ++i) inside &= neighbors[i] >= 0 && neighbors[i] < neighbors_.count;
@@ -264,7 +267,7 @@ class LastPolicy {
 
   template <typename Emit>
   void Pick(const DrawAddress&, const ListView& list, int64_t count, Emit emit) {
-    for (int64_t i = 1; i <= count; ++i) emit(list.degree - i);
+    ForEachUnlessStopped(count, [&](int64_t i) { emit(list.degree - 1 - i); });
   }
 
  private:
@@ -297,7 +300,7 @@ class TimedWeightedPolicy {
       // All that have a weight come in the order of the list, as those of a short list do.
       int64_t taken = 0;
       for (size_t i = before; i < picks_.size(); ++i) taken += view.sums[picks_[i]] - view.before(picks_[i]);
-      if (taken == view.total()) std::sort(picks_.data() + before, picks_.data() + picks_.size());
+      if (taken == view.total()) std::sort(picks_.data() + before, picks_.data() + picks_.size(), UnlessStopped(std::less<int64_t>()));
     } else if (view.total() > 0) {
       return rule_.fanout;
     }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "block_drawer.h"
+#include "stop.h"
 
 namespace gigl {
 namespace {
@@ -55,6 +56,7 @@ void FindEdges(const AdjacencyView& adjacency, const int64_t* neighbor_ids, int6
   WithWidth(adjacency.wide_indices, [&](auto index) {
     const Lookup<decltype(index)> lookup(neighbor_ids, num_neighbors);
     for (size_t i = 0; i < targets.size(); ++i) {
+      CheckStop(16);
       found[i] = lookup.Find(*adjacency.Owner(targets[i]), targets[i], neighbors[i]) ? 1 : 0;
     }
   });

@@ -10,6 +10,7 @@
 #include "adjacency.h"
 #include "draw_policy.h"
 #include "hop.h"
+#include "stop.h"
 
 namespace gigl {
 
@@ -22,6 +23,7 @@ class NodeFilter {
     words_.resize(bits / 64);
     shift_ = 64 - std::countr_zero(bits);
     for (const int64_t position : positions) {
+      CheckStop(1);
       const uint64_t bit = Bit(position);
       words_[bit / 64] |= uint64_t{1} << (bit % 64);
     }
@@ -59,6 +61,7 @@ class InducedScan {
       if (i + kAhead < targets.size()) Fetch(targets[i + kAhead]);
       List(targets[i]);
       sink_.EndTarget();
+      CheckStop(8);
     }
   }
 
@@ -94,6 +97,7 @@ class InducedScan {
     const Index* const indices = static_cast<const Index*>(part_->indices);
     const uint64_t count = static_cast<uint64_t>(neighbors_.count);
     while (begin < last) {
+      CheckStop(kChunk);
       const int64_t end = std::min(begin + kChunk, last);
       bool inside = true;
       found_ = 0;
@@ -115,6 +119,7 @@ class InducedScan {
     const Index* const indices = static_cast<const Index*>(part_->indices);
     found_ = 0;
     for (const int64_t node : Ascending()) {
+      CheckStop(kSearchCost / 8);
       const int64_t wanted = IdOf(node);
       int64_t step = 1;
       while (last - low > step && IdAt(low + step - 1) < wanted) {
@@ -163,7 +168,7 @@ class InducedScan {
   const std::vector<int64_t>& Ascending() {
     if (ascending_.empty()) {
       ascending_.assign(set_.nodes().begin(), set_.nodes().end());
-      std::sort(ascending_.begin(), ascending_.end(), [&](int64_t a, int64_t b) { return IdOf(a) < IdOf(b); });
+      std::sort(ascending_.begin(), ascending_.end(), UnlessStopped([&](int64_t a, int64_t b) { return IdOf(a) < IdOf(b); }));
     }
     return ascending_;
   }

@@ -74,10 +74,11 @@ class Expansion {
   void MoveToTrees() {
     int64_t* next = found_.data();
     drawer_.EachTree([&](int64_t tree, int64_t taken) {
-      for (const int64_t* const end = next + taken; next != end; ++next) {
-        *next |= tree << kTreeShift;
-        table_.Prefetch(*next);
-      }
+      ForEachUnlessStopped(taken, [&](int64_t i) {
+        next[i] |= tree << kTreeShift;
+        table_.Prefetch(next[i]);
+      });
+      next += taken;
     });
   }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "random.h"
+#include "stop.h"
 
 namespace gigl {
 
@@ -30,7 +31,7 @@ class Picker {
   void Pick(const DrawAddress& address, int64_t degree, int32_t fanout, bool replace, Emit emit) {
     const bool all = fanout < 0 || (!replace && degree <= fanout);
     if (all) {
-      for (int64_t i = 0; i < degree; ++i) emit(i);
+      ForEachUnlessStopped(degree, emit);
     } else if (degree == 0) {
       return;
     } else if (replace) {
@@ -86,6 +87,7 @@ class Picker {
   template <typename Bound, typename Take>
   static void Draw(const DrawAddress& address, int64_t count, Bound bound, Take take) {
     for (int64_t j = 0; j + 1 < count; j += 2) {
+      if (j % 4096 == 4094) CheckStop(4096);
       const Words words = address.Block(static_cast<uint64_t>(j) / 2);
       take(j, static_cast<int64_t>(Below(words.first, bound(j))));
       take(j + 1, static_cast<int64_t>(Below(words.second, bound(j + 1))));

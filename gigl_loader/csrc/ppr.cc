@@ -40,6 +40,7 @@ void ForwardPush::Rehash(size_t num_slots) {
   shift_ = 64 - std::countr_zero(num_slots);
   base_ = 1;
   for (size_t entry = 0; entry < entries_.size(); ++entry) {
+    CheckStop(1);  // What is thrown leaves a table that is only emptied by the next Begin: see base_.
     const int64_t key = entries_[entry].key;
     size_t place = Bucket(key);
     while (slots_[place].number != 0) place = (place + 1) & (num_slots - 1);
@@ -48,13 +49,13 @@ void ForwardPush::Rehash(size_t num_slots) {
 }
 
 std::span<const PprNeighbor> ForwardPush::Select(const PprNodes& nodes, const PprRule& rule) {
-  const auto before = [&](const Ranked& a, const Ranked& b) {
+  const auto before = UnlessStopped([&](const Ranked& a, const Ranked& b) {
     if (a.score != b.score) return a.score > b.score;
     const int64_t keys[] = {entries_[a.entry].key, entries_[b.entry].key};
     const int types[] = {nodes.TypeOf(keys[0]), nodes.TypeOf(keys[1])};
     if (types[0] != types[1]) return types[0] < types[1];
     return nodes.IdOf(types[0], keys[0] - nodes.first(types[0])) < nodes.IdOf(types[1], keys[1] - nodes.first(types[1]));
-  };
+  });
   // Keeps the best of those from `begin` on.
   const auto keep = [&](size_t begin) {
     const size_t most = static_cast<size_t>(rule.max_nodes);
@@ -65,15 +66,16 @@ std::span<const PprNeighbor> ForwardPush::Select(const PprNodes& nodes, const Pp
   };
   const std::span<const Entry> entries = entries_.view();
   ranked_.Clear();
-  for (size_t i = 0; i < entries.size(); ++i) {
+  const int64_t count = static_cast<int64_t>(entries.size());
+  ForEachUnlessStopped(count, [&](int64_t i) {
     if (entries[i].score > 0) ranked_.Push({RoundedDown(entries[i].score), static_cast<int32_t>(i)});
-  }
+  });
   keep(0);
   const size_t pushed = ranked_.size();
   if (rule.top_up && pushed < static_cast<size_t>(rule.max_nodes)) {
-    for (size_t i = 0; i < entries.size(); ++i) {
+    ForEachUnlessStopped(count, [&](int64_t i) {
       if (entries[i].score == 0) ranked_.Push({RoundedDown(entries[i].residual), static_cast<int32_t>(i)});
-    }
+    });
     keep(pushed);
   }
   std::sort(ranked_.data(), ranked_.data() + ranked_.size(), before);

@@ -12,6 +12,7 @@
 
 #include "batch.h"
 #include "buffer.h"
+#include "stop.h"
 
 namespace gigl {
 
@@ -131,12 +132,13 @@ class ForwardPush {
   bool Choose(const PprNodes& nodes, const PprRule& rule, Lists& lists) {
     const double limit = rule.alpha * rule.eps;
     due_.Clear();
-    for (const int32_t entry : changed_.view()) {
+    ForEachUnlessStopped(static_cast<int64_t>(changed_.size()), [&](int64_t i) {
+      const int32_t entry = changed_[i];
       const Entry& at = entries_.data()[entry];
-      if (round_ > 0 && !(at.residual > limit)) continue;
+      if (round_ > 0 && !(at.residual > limit)) return;
       const int type = nodes.TypeOf(at.key);
       due_.Push({entry, type, at.key - nodes.first(type), 0, 0});
-    }
+    });
     bool known = true;
     PprNode* const due = due_.data();
     const int64_t count = static_cast<int64_t>(due_.size());
@@ -144,6 +146,7 @@ class ForwardPush {
     for (int64_t i = 0; i < std::min(kDegreesAhead, count); ++i) lists.FetchDegree(due[i].type, due[i].position);
     for (int64_t i = 0; i < count; ++i) {
       if (i + kDegreesAhead < count) lists.FetchDegree(due[i + kDegreesAhead].type, due[i + kDegreesAhead].position);
+      CheckStop(4);
       PprNode node = due[i];
       const double residual = entries_.data()[node.entry].residual;
       const PprDegree degree = lists.Degree(node.type, node.position);
@@ -176,9 +179,9 @@ class ForwardPush {
   void PushDue(const PprRule& rule, Lists& lists, BatchRoom& room) {
     PprNode* const due = due_.data();
     const int64_t count = static_cast<int64_t>(due_.size());
-    std::sort(due, due + count, [](const PprNode& a, const PprNode& b) {
+    std::sort(due, due + count, UnlessStopped([](const PprNode& a, const PprNode& b) {
       return a.type != b.type ? a.type < b.type : a.id < b.id;
-    });
+    }));
     ++round_;
     changed_.Clear();
     for (int64_t i = 0; i < std::min(kListsAhead, count); ++i) lists.FetchLists(due[i].type, due[i].position);

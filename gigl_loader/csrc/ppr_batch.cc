@@ -57,6 +57,7 @@ void PprBatch::EndSeeds() {
         [&](auto& table) {
           for (size_t begin = 0; begin < all.size(); begin += kBlock) {
             const std::span<const int64_t> block = all.subspan(begin, std::min(kBlock, all.size() - begin));
+            CheckStop(kBlock);
             for (const int64_t position : block) table.Prefetch(position);
             table.InsertAll(block, locals + begin);
           }
@@ -134,7 +135,7 @@ class PprSampler::Lists {
       found(base + neighbor);
     };
     if (list.degree <= fanout_) {
-      for (int64_t i = 0; i < list.degree; ++i) visit(i);
+      ForEachUnlessStopped(list.degree, visit);
     } else {
       const DrawAddress address{0, static_cast<uint64_t>(id), uint64_t{edges.address} << 32};
       picker_.Pick(address, list.degree, fanout_, false, visit);
@@ -187,7 +188,7 @@ class PprBuilder::Lists {
   template <typename Found>
   void Visit(int type, int64_t position, int64_t, int64_t degree, Found found) const {
     const int64_t* const keys = builder_.neighbors_.data() + Of(type, position).begin;
-    for (int64_t i = 0; i < degree; ++i) found(keys[i]);
+    ForEachUnlessStopped(degree, [&](int64_t i) { found(keys[i]); });
   }
 
   Known& Of(int type, int64_t position) const {
@@ -272,6 +273,7 @@ void PprBuilder::Append(int type, int32_t fanout, std::span<const int64_t> posit
   std::vector<int64_t> read(answers.size());
   for (size_t i = 0; i < positions.size(); ++i) {
     if (positions[i] < 0 || positions[i] >= nodes_.count(type)) throw std::invalid_argument("a position outside its type");
+    CheckStop(16);
     Known& known = lists.Of(type, positions[i]);
     if (known.wanted != fanout) throw std::invalid_argument("lists that were not asked for");
     known.wanted = 0;
@@ -287,6 +289,7 @@ void PprBuilder::Append(int type, int32_t fanout, std::span<const int64_t> posit
       const int64_t base = nodes_.first(neighbor_types[e]);
       const int64_t end = nodes_.count(neighbor_types[e]);
       int64_t* const keys = neighbors_.Extend(count);
+      CheckStop(count);
       for (int32_t n = 0; n < count; ++n) {
         const int64_t at = read[e]++;
         const int64_t neighbor = answer.wide ? static_cast<const int64_t*>(answer.positions)[at]

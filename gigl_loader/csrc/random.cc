@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "stop.h"
+
 namespace gigl {
 namespace {
 
@@ -35,11 +37,11 @@ void Permutation(uint64_t run_seed, uint64_t epoch, std::span<int64_t> order) {
 
 void PhiloxWords(uint64_t key, std::span<const int64_t> low, std::span<const int64_t> high, std::span<uint64_t> first,
                  std::span<uint64_t> second) {
-  for (size_t i = 0; i < low.size(); ++i) {
+  ForEachUnlessStopped(static_cast<int64_t>(low.size()), [&](int64_t i) {
     const Words words = Philox(key, static_cast<uint64_t>(low[i]), static_cast<uint64_t>(high[i]));
     first[i] = words.first;
     second[i] = words.second;
-  }
+  });
 }
 
 void Uniforms(uint64_t key, std::span<double> out) {

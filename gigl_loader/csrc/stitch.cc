@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "stop.h"
 #include "tree.h"
 
 namespace gigl {
@@ -102,6 +103,7 @@ class Stitching {
   }
 
   void Relabel() {
+    CheckStop(pending_);
     const std::span<const int64_t> found(found_.data(), static_cast<size_t>(pending_));
     bool inside = true;
     for (int64_t e = 0; e < pending_; ++e) {

@@ -32,6 +32,31 @@ def philox_words(
 ) -> None:
     """Write the words of ``philox(key, low[i], high[i])`` to ``first[i]`` and ``second[i]``. All [N]."""
 
+def draw_distinct(key: int, low: int, place: int, below: int, out: Int64Array) -> None:
+    """Fill ``out`` (int64 [N]) with distinct numbers below ``below``, which is more than N.
+
+    They are drawn by Floyd's algorithm, as neighbours are: draw j is word ``j % 2`` of
+    ``philox(key, low, place | j // 2)``.
+    """
+
+def relabel(first: Int64Array, values: Int64Array) -> tuple[Int64Array, npt.NDArray[np.int32]]:
+    """Return the distinct entries of ``first`` and ``values``, in the order in which they are first seen, and
+    the place of each of ``values`` among them (int32). A negative value is no entry: its place is -1.
+    """
+
+def most_visited(
+    owners: npt.NDArray[np.int32], num_owners: int, visits: Int64Array, ids: Int64Array | None, most: int
+) -> tuple[npt.NDArray[np.int32], Int64Array, npt.NDArray[np.float32]]:
+    """Return the nodes that the walks of each owner visit most, at most ``most`` for each.
+
+    ``owners``: of each walk, int32 [W]. ``visits``: positions, int64 [W * S], -1 for none. Returns owner
+    (int32), position (int64) and share of the owner's visits (float32), all [E]: by owner, most visited
+    first, ties by ascending node id (``ids``: by position; ``None`` where they are equal).
+    """
+
+def sort_lists(counts: Int64Array, ids: Int64Array | None, positions: Int64Array) -> None:
+    """Sort each list by ascending node id, in place. List i is the next ``counts[i]`` of ``positions``."""
+
 def crc32c(data: npt.NDArray[np.uint8], crc: int = 0) -> int:
     """Return the CRC-32C of the bytes that ``crc`` was computed of, followed by ``data`` (uint8 [N])."""
 
@@ -570,6 +595,35 @@ def texts_at(bytes: npt.NDArray[np.uint8], offsets: Int64Array, numbers: Int64Ar
 
 class TlsUnusable(ValueError):
     """This machine has no OpenSSL, or a PEM cannot be used."""
+
+class Stopped(Exception):
+    """The stop flag of this thread was set, or its time is over. The text is the reason."""
+
+class StopFlag:
+    """Flag that stops a piece of work, such as a batch, in native code and at ``check_stop``. Thread-safe.
+
+    As a context manager, it is the flag of the calling thread inside; several threads may work under one
+    flag. Kernels look at it after some milliseconds of work at most, and raise ``Stopped``.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        """``seconds`` bounds the work: wall-clock time from when the flag is first entered."""
+    def stop(self, reason: str) -> None:
+        """Stop the work. The first reason stays."""
+    @property
+    def reason(self) -> str:
+        """Why the work is to stop. Empty while it may go on."""
+    @property
+    def timed_out(self) -> bool:
+        """Whether the work was stopped because ``seconds`` had passed."""
+    def __enter__(self) -> StopFlag: ...
+    def __exit__(self, *error: object) -> None: ...
+
+def check_stop() -> None:
+    """Raise ``Stopped`` if the flag of the calling thread is set. Does nothing in a thread without one."""
+
+def current_stop_flag() -> StopFlag | None:
+    """Return the flag of the calling thread."""
 
 class StreamError(Exception):
     """A connection of the data port failed. It is of no further use."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
+
+from gigl_loader.native import current_stop_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gigl_loader.native import StopFlag
 
 __all__ = ["AttemptThreads"]
 
@@ -17,7 +22,7 @@ class AttemptThreads:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], StopFlag | None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0
         """Threads that wait for a job, less the jobs that wait for a thread."""
@@ -25,7 +30,11 @@ class AttemptThreads:
         self._closed = False
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run a job in a thread. ``RuntimeError`` where the system has none to give, or after ``close``."""
+        """Run a job in a thread, under the stop flag of the caller.
+
+        ``RuntimeError`` where the system has no thread to give, or after ``close``.
+        """
+        flag = current_stop_flag()
         with self._lock:
             if self._closed:
                 raise RuntimeError("the threads were closed")
@@ -34,7 +43,7 @@ class AttemptThreads:
                 self._count += 1
                 self._free += 1
             self._free -= 1
-        self._jobs.put(job)
+        self._jobs.put((job, flag))
 
     def close(self) -> None:
         """End every thread after its job. Does not wait."""
@@ -45,8 +54,10 @@ class AttemptThreads:
             self._jobs.put(None)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job
+        while (item := self._jobs.get()) is not None:
+            job, flag = item
+            with flag or nullcontext():
+                job()
+            del item, job, flag
             with self._lock:
                 self._free += 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gigl_loader.graph.schema import edge_type_address
-from gigl_loader.native import philox_words, split_by_owner
+from gigl_loader.native import draw_distinct, sort_lists, split_by_owner
 from gigl_loader.sampling.partitioned import FrontierRequest
 from gigl_loader.sampling.seeds import in_trees, tree_key
 from gigl_loader.sampling.store import DrawRule
@@ -124,9 +124,8 @@ class LabelLookup:
 
     def _sorted(self, labels: Labels) -> Labels:
         """Return the labels of each anchor by ascending node id."""
-        ids = labels.nodes if self._label_ids is None else self._label_ids[labels.nodes]
-        anchors = np.repeat(np.arange(len(labels.counts), dtype=np.int32), labels.counts)
-        return Labels(labels.counts, labels.nodes[np.lexsort((ids, anchors))])
+        sort_lists(labels.counts, self._label_ids, labels.nodes)
+        return labels
 
     def _capped(self, labels: Labels, anchors: Int64Array, key: int) -> Labels:
         """Return ``cap`` of the labels of each anchor that has more."""
@@ -174,15 +173,6 @@ def _distinct(key: int, low: int, place: int, below: int, count: int) -> Int64Ar
 
     Draw j is word ``j % 2`` of the block at ``(low, place | j // 2)``, as that of a neighbour is.
     """
-    blocks = (count + 1) // 2
-    words = np.empty((blocks, 2), np.uint64)
-    first, second = np.empty(blocks, np.uint64), np.empty(blocks, np.uint64)
-    places = (np.arange(blocks, dtype=np.uint64) | np.uint64(place)).view(np.int64)
-    philox_words(key, np.full(blocks, low, np.int64), places, first, second)
-    words[:, 0], words[:, 1] = first, second
-    taken: dict[int, None] = {}
-    for j, word in enumerate(words.reshape(-1)[:count].tolist()):
-        bound = below - count + j
-        drawn = word * (bound + 1) >> 64
-        taken[bound if drawn in taken else drawn] = None
-    return np.fromiter(taken, np.int64, count)
+    drawn = np.empty(count, np.int64)
+    draw_distinct(key, low & 2**64 - 1, place, below, drawn)
+    return drawn

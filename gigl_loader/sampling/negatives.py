@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from gigl_loader.graph.schema import held_out_list
-from gigl_loader.native import philox_words
+from gigl_loader.native import check_stop, philox_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,9 @@ MAX_AMOUNT = 1 << 20
 """Negatives per link."""
 
 _Words: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+
+_MAX_TOGETHER = 1 << 16
+"""Negatives that are drawn together, in some 10 ms. A batch that nobody wants any more ends in between."""
 
 _NEGATIVES = 0xFF << 56
 """In the address of a draw, where the draws of neighbours have edge type and hop."""
@@ -190,16 +193,33 @@ class NegativeDrawer:
         negatives are drawn in time.
         """
         count = self._negatives.count(len(src))
-        numbers = np.arange(count, dtype=np.int64)
+        blocks = [
+            self._draw_block(key, np.arange(first, min(first + _MAX_TOGETHER, count)), src, times)
+            for first in range(0, max(count, 1), _MAX_TOGETHER)
+        ]
+        if len(blocks) == 1:
+            return blocks[0]
+        return DrawnNegatives(
+            np.concatenate([each.src for each in blocks]),
+            np.concatenate([each.dst for each in blocks]),
+            sum(each.not_strict for each in blocks),
+            sum(each.too_late for each in blocks),
+        )
+
+    def _draw_block(
+        self, key: int, numbers: Int64Array, src: Int64Array, times: Int64Array | None
+    ) -> DrawnNegatives:
+        """Return the negatives with these numbers, which follow each other."""
         owners = numbers % max(len(src), 1)
         early = [end.early(None if times is None else times[owners]) for end in self._ends]
         neg_src, neg_dst = self._draw(key, numbers, src[owners], early, draw=0)
-        pending = self._edges_among(numbers, neg_src, neg_dst)
+        pending = self._edges_among(np.arange(len(numbers)), neg_src, neg_dst)
         for draw in range(1, MAX_DRAWS):
             if not len(pending):
                 break
+            check_stop()
             some = [None if each is None else each[pending] for each in early]
-            found = self._draw(key, pending, src[owners[pending]], some, draw=draw)
+            found = self._draw(key, numbers[pending], src[owners[pending]], some, draw=draw)
             neg_src[pending], neg_dst[pending] = found
             pending = self._edges_among(pending, neg_src, neg_dst)
         drawn_ends = early if self._negatives.mode == "binary" else early[1:]
@@ -224,16 +244,16 @@ class NegativeDrawer:
             return src, destinations
         return self._ends[0].nodes(first, early[0]), destinations
 
-    def _edges_among(self, numbers: Int64Array, src: Int64Array, dst: Int64Array) -> Int64Array:
-        """Return which of these negatives should be no edge, and are one."""
+    def _edges_among(self, places: Int64Array, src: Int64Array, dst: Int64Array) -> Int64Array:
+        """Return at which of these places a negative should be no edge, and is one."""
         if not self._negatives.strict:
-            return numbers[:0]
+            return places[:0]
         assert self._store is not None
         targets, neighbors = (dst, src) if self._inward else (src, dst)
-        found: BoolArray = self._store.contains(self._edge_type, targets[numbers], neighbors[numbers])
+        found: BoolArray = self._store.contains(self._edge_type, targets[places], neighbors[places])
         if self._held_out is not None:
-            found = found | self._store.contains(self._held_out, src[numbers], dst[numbers])
-        return numbers[found]
+            found = found | self._store.contains(self._held_out, src[places], dst[places])
+        return places[found]
 
 
 class _End:

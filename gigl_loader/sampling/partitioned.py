@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import numpy as np
 from typing_extensions import Self
 
 from gigl_loader.arrays import BoolArray, Bytes, Int64Array
-from gigl_loader.native import copy_rows, split_by_owner
+from gigl_loader.native import StopFlag, copy_rows, current_stop_flag, relabel, split_by_owner
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import (
     NO_BOUND,
@@ -234,15 +235,16 @@ _NOBODY = Neighbors(
 
 
 class _Round:
-    """Jobs that belong together: those for others begin at once, those for this thread when all are added.
+    """One round of store calls. Remote calls start in the pool; local calls run here, once all are added.
 
-    Nobody is left behind, whatever is raised: a job that went on could write into memory that is another
-    batch's by then.
+    Waits for all of them, also after an error: a late call would write into another batch's memory. All of
+    them work under the stop flag of this thread.
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None, *, one_call_here: bool = False) -> None:
         """``one_call_here``: the last job for others runs in this thread, after its own jobs."""
         self._pool = pool
+        self._flag = current_stop_flag()
         self._most_held = 1 if one_call_here else 0
         self._held: list[Callable[[], None]] = []
         self._away: list[Future[None]] = []
@@ -254,7 +256,7 @@ class _Round:
             return
         self._held.append(job)
         if len(self._held) > self._most_held:
-            self._away.append(self._pool.submit(self._held.pop(0)))
+            self._away.append(self._pool.submit(_under, self._flag, self._held.pop(0)))
 
     def __enter__(self) -> Self:
         return self
@@ -270,6 +272,11 @@ class _Round:
         if kind is None:
             while self._away:  # Taken out: an error would hold this frame, and the frame the error.
                 self._away.pop(0).result()
+
+
+def _under(flag: StopFlag | None, job: Callable[[], None]) -> None:
+    with flag or nullcontext():
+        job()
 
 
 def _sample(
@@ -288,7 +295,7 @@ def _gather(store: NeighborStore, want: GatherRequest, rows: Int64Array, places:
 
 def _gather_once(store: NeighborStore, want: GatherRequest, rows: Int64Array, places: Int64Array) -> None:
     """Fetch each row once, though several places want it."""
-    unique, which = np.unique(rows, return_inverse=True)
+    unique, which = relabel(rows[:0], rows)
     if len(unique) == len(rows):
         return _gather(store, want, rows, places)
     fetched: list[Bytes] = [np.empty((len(unique), out.shape[1]), np.uint8) for out in want.out]

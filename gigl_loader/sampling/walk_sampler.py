@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gigl_loader.native import most_visited, relabel
 from gigl_loader.sampling.bounds import BatchBounds
 from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.custom import DrawnSubgraph, Subgraph
@@ -81,12 +82,10 @@ class WalkSampler:
         with self.costs.sampling():
             seeds = self._seeder.seeds(request, self.bounds)
             walks = self._walker.walk(np.repeat(entries, self._walks_per_seed), seeds.key)
-            distinct = entries[np.sort(np.unique(entries, return_index=True)[1])]
             if self._top_k is None:
-                nodes = self._visited(distinct, walks)
-                arrays: dict[str, Array] = {WALKS: self._local(nodes, walks)}
+                nodes, arrays = self._visited(entries, walks)
             else:
-                nodes, arrays = self._most_visited(distinct, walks, self._top_k)
+                nodes, arrays = self._most_visited(entries, walks, self._top_k)
             subgraph = Subgraph(nodes=nodes)
             number = self._writer.node_types.index(self._seed_type)
             drawn = DrawnSubgraph(self._writer, subgraph, number, entries)
@@ -95,55 +94,29 @@ class WalkSampler:
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
-    def _visited(self, seeds: Int64Array, walks: Int64Array) -> dict[NodeType, Int64Array]:
-        """Return the nodes of each type: seeds, then others in the order in which the rows have them."""
-        found = {}
+    def _visited(
+        self, seeds: Int64Array, walks: Int64Array
+    ) -> tuple[dict[NodeType, Int64Array], dict[str, Array]]:
+        """Return the nodes of each type, seeds first, then others in the order of the rows; and the walks."""
+        nodes = {}
+        local = np.empty(walks.shape, np.int32)
         for node_type in dict.fromkeys(self._types):
             columns = [column for column, each in enumerate(self._types) if each == node_type]
-            visits = walks[:, columns].reshape(-1)
+            visits = walks if len(columns) == len(self._types) else walks[:, columns]
             first = seeds if node_type == self._seed_type else seeds[:0]
-            found[node_type] = _in_first_order(np.concatenate([first, visits[visits >= 0]]))
-        return found
-
-    def _local(self, nodes: dict[NodeType, Int64Array], walks: Int64Array) -> Array:
-        local = np.full(walks.shape, -1, np.int32)
-        for node_type, positions in nodes.items():
-            order = np.argsort(positions)
-            ascending = positions[order]
-            for column in (number for number, each in enumerate(self._types) if each == node_type):
-                known = walks[:, column] >= 0
-                local[known, column] = order[np.searchsorted(ascending, walks[known, column])]
-        return local.reshape(-1)
+            nodes[node_type], places = relabel(first, visits.reshape(-1))
+            local[:, columns] = places.reshape(visits.shape)
+        return nodes, {WALKS: local.reshape(-1)}
 
     def _most_visited(
         self, seeds: Int64Array, walks: Int64Array, top_k: int
     ) -> tuple[dict[NodeType, Int64Array], dict[str, Array]]:
         """Return the nodes of each type, and the arrays of visits."""
         node_type = self._types[self._period]
-        visits = walks[:, self._period :: self._period]
-        places = {seed: place for place, seed in enumerate(seeds.tolist())}
-        owners = np.array([places[start] for start in walks[:, 0].tolist()], np.int64)
-        of_seed = np.repeat(owners, visits.shape[1])
-        which = visits.reshape(-1) >= 0
-        pairs, counts = np.unique(
-            np.stack([of_seed[which], visits.reshape(-1)[which]]), axis=1, return_counts=True
-        )
-        ids = pairs[1] if self._ids is None else self._ids[pairs[1]]
-        order = np.lexsort((ids, -counts, pairs[0]))
-        owner, node, count = pairs[0][order], pairs[1][order], counts[order]
-        begins = np.searchsorted(owner, np.arange(len(seeds)))
-        kept = np.arange(len(owner)) - begins[owner] < top_k
-        totals = np.bincount(owner, weights=count, minlength=len(seeds))
-        share = (count / totals[owner])[kept].astype(np.float32)
-        owner, node = owner[kept], node[kept]
-        nodes = {self._seed_type: seeds}
-        nodes[node_type] = _in_first_order(np.concatenate([nodes.get(node_type, seeds[:0]), node]))
-        order = np.argsort(nodes[node_type])
-        local = order[np.searchsorted(nodes[node_type][order], node)]
-        arrays = zip(VISITS, (owner.astype(np.int32), local.astype(np.int32), share), strict=True)
-        return nodes, dict(arrays)
-
-
-def _in_first_order(positions: Int64Array) -> Int64Array:
-    """Return each position once, in the order in which they first occur."""
-    return positions[np.sort(np.unique(positions, return_index=True)[1])]
+        distinct, places = relabel(seeds[:0], seeds)
+        owners = np.repeat(places, self._walks_per_seed)
+        visits = np.ascontiguousarray(walks[:, self._period :: self._period]).reshape(-1)
+        owner, node, share = most_visited(owners, len(distinct), visits, self._ids, top_k)
+        nodes = {self._seed_type: distinct}
+        nodes[node_type], local = relabel(nodes.get(node_type, seeds[:0]), node)
+        return nodes, dict(zip(VISITS, (owner, local, share), strict=True))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gigl_loader.native import philox, philox_words, split_by_owner
+from gigl_loader.native import check_stop, philox, philox_words, split_by_owner
 from gigl_loader.sampling.partitioned import FrontierRequest
 from gigl_loader.sampling.seeds import in_trees
 from gigl_loader.sampling.store import DrawRule
@@ -28,6 +28,9 @@ _TRIES = 8
 """Candidates of a biased step that are drawn together."""
 
 _MAX_ROUNDS = 16
+
+_MAX_WALKS = 1 << 15
+"""Walks that are continued together: a step of so many, with all their candidates, takes some 10 ms."""
 
 
 class Walker:
@@ -58,15 +61,21 @@ class Walker:
         """
         walks = np.full((len(starts), len(self._path) + 1), -1, np.int64)
         walks[:, 0] = starts
+        for first in range(0, len(starts), _MAX_WALKS):
+            self._advance(walks[first : first + _MAX_WALKS], key, first)
+        return walks
+
+    def _advance(self, walks: Int64Array, key: int, first: int) -> None:
+        """Make the steps of some walks, of which ``first`` is the number of the first one."""
         for number, edge_type in enumerate(self._path):
+            check_stop()
             alive = np.flatnonzero(walks[:, number] >= 0)
-            step = _Step(edge_type, number, key, alive, walks[alive, number])
+            step = _Step(edge_type, number, key, alive + first, walks[alive, number])
             walks[alive, number + 1] = (
                 self._candidates(step, 1)[:, 0]
                 if self._bias is None or number == 0
                 else self._biased(step, walks[alive, number - 1], self._bias)
             )
-        return walks
 
     def _candidates(self, step: _Step, count: int) -> Int64Array:
         """Return ``count`` drawn neighbours for each walk, int64 [N, count], -1 for nodes without any."""
@@ -92,6 +101,7 @@ class Walker:
         following = np.full(len(before), -1, np.int64)
         pending = np.arange(len(before))
         for attempt in range(_MAX_ROUNDS):
+            check_stop()
             key = step.key if attempt == 0 else philox(step.key, attempt, 0xFE04 << 48)[0]
             tried = step.among(pending)._replace(key=key)
             drawn = self._candidates(tried, _TRIES)

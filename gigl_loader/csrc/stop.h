@@ -1,0 +1,100 @@
+// Stops work that nobody wants any more: kernels look at a flag that any thread may set.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace gigl {
+
+// The flag of the calling thread was set. The text is the reason.
+class Stopped : public std::exception {
+ public:
+  explicit Stopped(std::string reason) : reason_(std::move(reason)) {}
+  const char* what() const noexcept override { return reason_.c_str(); }
+
+ private:
+  std::string reason_;
+};
+
+// One flag for each piece of work, such as a batch. Thread-safe. Several threads may work under one flag.
+class StopFlag {
+ public:
+  // `seconds` bounds the work, from the first Enter on.
+  explicit StopFlag(double seconds = std::numeric_limits<double>::infinity());
+  StopFlag(const StopFlag&) = delete;
+
+  // Stops the work. The first reason stays.
+  void Stop(const std::string& reason);
+
+  // Empty unless the work was stopped, or its time is over.
+  std::string reason();
+
+  // Whether the work was stopped because its time was over.
+  bool timed_out() const { return timed_out_; }
+
+  // Throws Stopped if the work was stopped, or its time is over.
+  void Check();
+
+  // Makes this the flag of the calling thread, until the matching Leave. The flag must live until then.
+  void Enter();
+  static void Leave();
+
+  // The flag of the calling thread, or nullptr.
+  static StopFlag* Current();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool IsSet();
+
+  const double seconds_;
+  std::atomic<int64_t> deadline_ns_{std::numeric_limits<int64_t>::max()};
+  std::atomic<bool> set_{false};
+  std::atomic<bool> timed_out_{false};
+  std::mutex mutex_;  // guards reason_
+  std::string reason_;
+};
+
+// Work between two looks at a flag, in entries of lists and the like, which take 1 to 100 ns each: at most some
+// milliseconds, while a look costs 30 ns.
+constexpr int64_t kWorkPerLook = 1 << 15;
+
+// What the calling thread may do until it looks at its flag again.
+extern constinit thread_local int64_t work_until_look;
+
+void LookAtStopFlag();
+
+// Counts work of the calling thread. Throws Stopped if its flag is set; does nothing in a thread without one.
+inline void CheckStop(int64_t work) {
+  work_until_look -= work;
+  if (work_until_look < 0) [[unlikely]] LookAtStopFlag();
+}
+
+// Calls work(i) for each i below `count`. Throws Stopped.
+template <typename Work>
+inline void ForEachUnlessStopped(int64_t count, Work work) {
+  constexpr int64_t kChunk = 4096;
+  for (int64_t begin = 0; begin < count;) {
+    const int64_t end = std::min(count, begin + kChunk);
+    for (int64_t i = begin; i < end; ++i) work(i);
+    if ((begin = end) < count) CheckStop(kChunk);
+  }
+}
+
+// An order for std::sort that throws Stopped: sorting 10 million entries takes a second.
+template <typename Less>
+auto UnlessStopped(Less less) {
+  return [less](const auto& a, const auto& b) {
+    CheckStop(1);
+    return less(a, b);
+  };
+}
+
+}  // namespace gigl
