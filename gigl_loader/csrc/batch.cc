@@ -110,11 +110,12 @@ void Batch::Exclude(int edge_type, std::span<const int64_t> targets, std::span<c
     if (target >= target_names.size() || neighbor >= neighbor_names.size()) continue;
     pairs.emplace_back(PositionOf(target_names[target]), PositionOf(neighbor_names[neighbor]));
   }
-  std::sort(pairs.begin(), pairs.end(), UnlessStopped(std::less<NodePair>()));
+  SortUnlessStopped(pairs.begin(), pairs.end(), std::less<NodePair>());
   std::vector<int64_t> removed;  // ascending
+  WorkCounter work;
   const auto look = [&](int64_t target) {
     const int64_t position = PositionOf(target_names[target]);
-    CheckStop(edges.colptr[target + 1] - edges.colptr[target] + 16);
+    work.Add(edges.colptr[target + 1] - edges.colptr[target] + 16);
     const auto group = std::lower_bound(pairs.begin(), pairs.end(), NodePair(position, 0));
     if (group == pairs.end() || group->first != position) return;
     for (int64_t e = edges.colptr[target]; e < edges.colptr[target + 1]; ++e) {
@@ -158,14 +159,15 @@ std::span<const int32_t> Batch::BothDirections(int edge_type, int reverse_type) 
   for (size_t t = 0; t < targets.size(); ++t) ends[t + 1] += ends[t];
   directions_.Clear();
   Direction* const all = directions_.Extend(num_own + num_other);
+  WorkCounter work;
   for (int64_t t = 0; t < num_own_targets; ++t) {
-    CheckStop(own.colptr[t + 1] - own.colptr[t]);
+    work.Add(own.colptr[t + 1] - own.colptr[t]);
     for (int64_t e = own.colptr[t]; e < own.colptr[t + 1]; ++e) {
       all[ends[t]++] = {own.edge_ids[e], own.rows[e], static_cast<int32_t>(e)};
     }
   }
   for (int64_t t = 0; t < num_other_targets; ++t) {
-    CheckStop(other.colptr[t + 1] - other.colptr[t]);
+    work.Add(other.colptr[t + 1] - other.colptr[t]);
     for (int64_t e = other.colptr[t]; e < other.colptr[t + 1]; ++e) {
       all[ends[other.rows[e]]++] = {other.edge_ids[e], static_cast<int32_t>(t), static_cast<int32_t>(num_own + e)};
     }
@@ -174,9 +176,9 @@ std::span<const int32_t> Batch::BothDirections(int edge_type, int reverse_type) 
   merged_.Clear();
   size_t begin = 0;
   for (size_t t = 0; t < targets.size(); begin = ends[t], ++t) {
-    std::sort(all + begin, all + ends[t], UnlessStopped([](const Direction& a, const Direction& b) {
+    SortUnlessStopped(all + begin, all + ends[t], [](const Direction& a, const Direction& b) {
       return std::tie(a.neighbor, a.edge_id, a.place) < std::tie(b.neighbor, b.edge_id, b.place);
-    }));
+    });
     for (size_t i = begin; i < ends[t]; ++i) {
       if (i > begin && all[i].neighbor == all[i - 1].neighbor && all[i].edge_id == all[i - 1].edge_id) continue;
       if (!own.excluded.empty()) {

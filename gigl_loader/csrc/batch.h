@@ -66,7 +66,7 @@ class BatchRoom {
 
   // Throws BatchTooLarge where the batch has no room for so many more, and Stopped.
   void Take(int64_t edges, int64_t targets) {
-    CheckStop(edges + targets);
+    work_.Add(edges + targets);
     edges_ += edges;
     targets_ += targets;
     if (edges_ > max_edges_ || targets_ - kFreeTargets > max_edges_) [[unlikely]] Refuse();
@@ -83,6 +83,7 @@ class BatchRoom {
   int64_t max_edges_;
   int64_t edges_ = 0;
   int64_t targets_ = 0;
+  WorkCounter work_;
 };
 
 // A pair of positions: a target and its neighbour.

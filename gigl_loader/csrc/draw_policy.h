@@ -194,8 +194,8 @@ class LaborPolicy {
   void Choose(const Index* neighbors, int64_t degree) {
     const uint64_t limit = Limit(degree);
     for (int64_t begin = 0; begin < degree; begin += kChunk) {
-      CheckStop(kChunk);
       const int64_t end = std::min(begin + kChunk, degree);
+      work_.Add(end - begin);
       bool inside = true;
       for (int64_t i = begin; i < end; ++i) inside &= neighbors[i] >= 0 && neighbors[i] < neighbors_.count;
       if (!inside) ThrowDamaged("a neighbour lies outside its node type");
@@ -226,6 +226,7 @@ class LaborPolicy {
   const bool wide_;
   const uint64_t key_;
   PickQueue& picks_;
+  WorkCounter work_;
 };
 
 // Entries of a list that are not later than a time: the first of those that the adjacency has in order of time.
@@ -300,7 +301,7 @@ class TimedWeightedPolicy {
       // All that have a weight come in the order of the list, as those of a short list do.
       int64_t taken = 0;
       for (size_t i = before; i < picks_.size(); ++i) taken += view.sums[picks_[i]] - view.before(picks_[i]);
-      if (taken == view.total()) std::sort(picks_.data() + before, picks_.data() + picks_.size(), UnlessStopped(std::less<int64_t>()));
+      if (taken == view.total()) SortUnlessStopped(picks_.data() + before, picks_.data() + picks_.size(), std::less<int64_t>());
     } else if (view.total() > 0) {
       return rule_.fanout;
     }

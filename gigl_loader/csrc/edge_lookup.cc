@@ -55,8 +55,9 @@ void FindEdges(const AdjacencyView& adjacency, const int64_t* neighbor_ids, int6
   }
   WithWidth(adjacency.wide_indices, [&](auto index) {
     const Lookup<decltype(index)> lookup(neighbor_ids, num_neighbors);
+    WorkCounter work;
     for (size_t i = 0; i < targets.size(); ++i) {
-      CheckStop(16);
+      work.Add(16);
       found[i] = lookup.Find(*adjacency.Owner(targets[i]), targets[i], neighbors[i]) ? 1 : 0;
     }
   });

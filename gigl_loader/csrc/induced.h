@@ -22,8 +22,9 @@ class NodeFilter {
     const size_t bits = std::bit_ceil(std::max<size_t>(positions.size() * kBitsPerNode, 64));
     words_.resize(bits / 64);
     shift_ = 64 - std::countr_zero(bits);
+    WorkCounter work;
     for (const int64_t position : positions) {
-      CheckStop(1);
+      work.Add(1);
       const uint64_t bit = Bit(position);
       words_[bit / 64] |= uint64_t{1} << (bit % 64);
     }
@@ -61,7 +62,7 @@ class InducedScan {
       if (i + kAhead < targets.size()) Fetch(targets[i + kAhead]);
       List(targets[i]);
       sink_.EndTarget();
-      CheckStop(8);
+      work_.Add(8);
     }
   }
 
@@ -97,8 +98,8 @@ class InducedScan {
     const Index* const indices = static_cast<const Index*>(part_->indices);
     const uint64_t count = static_cast<uint64_t>(neighbors_.count);
     while (begin < last) {
-      CheckStop(kChunk);
       const int64_t end = std::min(begin + kChunk, last);
+      work_.Add(end - begin);
       bool inside = true;
       found_ = 0;
       for (int64_t slot = begin; slot < end; ++slot) {  // no branch: whether a node is in the set is hard to predict
@@ -119,7 +120,7 @@ class InducedScan {
     const Index* const indices = static_cast<const Index*>(part_->indices);
     found_ = 0;
     for (const int64_t node : Ascending()) {
-      CheckStop(kSearchCost / 8);
+      work_.Add(kSearchCost / 8);
       const int64_t wanted = IdOf(node);
       int64_t step = 1;
       while (last - low > step && IdAt(low + step - 1) < wanted) {
@@ -168,7 +169,7 @@ class InducedScan {
   const std::vector<int64_t>& Ascending() {
     if (ascending_.empty()) {
       ascending_.assign(set_.nodes().begin(), set_.nodes().end());
-      std::sort(ascending_.begin(), ascending_.end(), UnlessStopped([&](int64_t a, int64_t b) { return IdOf(a) < IdOf(b); }));
+      SortUnlessStopped(ascending_.begin(), ascending_.end(), [&](int64_t a, int64_t b) { return IdOf(a) < IdOf(b); });
     }
     return ascending_;
   }
@@ -187,6 +188,7 @@ class InducedScan {
   const NodeFilter filter_;
   const bool weighted_;
   Sink& sink_;
+  WorkCounter work_;
   std::vector<int64_t> ascending_;  // the set by node id, once a list is searched
   const AdjacencyPart* part_ = nullptr;
   int64_t first_ = 0;  // of the list

@@ -1,6 +1,7 @@
 #include "position_lists.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "node_table.h"
 #include "stop.h"
@@ -78,12 +79,13 @@ std::vector<Visited> MostVisited(std::span<const int32_t> owners, int32_t num_ow
     const std::span<const int64_t> nodes = table.nodes();
     order.resize(nodes.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    const auto before = UnlessStopped([&](int32_t a, int32_t b) {
+    const auto before = [&](int32_t a, int32_t b) {
       if (counts[a] != counts[b]) return counts[a] > counts[b];
       return ids == nullptr ? nodes[a] < nodes[b] : ids[nodes[a]] < ids[nodes[b]];
-    });
+    };
     const auto end = order.begin() + std::min<int64_t>(most, static_cast<int64_t>(order.size()));
-    std::partial_sort(order.begin(), end, order.end(), before);
+    SortUnlessStopped(static_cast<int64_t>(order.size()), before,
+                      [&](auto less) { std::partial_sort(order.begin(), end, order.end(), less); });
     for (auto each = order.begin(); each != end; ++each) {
       const double share = static_cast<double>(counts[*each]) / static_cast<double>(total);
       found.push_back({owner, static_cast<float>(share), nodes[*each]});
@@ -96,9 +98,9 @@ void SortLists(std::span<const int64_t> counts, const int64_t* ids, std::span<in
   auto begin = positions.begin();
   for (const int64_t count : counts) {
     if (ids == nullptr) {
-      std::sort(begin, begin + count, UnlessStopped(std::less<int64_t>()));
+      SortUnlessStopped(begin, begin + count, std::less<int64_t>());
     } else {
-      std::sort(begin, begin + count, UnlessStopped([ids](int64_t a, int64_t b) { return ids[a] < ids[b]; }));
+      SortUnlessStopped(begin, begin + count, [ids](int64_t a, int64_t b) { return ids[a] < ids[b]; });
     }
     begin += count;
   }

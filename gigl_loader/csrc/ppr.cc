@@ -39,8 +39,9 @@ void ForwardPush::Rehash(size_t num_slots) {
   slots_.assign(num_slots, {0, 0});
   shift_ = 64 - std::countr_zero(num_slots);
   base_ = 1;
+  WorkCounter work;
   for (size_t entry = 0; entry < entries_.size(); ++entry) {
-    CheckStop(1);  // What is thrown leaves a table that is only emptied by the next Begin: see base_.
+    work.Add(1);  // What is thrown leaves a table that is only emptied by the next Begin: see base_.
     const int64_t key = entries_[entry].key;
     size_t place = Bucket(key);
     while (slots_[place].number != 0) place = (place + 1) & (num_slots - 1);
@@ -49,19 +50,20 @@ void ForwardPush::Rehash(size_t num_slots) {
 }
 
 std::span<const PprNeighbor> ForwardPush::Select(const PprNodes& nodes, const PprRule& rule) {
-  const auto before = UnlessStopped([&](const Ranked& a, const Ranked& b) {
+  const auto before = [&](const Ranked& a, const Ranked& b) {
     if (a.score != b.score) return a.score > b.score;
     const int64_t keys[] = {entries_[a.entry].key, entries_[b.entry].key};
     const int types[] = {nodes.TypeOf(keys[0]), nodes.TypeOf(keys[1])};
     if (types[0] != types[1]) return types[0] < types[1];
     return nodes.IdOf(types[0], keys[0] - nodes.first(types[0])) < nodes.IdOf(types[1], keys[1] - nodes.first(types[1]));
-  });
+  };
   // Keeps the best of those from `begin` on.
   const auto keep = [&](size_t begin) {
     const size_t most = static_cast<size_t>(rule.max_nodes);
     if (ranked_.size() <= most) return;
     Ranked* const data = ranked_.data();
-    std::nth_element(data + begin, data + most, data + ranked_.size(), before);
+    const auto select = [&](auto order) { std::nth_element(data + begin, data + most, data + ranked_.size(), order); };
+    SortUnlessStopped(static_cast<int64_t>(ranked_.size() - begin), before, select);
     ranked_.Truncate(most);
   };
   const std::span<const Entry> entries = entries_.view();
@@ -78,7 +80,7 @@ std::span<const PprNeighbor> ForwardPush::Select(const PprNodes& nodes, const Pp
     });
     keep(pushed);
   }
-  std::sort(ranked_.data(), ranked_.data() + ranked_.size(), before);
+  SortUnlessStopped(ranked_.data(), ranked_.data() + ranked_.size(), before);
   kept_.Clear();
   for (const Ranked& each : ranked_.view()) {
     const Entry& entry = entries_[each.entry];

@@ -140,13 +140,14 @@ class ForwardPush {
       due_.Push({entry, type, at.key - nodes.first(type), 0, 0});
     });
     bool known = true;
+    WorkCounter work;
     PprNode* const due = due_.data();
     const int64_t count = static_cast<int64_t>(due_.size());
     PprNode* end = due;
     for (int64_t i = 0; i < std::min(kDegreesAhead, count); ++i) lists.FetchDegree(due[i].type, due[i].position);
     for (int64_t i = 0; i < count; ++i) {
       if (i + kDegreesAhead < count) lists.FetchDegree(due[i + kDegreesAhead].type, due[i + kDegreesAhead].position);
-      CheckStop(4);
+      work.Add(4);
       PprNode node = due[i];
       const double residual = entries_.data()[node.entry].residual;
       const PprDegree degree = lists.Degree(node.type, node.position);
@@ -179,9 +180,9 @@ class ForwardPush {
   void PushDue(const PprRule& rule, Lists& lists, BatchRoom& room) {
     PprNode* const due = due_.data();
     const int64_t count = static_cast<int64_t>(due_.size());
-    std::sort(due, due + count, UnlessStopped([](const PprNode& a, const PprNode& b) {
+    SortUnlessStopped(due, due + count, [](const PprNode& a, const PprNode& b) {
       return a.type != b.type ? a.type < b.type : a.id < b.id;
-    }));
+    });
     ++round_;
     changed_.Clear();
     for (int64_t i = 0; i < std::min(kListsAhead, count); ++i) lists.FetchLists(due[i].type, due[i].position);

@@ -77,6 +77,22 @@ inline void CheckStop(int64_t work) {
   if (work_until_look < 0) [[unlikely]] LookAtStopFlag();
 }
 
+// Counts work in small pieces, without a thread-local variable for each of them.
+class WorkCounter {
+ public:
+  // Throws Stopped.
+  void Add(int64_t work) {
+    pending_ += work;
+    if (pending_ <= kMostPending) [[likely]] return;
+    CheckStop(pending_);
+    pending_ = 0;
+  }
+
+ private:
+  static constexpr int64_t kMostPending = 4096;
+  int64_t pending_ = 0;
+};
+
 // Calls work(i) for each i below `count`. Throws Stopped.
 template <typename Work>
 inline void ForEachUnlessStopped(int64_t count, Work work) {
@@ -88,13 +104,23 @@ inline void ForEachUnlessStopped(int64_t count, Work work) {
   }
 }
 
-// An order for std::sort that throws Stopped: sorting 10 million entries takes a second.
-template <typename Less>
-auto UnlessStopped(Less less) {
-  return [less](const auto& a, const auto& b) {
-    CheckStop(1);
+// Calls sort(less), with an order that throws Stopped where `count` entries are many: sorting 10 million takes a second.
+template <typename Less, typename Sort>
+void SortUnlessStopped(int64_t count, Less less, Sort sort) {
+  if (count <= 4096) {
+    CheckStop(count);
+    return sort(less);
+  }
+  WorkCounter work;
+  sort([&](const auto& a, const auto& b) {
+    work.Add(1);
     return less(a, b);
-  };
+  });
+}
+
+template <typename Iterator, typename Less>
+void SortUnlessStopped(Iterator begin, Iterator end, Less less) {
+  SortUnlessStopped(end - begin, less, [&](auto order) { std::sort(begin, end, order); });
 }
 
 }  // namespace gigl

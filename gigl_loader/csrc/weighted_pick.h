@@ -30,8 +30,9 @@ class WeightedPicker {
   template <typename Emit>
   static void PickAll(const WeightView& list, int64_t count, Emit emit) {
     int64_t before = 0;
+    WorkCounter work;
     for (int64_t i = 0; count > 0 && i < list.degree && before < list.total(); --count) {
-      CheckStop(2);
+      work.Add(2);
       if (list.sums[i] <= before) i = list.Find(before);
       emit(i);
       before = list.sums[std::min(i, list.degree - 1)];
@@ -43,8 +44,9 @@ class WeightedPicker {
   template <typename Emit>
   static void PickLast(const WeightView& list, int64_t count, Emit emit) {
     int64_t end = list.degree;
+    WorkCounter work;
     for (; count > 0 && end > 0 && list.sums[end - 1] > 0; --count) {
-      CheckStop(4);
+      work.Add(4);
       // The first entry that reaches the sum: those after it have no weight.
       end = std::lower_bound(list.sums, list.sums + end, list.sums[end - 1]) - list.sums;
       emit(end);
@@ -55,8 +57,9 @@ class WeightedPicker {
   template <typename Emit>
   static void PickReplacing(const DrawAddress& address, const WeightView& list, int64_t count, Emit emit) {
     Numbers numbers(address);
+    WorkCounter work;
     for (int64_t j = 0; j < count; ++j) {
-      CheckStop(8);
+      work.Add(8);
       emit(list.Find(numbers.Below(list.total())));
     }
   }
@@ -71,10 +74,11 @@ class WeightedPicker {
     skipped_.clear();
     int64_t left = list.total();
     Numbers numbers(address);
+    WorkCounter work;
     for (int64_t j = 0; j < count && left > 0; ++j) {
       const int64_t number = numbers.Below(left);
       const int64_t passed = std::upper_bound(starts_.begin(), starts_.end(), number) - starts_.begin();
-      CheckStop(8 + (static_cast<int64_t>(starts_.size()) - passed));  // All picks behind it are moved.
+      work.Add(8 + (static_cast<int64_t>(starts_.size()) - passed));  // All picks behind it are moved.
       const int64_t skipped = passed > 0 ? skipped_[passed - 1] : 0;
       const int64_t entry = list.Find(number + skipped);
       emit(entry);
