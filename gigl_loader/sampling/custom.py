@@ -139,6 +139,7 @@ class SamplingGraph:
         are the same each time: give another ``hop`` to draw again. ``weight`` is a declared weight column.
         The result has all arrays; the neighbours of target i are the next ``counts[i]`` entries.
         """
+        native.check_stop()
         target_type = self.schema.target_type(edge_type)
         if weight is not None and weight not in self.schema.edges[edge_type].weights:
             raise ValueError(f"edges of type {edge_type} have no declared weights {weight!r}")

@@ -14,6 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling as PyGNegativeSampling
 
 from gigl_loader import CustomSamplerOptions, DistDataset, DistLinkNeighborLoader, NegativeSampling
+from gigl_loader.sampling import negatives as negatives_module
 from tests.support import oracle
 from tests.support.command_line import run
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
@@ -298,6 +299,20 @@ def test_the_forms_of_negative_sampling_mean_the_same() -> None:
 def test_what_is_no_negative_sampling_is_refused(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         _batches(DATASET, [2], neg_sampling=given)
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_negatives_that_are_drawn_in_blocks_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, mode: Literal["binary", "triplet"]
+) -> None:
+    negatives = NegativeSampling(mode, 3, strict=True, dst_weight=torch.arange(300.0))
+    whole = _first(DATASET, [2], neg_sampling=negatives)
+    monkeypatch.setattr(negatives_module, "_MAX_TOGETHER", 7)
+    blocks = _first(DATASET, [2], neg_sampling=negatives)
+    assert torch.equal(whole.n_id, blocks.n_id)
+    for name in ("edge_label_index", "src_index", "dst_neg_index"):
+        if name in whole:
+            assert torch.equal(whole[name], blocks[name]), name
 
 
 def test_a_graph_of_all_edges_has_no_strict_negative() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, RandomWalkSamplerOptions
+from gigl_loader.sampling import walks as walks_module
 from tests.support import oracle
 from tests.support.pyg_graphs import heterogeneous, homogeneous, weighted
 
@@ -119,6 +120,21 @@ def test_most_visited_nodes_are_those_at_which_the_metapath_ends() -> None:
     assert store.edge_index.shape[1] == len(store.edge_attr) > 0
     assert batch["user"].num_nodes == 0
     assert (torch.bincount(store.edge_index[1]) <= 2).all()
+
+
+@pytest.mark.parametrize("options", [{"p": 0.1, "q": 5.0}, {"top_k": 3}])
+def test_walks_that_are_continued_in_blocks_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    dataset = DistDataset.from_pyg(homogeneous(), num_partitions=2)
+    walks = RandomWalkSamplerOptions(6, 4, **options)
+    whole = first(dataset, torch.arange(50), walks)
+    monkeypatch.setattr(walks_module, "_MAX_WALKS", 7)
+    blocks = first(dataset, torch.arange(50), walks)
+    assert whole.to_dict().keys() == blocks.to_dict().keys()
+    for name in ("n_id", "walks", "edge_index", "edge_attr"):
+        if name in whole:
+            assert torch.equal(whole[name], blocks[name]), name
 
 
 def test_p_and_q_keep_walks_near_or_send_them_away() -> None:
