@@ -24,15 +24,33 @@ class KeyUpdates:
         assert self._api.SSL_set_fd(self._session, connection.fileno()) == 1
         assert self._api.SSL_connect(self._session) == 1
 
-    def send(self, count: int) -> int:
-        """Send so many updates, and return how many went before the other side ended the connection."""
+    def send(self, count: int, *, requested: bool = False) -> int:
+        """Send so many updates, and return how many went before the other side ended the connection.
+
+        Those that are ``requested`` have the other side answer each with one of its own.
+        """
         for sent in range(count):
             if (
-                self._api.SSL_key_update(self._session, 0) != 1
+                self._api.SSL_key_update(self._session, int(requested)) != 1
                 or self._api.SSL_do_handshake(self._session) != 1
             ):
                 return sent
         return count
+
+    def write(self, data: bytes) -> bool:
+        """Send data in one record. Return whether it went."""
+        return bool(self._api.SSL_write(self._session, data, len(data)) == len(data))
+
+    def read(self, nbytes: int) -> bytes:
+        """Wait for so many bytes of data. Fewer where the other side ended the connection."""
+        received = b""
+        data = ctypes.create_string_buffer(nbytes)
+        while len(received) < nbytes:
+            got = self._api.SSL_read(self._session, data, nbytes - len(received))
+            if got <= 0:
+                break
+            received += data.raw[:got]
+        return received
 
     def close(self) -> None:
         self._api.SSL_free(self._session)
