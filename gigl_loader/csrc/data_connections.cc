@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <deque>
+#include <iterator>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -19,7 +21,8 @@ namespace {
 constexpr uint64_t kWakeId = 0;
 constexpr uint64_t kFirstConnection = 1 << 16;  // smaller numbers are listening sockets
 constexpr int kAcceptedAtOnce = 256;
-constexpr int kStepsAtOnce = 16;  // of strangers, between two looks at the queues of connections to accept
+constexpr int kEventsAtOnce = 64;
+constexpr int kStepsAtOnce = 4;  // of strangers, between two looks at what else is ready
 constexpr size_t kMaxDropped = 64;  // told at once: whoever logs them holds a lock that calls need
 
 Clock::time_point In(double seconds) {
@@ -107,19 +110,34 @@ HeldConnection DataConnections::Take(Clock::time_point until) {
 }
 
 void DataConnections::ServeStrangers(const std::function<void(const HeldConnection&)>& advance) {
-  epoll_event events[kStepsAtOnce];
+  std::map<std::string, std::deque<HeldConnection>> ready;  // by network
+  auto turn = ready.end();
   while (true) {
-    const int ready = epoll_wait(strangers_.poller.get(), events, kStepsAtOnce, -1);
-    if (ready < 0 && errno != EINTR) ThrowErrno();
-    for (int i = 0; i < ready; ++i) {
-      if (events[i].data.u64 == kWakeId) return;
-      if (events[i].data.u64 < kFirstConnection) Accept(events[i].data.u64);
+    epoll_event events[kEventsAtOnce];
+    const int count = epoll_wait(strangers_.poller.get(), events, kEventsAtOnce, ready.empty() ? -1 : 0);
+    if (count < 0 && errno != EINTR) ThrowErrno();
+    for (int i = 0; i < count; ++i) {
+      const uint64_t id = events[i].data.u64;
+      if (id == kWakeId) return;
+      if (id < kFirstConnection) {
+        Accept(id);
+      } else if (auto connection = TakeReady(strangers_, id)) {
+        ready[connection->peer.network].push_back(std::move(connection));
+      }
     }
-    for (int i = 0; i < ready; ++i) {
-      if (events[i].data.u64 < kFirstConnection) continue;
-      if (const auto connection = TakeReady(strangers_, events[i].data.u64)) advance(connection);
+    for (int i = 0; i < kStepsAtOnce && !ready.empty(); ++i) {
+      if (turn == ready.end()) turn = ready.begin();
+      const HeldConnection connection = std::move(turn->second.front());
+      turn->second.pop_front();
+      turn = turn->second.empty() ? ready.erase(turn) : std::next(turn);
+      if (Holds(strangers_, connection->id)) advance(connection);  // else it gave way to others meanwhile
     }
   }
+}
+
+bool DataConnections::Holds(const Pool& pool, uint64_t id) {
+  const std::lock_guard lock(pool.mutex);
+  return pool.connections.contains(id);
 }
 
 HeldConnection DataConnections::TakeReady(Pool& pool, uint64_t id) {
@@ -322,7 +340,7 @@ void DataConnections::SweepPool(Pool& pool) {
   const auto now = Clock::now();
   std::vector<HeldConnection> over;
   for (const auto& [id, each] : pool.connections) {
-    if (each->resting && now > each->deadline) over.push_back(each);
+    if ((each->resting || &pool == &strangers_) && now > each->deadline) over.push_back(each);
   }
   for (const auto& each : over) DropLocked(pool, each, Overdue(*each));
 }
@@ -341,11 +359,11 @@ void DataConnections::Stop() {
 void DataConnections::StopPool(Pool& pool) {
   const std::lock_guard lock(pool.mutex);
   pool.stopped = true;
-  std::vector<HeldConnection> resting;
+  std::vector<HeldConnection> ended;
   for (const auto& [id, each] : pool.connections) {
-    if (each->resting) resting.push_back(each);
+    if (each->resting || &pool == &strangers_) ended.push_back(each);
   }
-  for (const auto& each : resting) DropLocked(pool, each, "");
+  for (const auto& each : ended) DropLocked(pool, each, "");
 }
 
 size_t DataConnections::CancelAll() {

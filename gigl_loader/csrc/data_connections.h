@@ -111,6 +111,7 @@ class DataConnections {
 
   // Accepts connections, and calls `advance` with each stranger that is ready for a step, until stopped. One thread
   // does so. Connections that wait to be accepted go first: a full queue would have the kernel turn callers away.
+  // Networks have steps in turn: who comes with many connections delays its own.
   void ServeStrangers(const std::function<void(const HeldConnection&)>& advance);
 
   // Takes the connection of a caller that is ready for a step. Null after the time, or once stopped.
@@ -164,6 +165,7 @@ class DataConnections {
   Pool& PoolOf(const DataConnection& connection) { return connection.trusted ? callers_ : strangers_; }
   static void Watch(const Pool& pool, int fd, uint64_t id, uint32_t events, int operation);
   static HeldConnection TakeReady(Pool& pool, uint64_t id);
+  static bool Holds(const Pool& pool, uint64_t id);
   void Accept(uint64_t listener);
   bool RefuseOne(int listener);
   void Admit(Descriptor socket, const sockaddr_storage& address);
