@@ -7,7 +7,9 @@ Measures, alternating in one run, on the small workload of ``gigl-loader bench -
 - seeds per second of a trainer alone, and beside callers that hold valid tokens of their own and behave as
   ``hostile_callers.py`` says; their ratio to a fair share, an N-th of what the trainer has alone;
 - what callers without a token hold, who behave as ``hostile_strangers.py`` says: memory, threads and
-  descriptors of the server, and for how long, in plain text and over TLS; and that batches stay equal.
+  descriptors of the server, and for how long, in plain text and over TLS; and that batches stay equal;
+- with ``--latency 250 1500``: the 99th percentile of an honest caller's calls beside so many strangers of
+  each behaviour, over that beside a busy process which does not call.
 
 Callers would have machines of their own: the server and its trainer have one half of the cores here, alone as
 beside others, and the callers the other half.
@@ -31,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 from hostile_callers import BEHAVIOURS
+from hostile_latency import measure_latency, missed_by_latency
 from hostile_measure import ALL, measure_strangers, missed_by_strangers
 from hostile_server import HostileServer, Scene
 from hostile_strangers import STRANGERS
@@ -53,16 +56,29 @@ def main() -> int:
     rounds: list[dict[str, float]] = []
     with _folder(options.data) as folder:
         graph = prepare(QUICK, folder)
-        for number in range(options.rounds):
+        for number in range(0 if options.latency else options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
             rounds.append(_round(graph, folder, options, theirs))
-        strangers = measure_strangers(graph, folder, options.strangers, options.seconds, theirs)
+        latency: dict[str, dict[str, float]] = {}
+        if options.latency:
+            latency = measure_latency(
+                graph,
+                folder,
+                [each for each in options.strangers if each != ALL],
+                options.latency,
+                rounds=max(options.rounds, 1),
+                seconds=options.seconds,
+                cores=theirs,
+            )
+            strangers = {}
+        else:
+            strangers = measure_strangers(graph, folder, options.strangers, options.seconds, theirs)
     figures = {name: statistics.median(each[name] for each in rounds) for name in (rounds or [{}])[0]}
-    _show(figures, strangers)
+    _show(figures, strangers | latency)
     if options.json is not None:
-        document = {"figures": figures, "rounds": rounds, "strangers": strangers}
+        document = {"figures": figures, "rounds": rounds, "strangers": strangers, "latency": latency}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
-    missed = [*_missed(figures), *missed_by_strangers(strangers)]
+    missed = [*_missed(figures), *missed_by_strangers(strangers), *missed_by_latency(latency)]
     for line in missed:
         print(f"MISSED {line}")
     return 1 if missed else 0
@@ -202,6 +218,9 @@ def _arguments() -> argparse.Namespace:
         choices=[*STRANGERS, ALL],
         default=[*STRANGERS, ALL],
         help="these behaviours of callers without a token, one after the other",
+    )
+    parser.add_argument(
+        "--latency", nargs="+", type=int, default=[], help="numbers of strangers; measures only this"
     )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

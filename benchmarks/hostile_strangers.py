@@ -1,9 +1,10 @@
 """Callers without a token that take all that they can: one behaviour each, for ``hostile.py``.
 
-    python benchmarks/hostile_strangers.py BEHAVIOUR SECONDS '{"control": ..., "data": ..., ...}'
+    python benchmarks/hostile_strangers.py BEHAVIOUR SECONDS '{"control": ..., ...}' [CONNECTIONS]
 
 Opens connections for so many seconds, then waits until the last one has ended, and prints how many there were
-and how long the one lived that lived longest, as JSON. Talks to 127.0.0.1 only.
+and how long the one lived that lived longest, as JSON. CONNECTIONS are held at once in place of the
+behaviour's own number; then the program ends after SECONDS, and waits for none. Talks to 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
-from hostile_callers import connected, request_head
+from hostile_callers import request_head
 from hostile_server import Scene
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.key_updates import KeyUpdates
 
 __all__ = ["STRANGERS"]
 
@@ -27,8 +33,11 @@ _ENDED_S = 45.0
 """In which all connections have to end, when no more are opened."""
 _TURN_S, _TRICKLE_S = 0.02, 1.0
 _OPENED_PER_TURN, _OPENING_S = 100, 0.2
-_HANDSHAKE_S = 2.0
+_HANDSHAKE_S, _CONNECT_S = 2.0, 5.0
+_FROM = "127.0.0.66"
+_IP_BIND_ADDRESS_NO_PORT = 24  # A port is taken by connect(), which may share it.
 _POURED_BYTES = 64 << 10
+_UPDATES_PER_TURN = 1000
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _TOKEN = b"authorization: Bearer a-token-that-nobody-made\n"
 
@@ -50,6 +59,8 @@ class Stranger:
     ports: tuple[str, ...] = ("data",)
     leaves: bool = False
     """Opens further connections however many there are."""
+    updates: bool = False
+    """Renews its keys without end, and asks for as many answers. In plain text it says nothing."""
 
 
 def _half_head(number: int) -> bytes:
@@ -62,6 +73,31 @@ def _half_handshake(number: int) -> bytes:
     message = b"\x01" + (131_000).to_bytes(3, "big") + b"\x03\x03" + bytes(130_000)
     pieces = [message[at : at + 16_384] for at in range(0, len(message) - 1, 16_384)][: 1 + number % 8]
     return b"".join(struct.pack(">BHH", 22, 0x0301, len(piece)) + piece for piece in pieces)
+
+
+@cache
+def _greeting() -> bytes:
+    """Return the first message of a handshake, whole: answering it takes a signature."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+def _connected(address: str) -> socket.socket:
+    """Return a connection from an address that no honest caller has."""
+    host, _, port = address.rpartition(":")
+    connection = socket.socket()
+    try:
+        connection.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+        connection.bind((_FROM, 0))
+        connection.settimeout(_CONNECT_S)
+        connection.connect((host, int(port)))
+    except OSError:
+        connection.close()
+        raise
+    connection.setblocking(False)
+    return connection
 
 
 STRANGERS: Mapping[str, Stranger] = {
@@ -78,6 +114,8 @@ STRANGERS: Mapping[str, Stranger] = {
         connections=32, opening=lambda _: request_head(_TOKEN, body_bytes=0), pours=True
     ),
     "crowd": Stranger(connections=3000, leaves=True, tls=False),
+    "greetings": Stranger(connections=400, opening=lambda _: _greeting(), tls=False, leaves=True),
+    "key_updates": Stranger(connections=250, updates=True),
 }
 
 
@@ -88,7 +126,11 @@ class _Connection:
         self._stranger = stranger
         self.began = self._trickled = time.monotonic()
         address = getattr(scene, stranger.ports[number % len(stranger.ports)])
-        self._socket = _opened(address, tls=stranger.tls and bool(scene.certificate))
+        self._updates: KeyUpdates | None = None
+        if stranger.updates and scene.certificate:
+            self._socket, self._updates = _renewing(address)
+        else:
+            self._socket = _opened(address, tls=stranger.tls and bool(scene.certificate))
         self._pending = stranger.opening(number)
 
     def step(self) -> bool:
@@ -107,6 +149,8 @@ class _Connection:
         return False
 
     def _send(self) -> None:
+        if self._updates is not None:
+            self._updates.send(_UPDATES_PER_TURN, requested=True)
         now = time.monotonic()
         if self._stranger.trickles and now - self._trickled > _TRICKLE_S:
             self._trickled = now
@@ -116,11 +160,13 @@ class _Connection:
             self._pending = self._pending[sent:]
 
     def close(self) -> None:
+        if self._updates is not None:
+            self._updates.close()
         self._socket.close()
 
 
 def _opened(address: str, *, tls: bool) -> socket.socket:
-    connection = connected(address)
+    connection = _connected(address)
     if not tls:
         return connection
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -132,7 +178,21 @@ def _opened(address: str, *, tls: bool) -> socket.socket:
     return secure
 
 
-def _attack(scene: Scene, stranger: Stranger, seconds: float) -> dict[str, float]:
+def _renewing(address: str) -> tuple[socket.socket, KeyUpdates]:
+    """Open a connection whose keys can be renewed."""
+    connection = _connected(address)
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HANDSHAKE_S), 0))
+    try:
+        updates = KeyUpdates(connection)
+    except OSError:
+        connection.close()
+        raise
+    connection.setblocking(False)
+    return connection, updates
+
+
+def _attack(scene: Scene, stranger: Stranger, seconds: float, ended_s: float) -> dict[str, float]:
     held: list[_Connection] = []
     opened, longest, began = 0, 0.0, time.monotonic()
     while True:
@@ -145,7 +205,7 @@ def _attack(scene: Scene, stranger: Stranger, seconds: float) -> dict[str, float
                 opened += 1
                 if time.monotonic() - now > _OPENING_S:
                     break
-        elif not held or now - began > seconds + _ENDED_S:
+        elif not held or now - began > seconds + ended_s:
             break
         alive = []
         for each in held:
@@ -162,5 +222,8 @@ def _attack(scene: Scene, stranger: Stranger, seconds: float) -> dict[str, float
 
 
 if __name__ == "__main__":
+    chosen, waits_s = STRANGERS[sys.argv[1]], _ENDED_S
+    if len(sys.argv) > 4:
+        chosen, waits_s = replace(chosen, connections=int(sys.argv[4])), 0.0
     print("ready", flush=True)
-    print(json.dumps(_attack(Scene(**json.loads(sys.argv[3])), STRANGERS[sys.argv[1]], float(sys.argv[2]))))
+    print(json.dumps(_attack(Scene(**json.loads(sys.argv[3])), chosen, float(sys.argv[2]), waits_s)))

@@ -24,6 +24,7 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Context = std::shared_ptr<TlsContext>;
+using Tokens = std::vector<nb::bytes>;
 
 std::string_view TextOf(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
@@ -35,16 +36,29 @@ nb::bytes NewBytes(std::string_view text) { return nb::bytes(text.data(), text.s
 
 Context Unconst(std::shared_ptr<const TlsContext> context) { return std::const_pointer_cast<TlsContext>(context); }
 
+// Null where every caller is accepted.
+std::shared_ptr<const AcceptedTokens> NewTokens(const Tokens& shown, const nb::bytes& refusal) {
+  if (shown.empty()) return nullptr;
+  std::vector<std::string> copied;
+  for (const nb::bytes& each : shown) {
+    Require(each.size() > 0, "an accepted token is empty");
+    copied.emplace_back(TextOf(each));
+  }
+  return std::make_shared<AcceptedTokens>(std::move(copied), std::string(TextOf(refusal)));
+}
+
 std::unique_ptr<DataServer> NewServer(const std::string& host, uint16_t port, const Context& tls, size_t strangers,
-                                      size_t per_address, double stranger_s, double idle_s) {
+                                      size_t per_address, double stranger_s, double idle_s, const Tokens& tokens,
+                                      const nb::bytes& refusal) {
   DataLimits limits;
   limits.strangers = strangers;
   limits.per_address = per_address;
   limits.stranger_s = stranger_s;
   limits.idle_s = idle_s;
+  auto accepted = NewTokens(tokens, refusal);
   try {
     nb::gil_scoped_release release;
-    return std::make_unique<DataServer>(host, port, tls, limits);
+    return std::make_unique<DataServer>(host, port, tls, limits, std::move(accepted));
   } catch (const std::system_error& error) {
     PyErr_SetString(PyExc_OSError, error.code().message().c_str());
   } catch (const std::runtime_error& error) {
@@ -88,14 +102,16 @@ void Reply(DataCall& call, const std::vector<Bytes>& chunks, double total_s, dou
   call.Reply(std::move(pieces), crc ? &*crc : nullptr, membership, Patience::Of(total_s, stall_s));
 }
 
-std::vector<std::tuple<std::string, uint16_t, std::string>> Sweep(DataServer& server) {
+std::vector<std::tuple<std::string, uint16_t, std::string, bool, size_t>> Sweep(DataServer& server) {
   std::vector<DroppedConnection> dropped;
   {
     nb::gil_scoped_release release;
     dropped = server.Sweep();
   }
-  std::vector<std::tuple<std::string, uint16_t, std::string>> told;
-  for (auto& each : dropped) told.emplace_back(std::move(each.address), each.port, std::move(each.reason));
+  std::vector<std::tuple<std::string, uint16_t, std::string, bool, size_t>> told;
+  for (auto& each : dropped) {
+    told.emplace_back(std::move(each.address), each.port, std::move(each.reason), each.refused, each.count);
+  }
   return told;
 }
 
@@ -140,7 +156,6 @@ void BindData(nb::module_& m) {
       .def_prop_ro("address", &DataCall::address)
       .def_prop_ro("port", &DataCall::port)
       .def_prop_ro("certificate", [](const DataCall& call) { return NewBytes(call.certificate()); })
-      .def("trust", &DataCall::Trust)
       .def("read_body", &ReadBody, "total_s"_a, "stall_s"_a)
       .def("reply", &Reply, "chunks"_a, "total_s"_a, "stall_s"_a, "crc"_a.none() = nb::none(), "membership"_a = 0)
       .def("refuse", [](DataCall& call, const nb::bytes& record, double total_s, bool closes) {
@@ -151,15 +166,20 @@ void BindData(nb::module_& m) {
 
   nb::class_<DataServer>(m, "DataServer")
       .def(nb::new_(&NewServer), "host"_a, "port"_a, "tls"_a.none() = nb::none(), "strangers"_a = 256,
-           "per_address"_a = 4096, "stranger_s"_a = 15.0, "idle_s"_a = 300.0)
+           "per_address"_a = 4096, "stranger_s"_a = 15.0, "idle_s"_a = 300.0, "tokens"_a = Tokens(),
+           "refusal"_a = nb::bytes("", 0))
       .def_prop_ro("port", &DataServer::port)
       .def("renew", [](DataServer& server, const Context& tls) { server.Renew(tls); }, "tls"_a.none())
+      .def("accept", [](DataServer& server, const Tokens& tokens, const nb::bytes& refusal) {
+        server.Accept(NewTokens(tokens, refusal));
+      }, "tokens"_a, "refusal"_a)
       .def("next", &DataServer::Next, "timeout_s"_a, Release())
       .def("sweep", &Sweep)
       .def("stop", &DataServer::Stop, Release())
       .def("cut_all", &DataServer::CutAll, Release())
       .def_prop_ro("num_connections", &DataServer::num_connections)
-      .def_prop_ro("num_strangers", &DataServer::num_strangers);
+      .def_prop_ro("num_strangers", &DataServer::num_strangers)
+      .def_prop_ro("num_networks", &DataServer::num_networks);
 }
 
 }  // namespace gigl

@@ -63,10 +63,22 @@ void DataCall::Send(std::vector<std::span<const std::byte>> pieces, uint8_t stat
   for (const auto& piece : pieces) head.payload_bytes += piece.size();
   head.membership = membership;
   head.crc = HeadCrc(head);
+  try {
+    SendPieces(head, pieces, crc, patience);
+  } catch (...) {
+    // A part of it may have gone: whatever came next would be read as the rest.
+    connections_->Drop(std::exchange(connection_, nullptr), "");
+    throw;
+  }
+  connections_->EndCall(connection_, closes);
+  connection_.reset();
+}
+
+// Without a checksum to compute, all goes out at once, as the socket takes it.
+void DataCall::SendPieces(ReplyHead& head, const std::vector<std::span<const std::byte>>& pieces, const uint32_t* crc,
+                          const Patience& patience) {
   const bool sums = (head_.flags & kChecksumUnread) == 0;
   uint32_t trailer = sums && crc != nullptr ? *crc : 0;
-
-  // Without a checksum to compute, all goes out at once, as the socket takes it.
   std::vector<iovec> ready{{&head, kHeadBytes}};
   size_t unsent = 0;
   for (auto piece : pieces) {
@@ -85,8 +97,6 @@ void DataCall::Send(std::vector<std::span<const std::byte>> pieces, uint8_t stat
   }
   ready.push_back({&trailer, kTrailerBytes});
   connection_->stream.Write(ready, patience);
-  connections_->EndCall(connection_, closes);
-  connection_.reset();
 }
 
 }  // namespace gigl

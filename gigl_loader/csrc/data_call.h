@@ -30,9 +30,6 @@ class DataCall {
   // The certificate that the caller showed (DER), or nothing.
   const std::string& certificate() const { return subject_->certificate; }
 
-  // Says that the caller has shown a token that is good: its connection counts as a stranger's no more.
-  void Trust() { connections_->Trust(*subject_); }
-
   // Receives the body, of head().body_bytes. Returns whether it matches its checksum. Throws StreamError.
   bool ReadBody(std::span<std::byte> out, const Patience& patience);
 
@@ -41,7 +38,8 @@ class DataCall {
   void Reply(std::vector<std::span<const std::byte>> pieces, const uint32_t* crc, uint64_t membership,
              const Patience& patience);
 
-  // Sends a refusal instead. The connection ends where the body was not read, or `closes`.
+  // Sends a refusal instead. The connection ends where the body was not read, or `closes`. After a reply that was
+  // begun and failed, the connection has ended: this throws, and sends nothing into the middle of the payload.
   void Refuse(std::span<const std::byte> record, bool closes, const Patience& patience);
 
   // Ends transfers of this call with StreamCancelled.
@@ -50,6 +48,8 @@ class DataCall {
  private:
   void Send(std::vector<std::span<const std::byte>> pieces, uint8_t status, const uint32_t* crc, uint64_t membership,
             bool closes, const Patience& patience);
+  void SendPieces(ReplyHead& head, const std::vector<std::span<const std::byte>>& pieces, const uint32_t* crc,
+                  const Patience& patience);
 
   const std::shared_ptr<DataConnections> connections_;
   HeldConnection connection_;  // null once it was handed back

@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <deque>
+#include <iterator>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -18,8 +20,10 @@ namespace {
 
 constexpr uint64_t kWakeId = 0;
 constexpr uint64_t kFirstConnection = 1 << 16;  // smaller numbers are listening sockets
-constexpr int kAcceptedAtOnce = 16;
-constexpr size_t kMaxDropped = 1024;
+constexpr int kAcceptedAtOnce = 256;
+constexpr int kEventsAtOnce = 64;
+constexpr int kStepsAtOnce = 4;  // of strangers, between two looks at what else is ready
+constexpr size_t kMaxDropped = 64;  // told at once: whoever logs them holds a lock that calls need
 
 Clock::time_point In(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -29,57 +33,117 @@ Descriptor OpenReserve() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOE
 
 }  // namespace
 
-DataConnection::DataConnection(Descriptor socket, std::shared_ptr<const TlsContext> tls, Peer peer)
-    : stream(socket.release(), std::move(tls), ""), peer(std::move(peer)), handshaken(!stream.encrypted()) {}
+NetworkCounts::Place::~Place() {
+  if (!counts_) return;
+  const std::lock_guard lock(counts_->mutex_);
+  const auto found = counts_->counts_.find(network_);
+  if (--found->second == 0) counts_->counts_.erase(found);
+}
+
+std::unique_ptr<const NetworkCounts::Place> NetworkCounts::Take(const std::string& network) {
+  auto place = std::make_unique<Place>(network);
+  const std::lock_guard lock(mutex_);
+  const auto found = counts_.find(network);
+  if ((found == counts_.end() ? 0 : found->second) >= most_) return nullptr;
+  ++counts_[network];
+  place->counts_ = shared_from_this();
+  return place;
+}
+
+size_t NetworkCounts::size() const {
+  const std::lock_guard lock(mutex_);
+  return counts_.size();
+}
+
+DataConnection::DataConnection(Descriptor socket, std::shared_ptr<const TlsContext> tls, Peer peer,
+                               std::unique_ptr<const NetworkCounts::Place> place)
+    : place(std::move(place)),
+      stream(socket.release(), std::move(tls), ""),
+      peer(std::move(peer)),
+      handshaken(!stream.encrypted()) {}
+
+DataConnections::Pool::Pool() : poller(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!poller) ThrowErrno();
+}
 
 DataConnections::DataConnections(const std::string& host, uint16_t port, std::shared_ptr<const TlsContext> tls,
                                  const DataLimits& limits)
-    : limits(limits), port_(port), next_id_(kFirstConnection), tls_(std::move(tls)) {
-  listeners_ = Listen(host, port_);
-  poller_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
-  waker_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  reserve_ = OpenReserve();
-  if (!poller_ || !waker_ || !reserve_) ThrowErrno();
-  Watch(waker_.get(), kWakeId, EPOLLIN, EPOLL_CTL_ADD);
+    : limits(limits),
+      networks_(std::make_shared<NetworkCounts>(limits.per_address)),
+      waker_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      port_(port),
+      listeners_(Listen(host, port_)),
+      reserve_(OpenReserve()),
+      next_id_(kFirstConnection),
+      tls_(std::move(tls)) {
+  if (!waker_ || !reserve_) ThrowErrno();
+  Watch(callers_, waker_.get(), kWakeId, EPOLLIN, EPOLL_CTL_ADD);
+  Watch(strangers_, waker_.get(), kWakeId, EPOLLIN, EPOLL_CTL_ADD);
   for (size_t i = 0; i < listeners_.size(); ++i) {
-    Watch(listeners_[i].get(), i + 1, EPOLLIN | EPOLLONESHOT, EPOLL_CTL_ADD);
+    Watch(strangers_, listeners_[i].get(), i + 1, EPOLLIN | EPOLLONESHOT, EPOLL_CTL_ADD);
   }
 }
 
 void DataConnections::Renew(std::shared_ptr<const TlsContext> tls) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(renewing_);
   tls_ = std::move(tls);
 }
 
-void DataConnections::Watch(int fd, uint64_t id, uint32_t events, int operation) const {
+void DataConnections::Watch(const Pool& pool, int fd, uint64_t id, uint32_t events, int operation) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
-  if (epoll_ctl(poller_.get(), operation, fd, &event) != 0) ThrowErrno();
+  if (epoll_ctl(pool.poller.get(), operation, fd, &event) != 0) ThrowErrno();
 }
 
 HeldConnection DataConnections::Take(Clock::time_point until) {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     epoll_event event{};
-    const int ready = epoll_wait(poller_.get(), &event, 1, static_cast<int>(std::max<int64_t>(left, 0)));
+    const int ready = epoll_wait(callers_.poller.get(), &event, 1, static_cast<int>(std::max<int64_t>(left, 0)));
     if (ready < 0 && errno != EINTR) ThrowErrno();
     if (ready == 0) return nullptr;
     if (ready < 0) continue;
-    const uint64_t id = event.data.u64;
-    if (id == kWakeId) return nullptr;
-    if (id < kFirstConnection) {
-      Accept(id);
-    } else if (auto connection = TakeReady(id)) {
-      return connection;
+    if (event.data.u64 == kWakeId) return nullptr;
+    if (auto connection = TakeReady(callers_, event.data.u64)) return connection;
+  }
+}
+
+void DataConnections::ServeStrangers(const std::function<void(const HeldConnection&)>& advance) {
+  std::map<std::string, std::deque<HeldConnection>> ready;  // by network
+  auto turn = ready.end();
+  while (true) {
+    epoll_event events[kEventsAtOnce];
+    const int count = epoll_wait(strangers_.poller.get(), events, kEventsAtOnce, ready.empty() ? -1 : 0);
+    if (count < 0 && errno != EINTR) ThrowErrno();
+    for (int i = 0; i < count; ++i) {
+      const uint64_t id = events[i].data.u64;
+      if (id == kWakeId) return;
+      if (id < kFirstConnection) {
+        Accept(id);
+      } else if (auto connection = TakeReady(strangers_, id)) {
+        ready[connection->peer.network].push_back(std::move(connection));
+      }
+    }
+    for (int i = 0; i < kStepsAtOnce && !ready.empty(); ++i) {
+      if (turn == ready.end()) turn = ready.begin();
+      const HeldConnection connection = std::move(turn->second.front());
+      turn->second.pop_front();
+      turn = turn->second.empty() ? ready.erase(turn) : std::next(turn);
+      if (Holds(strangers_, connection->id)) advance(connection);  // else it gave way to others meanwhile
     }
   }
 }
 
-HeldConnection DataConnections::TakeReady(uint64_t id) {
-  const std::lock_guard lock(mutex_);
-  const auto found = connections_.find(id);
-  if (found == connections_.end() || !found->second->resting) return nullptr;
+bool DataConnections::Holds(const Pool& pool, uint64_t id) {
+  const std::lock_guard lock(pool.mutex);
+  return pool.connections.contains(id);
+}
+
+HeldConnection DataConnections::TakeReady(Pool& pool, uint64_t id) {
+  const std::lock_guard lock(pool.mutex);
+  const auto found = pool.connections.find(id);
+  if (found == pool.connections.end() || !found->second->resting) return nullptr;
   found->second->resting = false;
   return found->second;
 }
@@ -105,7 +169,7 @@ void DataConnections::Accept(uint64_t listener) {
       break;
     }
   }
-  Watch(at, listener, EPOLLIN | EPOLLONESHOT, EPOLL_CTL_MOD);
+  Watch(strangers_, at, listener, EPOLLIN | EPOLLONESHOT, EPOLL_CTL_MOD);
 }
 
 // Takes one connection out of the queue, closes it, and makes room for the next one. Returns whether it could.
@@ -114,7 +178,7 @@ bool DataConnections::RefuseOne(int listener) {
   Descriptor refused(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   const bool could = refused || errno == EAGAIN || errno == EWOULDBLOCK;
   refused = Descriptor();
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(strangers_.mutex);
   DropStranger("no descriptor is left");
   reserve_ = OpenReserve();
   return could;
@@ -122,46 +186,51 @@ bool DataConnections::RefuseOne(int listener) {
 
 void DataConnections::Admit(Descriptor socket, const sockaddr_storage& address) {
   const int fd = socket.get();
-  Peer peer = PeerOf(address);
-  const std::lock_guard lock(mutex_);
-  if (stopped_) return;
-  if (per_network_[peer.network] >= limits.per_address) {
-    Note(peer, "more than " + std::to_string(limits.per_address) + " connections of one address");
-    return;
-  }
-  HeldConnection connection;
   try {
-    connection = std::make_shared<DataConnection>(std::move(socket), tls_, std::move(peer));
+    Peer peer = PeerOf(address);
+    auto place = networks_->Take(peer.network);
+    if (!place) return Note(peer, "more than " + std::to_string(limits.per_address) + " connections of one address");
+    const auto tls = [&] {
+      const std::lock_guard lock(renewing_);
+      return tls_;
+    }();
+    const auto connection = std::make_shared<DataConnection>(std::move(socket), tls, std::move(peer), std::move(place));
     connection->id = next_id_++;
     connection->deadline = In(limits.stranger_s);
-    Watch(fd, connection->id, EPOLLIN | EPOLLRDHUP | EPOLLONESHOT, EPOLL_CTL_ADD);
+    const std::lock_guard lock(strangers_.mutex);
+    if (strangers_.stopped) return;
+    const auto added = strangers_.connections.emplace(connection->id, connection).first;
+    try {
+      Watch(strangers_, fd, connection->id, EPOLLIN | EPOLLRDHUP | EPOLLONESHOT, EPOLL_CTL_ADD);
+    } catch (...) {
+      strangers_.connections.erase(added);
+      throw;
+    }
+    if (strangers_.connections.size() > limits.strangers) {
+      DropStranger(std::to_string(strangers_.connections.size()) + " connections showed no token");
+    }
   } catch (const std::exception&) {
-    return;  // no memory: it is closed
-  }
-  ++per_network_[connection->peer.network];
-  strangers_.emplace(connection->id, connection);
-  connections_.emplace(connection->id, std::move(connection));
-  if (strangers_.size() > limits.strangers) {
-    DropStranger(std::to_string(strangers_.size()) + " connections showed no token");
+    // No memory: it is closed, and nothing of it stays.
   }
 }
 
 // --- resting
 
 void DataConnections::Rest(const HeldConnection& connection, uint32_t events) {
-  const std::lock_guard lock(mutex_);
-  RestLocked(connection, events);
+  Pool& pool = PoolOf(*connection);
+  const std::lock_guard lock(pool.mutex);
+  RestLocked(pool, connection, events);
 }
 
-void DataConnections::RestLocked(const HeldConnection& connection, uint32_t events) {
-  if (stopped_) return DropLocked(connection, "");
-  if (Clock::now() > connection->deadline) return DropLocked(connection, Overdue(*connection));
-  if (!connections_.contains(connection->id)) return;
+void DataConnections::RestLocked(Pool& pool, const HeldConnection& connection, uint32_t events) {
+  if (pool.stopped) return DropLocked(pool, connection, "");
+  if (Clock::now() > connection->deadline) return DropLocked(pool, connection, Overdue(*connection));
+  if (!pool.connections.contains(connection->id)) return;
   connection->resting = true;
   try {
-    Watch(connection->stream.fd(), connection->id, events | EPOLLRDHUP | EPOLLONESHOT, EPOLL_CTL_MOD);
+    Watch(pool, connection->stream.fd(), connection->id, events | EPOLLRDHUP | EPOLLONESHOT, EPOLL_CTL_MOD);
   } catch (const std::runtime_error&) {
-    DropLocked(connection, "");
+    DropLocked(pool, connection, "");
   }
 }
 
@@ -172,37 +241,52 @@ void DataConnections::EndCall(const HeldConnection& connection, bool closes) {
   if (connection->stream.HasPending()) closes = true;  // bytes that follow a request
   if (closes) shutdown(connection->stream.fd(), SHUT_WR);
   connection->lingers = closes;
-  const std::lock_guard lock(mutex_);
+  connection->linger_end = connection->stream.overhead() + limits.linger_bytes;
+  Pool& pool = PoolOf(*connection);
+  const std::lock_guard lock(pool.mutex);
   connection->deadline = In(closes ? limits.linger_s : limits.idle_s);
-  RestLocked(connection, EPOLLIN);
+  RestLocked(pool, connection, EPOLLIN);
 }
 
-void DataConnections::Trust(DataConnection& connection) {
-  const std::lock_guard lock(mutex_);
-  connection.trusted = true;
-  strangers_.erase(connection.id);
+void DataConnections::Trust(const HeldConnection& connection) {
+  {
+    const std::lock_guard lock(strangers_.mutex);
+    if (strangers_.connections.erase(connection->id) == 0) return;
+    epoll_ctl(strangers_.poller.get(), EPOLL_CTL_DEL, connection->stream.fd(), nullptr);
+  }
+  connection->trusted = connection->complete = true;
+  const std::lock_guard lock(callers_.mutex);
+  if (callers_.stopped) return;
+  const auto added = callers_.connections.emplace(connection->id, connection).first;
+  try {
+    connection->resting = true;
+    // Its head has come, so nothing more may: it can be written to, which wakes the thread that begins its call.
+    Watch(callers_, connection->stream.fd(), connection->id, EPOLLOUT | EPOLLRDHUP | EPOLLONESHOT, EPOLL_CTL_ADD);
+  } catch (...) {
+    callers_.connections.erase(added);
+    throw;
+  }
 }
 
 void DataConnections::BeginHead(DataConnection& connection) {
-  const std::lock_guard lock(mutex_);
-  if (connection.trusted) connection.deadline = In(limits.stranger_s);
+  if (!connection.trusted) return;
+  const std::lock_guard lock(callers_.mutex);
+  connection.deadline = In(limits.stranger_s);
 }
 
 // --- ending
 
 void DataConnections::Drop(const HeldConnection& connection, const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  DropLocked(connection, reason);
+  Pool& pool = PoolOf(*connection);
+  const std::lock_guard lock(pool.mutex);
+  DropLocked(pool, connection, reason);
 }
 
-void DataConnections::DropLocked(const HeldConnection& connection, const std::string& reason) {
+void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, const std::string& reason) {
   const HeldConnection held = connection;  // may be a reference into a map
-  if (connections_.erase(held->id) == 0) return;
-  const auto counted = per_network_.find(held->peer.network);
-  if (--counted->second == 0) per_network_.erase(counted);
-  strangers_.erase(held->id);
+  if (pool.connections.erase(held->id) == 0) return;
   if (!reason.empty()) Note(held->peer, reason);
-  epoll_ctl(poller_.get(), EPOLL_CTL_DEL, held->stream.fd(), nullptr);
+  epoll_ctl(pool.poller.get(), EPOLL_CTL_DEL, held->stream.fd(), nullptr);
   held->stream.Cancel();  // a thread that reads from it ends
 }
 
@@ -210,14 +294,22 @@ void DataConnections::DropLocked(const HeldConnection& connection, const std::st
 void DataConnections::DropStranger(const std::string& reason) {
   std::unordered_map<std::string_view, size_t> counts;
   size_t most = 0;
-  for (const auto& [id, each] : strangers_) most = std::max(most, ++counts[each->peer.network]);
-  for (const auto& [id, each] : strangers_) {
-    if (counts[each->peer.network] == most) return DropLocked(each, reason);
+  for (const auto& [id, each] : strangers_.connections) most = std::max(most, ++counts[each->peer.network]);
+  for (const auto& [id, each] : strangers_.connections) {
+    if (counts[each->peer.network] == most) return DropLocked(strangers_, each, reason);
   }
 }
 
-void DataConnections::Note(const Peer& peer, const std::string& reason) {
-  if (dropped_.size() < kMaxDropped) dropped_.push_back({peer.address, peer.port, reason});
+void DataConnections::NoteRefused(const DataConnection& connection) { Note(connection.peer, "", true); }
+
+void DataConnections::Note(const Peer& peer, const std::string& reason, bool refused) {
+  const std::lock_guard lock(noting_);
+  const auto found = dropped_.find({peer.address, reason});
+  if (found != dropped_.end()) {
+    ++found->second.count;
+  } else if (dropped_.size() < kMaxDropped) {
+    dropped_.try_emplace({peer.address, reason}, DroppedConnection{peer.address, peer.port, reason, refused});
+  }
 }
 
 // Returns what to tell of a connection whose time is over.
@@ -231,48 +323,71 @@ std::vector<DroppedConnection> DataConnections::Sweep() {
     const std::lock_guard accepts(accepting_);
     if (!reserve_) reserve_ = OpenReserve();
     for (size_t i = 0; i < listeners_.size(); ++i) {
-      Watch(listeners_[i].get(), i + 1, EPOLLIN | EPOLLONESHOT, EPOLL_CTL_MOD);
+      Watch(strangers_, listeners_[i].get(), i + 1, EPOLLIN | EPOLLONESHOT, EPOLL_CTL_MOD);
     }
   }
-  const std::lock_guard lock(mutex_);
+  SweepPool(strangers_);
+  SweepPool(callers_);
+  std::vector<DroppedConnection> told;
+  const std::lock_guard lock(noting_);
+  for (auto& [key, each] : dropped_) told.push_back(std::move(each));
+  dropped_.clear();
+  return told;
+}
+
+void DataConnections::SweepPool(Pool& pool) {
+  const std::lock_guard lock(pool.mutex);
   const auto now = Clock::now();
   std::vector<HeldConnection> over;
-  for (const auto& [id, each] : connections_) {
-    if (each->resting && now > each->deadline) over.push_back(each);
+  for (const auto& [id, each] : pool.connections) {
+    if ((each->resting || &pool == &strangers_) && now > each->deadline) over.push_back(each);
   }
-  for (const auto& each : over) DropLocked(each, Overdue(*each));
-  return std::exchange(dropped_, {});
+  for (const auto& each : over) DropLocked(pool, each, Overdue(*each));
 }
 
 void DataConnections::Stop() {
-  std::vector<HeldConnection> resting;
-  const std::lock_guard accepts(accepting_);
-  const std::lock_guard lock(mutex_);
-  if (stopped_) return;
-  stopped_ = true;
-  const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(waker_.get(), &one, sizeof one);
-  listeners_.clear();
-  for (const auto& [id, each] : connections_) {
-    if (each->resting) resting.push_back(each);
+  {
+    const std::lock_guard accepts(accepting_);
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(waker_.get(), &one, sizeof one);
+    listeners_.clear();
   }
-  for (const auto& each : resting) DropLocked(each, "");
+  StopPool(strangers_);
+  StopPool(callers_);
+}
+
+void DataConnections::StopPool(Pool& pool) {
+  const std::lock_guard lock(pool.mutex);
+  pool.stopped = true;
+  std::vector<HeldConnection> ended;
+  for (const auto& [id, each] : pool.connections) {
+    if (each->resting || &pool == &strangers_) ended.push_back(each);
+  }
+  for (const auto& each : ended) DropLocked(pool, each, "");
 }
 
 size_t DataConnections::CancelAll() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& [id, each] : connections_) each->stream.Cancel();
-  return connections_.size();
+  size_t count = 0;
+  for (Pool* pool : {&strangers_, &callers_}) {
+    const std::lock_guard lock(pool->mutex);
+    for (const auto& [id, each] : pool->connections) each->stream.Cancel();
+    count += pool->connections.size();
+  }
+  return count;
 }
 
 size_t DataConnections::size() const {
-  const std::lock_guard lock(mutex_);
-  return connections_.size();
+  size_t count = 0;
+  for (const Pool* pool : {&strangers_, &callers_}) {
+    const std::lock_guard lock(pool->mutex);
+    count += pool->connections.size();
+  }
+  return count;
 }
 
 size_t DataConnections::num_strangers() const {
-  const std::lock_guard lock(mutex_);
-  return strangers_.size();
+  const std::lock_guard lock(strangers_.mutex);
+  return strangers_.connections.size();
 }
 
 }  // namespace gigl

@@ -1,13 +1,15 @@
-// Connections to the data port: accepted, counted, waited for in one epoll, and ended when their time is over.
+// Connections to the data port: accepted, counted, waited for in two epolls, and ended when their time is over.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "data_stream.h"
@@ -25,29 +27,64 @@ struct DataLimits {
   size_t linger_bytes = 1 << 20;  // that are read and dropped meanwhile
 };
 
-// A connection that the server ended, and why.
+// Connections of one address that the server ended for one reason.
 struct DroppedConnection {
   std::string address;
-  uint16_t port;
+  uint16_t port;  // of the first of them
   std::string reason;
+  bool refused = false;  // for its token; else it was cut
+  size_t count = 1;
+};
+
+// Number of connections of each network. Thread-safe.
+class NetworkCounts : public std::enable_shared_from_this<NetworkCounts> {
+ public:
+  // One connection, while it lives.
+  class Place {
+   public:
+    explicit Place(std::string network) : network_(std::move(network)) {}
+    Place(const Place&) = delete;
+    ~Place();
+
+   private:
+    friend class NetworkCounts;
+    const std::string network_;
+    std::shared_ptr<NetworkCounts> counts_;  // null until it counts
+  };
+
+  explicit NetworkCounts(size_t most) : most_(most) {}
+
+  // Null where the network has `most` connections.
+  std::unique_ptr<const Place> Take(const std::string& network);
+
+  // Number of networks that have connections.
+  size_t size() const;
+
+ private:
+  const size_t most_;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::string, size_t> counts_;
 };
 
 // One accepted connection. Its fields belong to the thread that took it; those below the line to whoever holds
-// the mutex of the connections.
+// the mutex of its epoll.
 struct DataConnection {
-  DataConnection(Descriptor socket, std::shared_ptr<const TlsContext> tls, Peer peer);
+  DataConnection(Descriptor socket, std::shared_ptr<const TlsContext> tls, Peer peer,
+                 std::unique_ptr<const NetworkCounts::Place> place);
 
+  const std::unique_ptr<const NetworkCounts::Place> place;
   DataStream stream;
   const Peer peer;
   uint64_t id = 0;
   bool handshaken = false;
+  bool trusted = false;  // its caller has shown a token: it rests among those of callers
+  bool complete = false;  // `head` is, and no thread has begun its call
   bool lingers = false;  // was refused; what it still sends is dropped
-  size_t lingered = 0;
+  uint64_t lingered = 0, linger_end = 0;  // bytes that were dropped, and TLS around them, and where they end
   std::vector<std::byte> head;  // that came so far, at most 4 KiB until it is complete
   std::string certificate;
   // ---
-  bool resting = true;  // in the epoll
-  bool trusted = false;
+  bool resting = true;  // in its epoll
   Clock::time_point deadline;  // for what is waited for
 };
 
@@ -55,8 +92,9 @@ using HeldConnection = std::shared_ptr<DataConnection>;
 
 // All connections of one server. Thread-safe.
 //
-// A connection either rests in the epoll, or belongs to the thread that took it, until that one lets it rest
-// again or drops it. Resting connections take no thread.
+// A connection either rests in an epoll, or belongs to the thread that took it, until that one lets it rest again or
+// drops it. Resting connections take no thread. Strangers, who have shown no token, have an epoll, a thread and a
+// lock of their own: however many there are, and whatever they send, no call of anybody else waits for them.
 class DataConnections {
  public:
   // Listens at all addresses of `host`; port 0 takes a free one. Throws std::runtime_error.
@@ -71,7 +109,12 @@ class DataConnections {
   // Uses another context for new connections.
   void Renew(std::shared_ptr<const TlsContext> tls);
 
-  // Accepts connections until one is ready for a step, and takes it. Null after the time, or once stopped.
+  // Accepts connections, and calls `advance` with each stranger that is ready for a step, until stopped. One thread
+  // does so. Connections that wait to be accepted go first: a full queue would have the kernel turn callers away.
+  // Networks have steps in turn: who comes with many connections delays its own.
+  void ServeStrangers(const std::function<void(const HeldConnection&)>& advance);
+
+  // Takes the connection of a caller that is ready for a step. Null after the time, or once stopped.
   HeldConnection Take(Clock::time_point until);
 
   // Lets a connection rest until `events`, within the deadline that it has. One whose deadline has passed, while
@@ -85,14 +128,17 @@ class DataConnections {
   // Ends a connection. With a reason, it is told by the next Sweep.
   void Drop(const HeldConnection& connection, const std::string& reason);
 
-  // Says that the caller has shown a token that is good.
-  void Trust(DataConnection& connection);
+  // Has the next Sweep tell that a stranger was refused for its token.
+  void NoteRefused(const DataConnection& connection);
+
+  // Says that a stranger has shown a token that is good, with a complete head: hands it over to Take.
+  void Trust(const HeldConnection& connection);
 
   // Says that a request has begun: its head has to follow soon.
   void BeginHead(DataConnection& connection);
 
   // Ends connections whose time is over, and accepts again where there was no memory or descriptor for it.
-  // Returns those that ended since the last call, except in good order.
+  // Returns those that ended since the last call, except in good order: at most 64 addresses and reasons.
   std::vector<DroppedConnection> Sweep();
 
   // Stops listening, ends resting connections and all waits of Take.
@@ -103,35 +149,52 @@ class DataConnections {
 
   size_t size() const;
   size_t num_strangers() const;
+  size_t num_networks() const { return networks_->size(); }
 
  private:
-  void Watch(int fd, uint64_t id, uint32_t events, int operation) const;
+  // Connections that rest in one epoll.
+  struct Pool {
+    Pool();
+
+    const Descriptor poller;
+    mutable std::mutex mutex;  // guards what follows, and fields of these connections
+    bool stopped = false;
+    std::map<uint64_t, HeldConnection> connections;  // oldest first
+  };
+
+  Pool& PoolOf(const DataConnection& connection) { return connection.trusted ? callers_ : strangers_; }
+  static void Watch(const Pool& pool, int fd, uint64_t id, uint32_t events, int operation);
+  static HeldConnection TakeReady(Pool& pool, uint64_t id);
+  static bool Holds(const Pool& pool, uint64_t id);
   void Accept(uint64_t listener);
   bool RefuseOne(int listener);
   void Admit(Descriptor socket, const sockaddr_storage& address);
-  HeldConnection TakeReady(uint64_t id);
-  void RestLocked(const HeldConnection& connection, uint32_t events);
-  void DropLocked(const HeldConnection& connection, const std::string& reason);
+  void RestLocked(Pool& pool, const HeldConnection& connection, uint32_t events);
+  void DropLocked(Pool& pool, const HeldConnection& connection, const std::string& reason);
   void DropStranger(const std::string& reason);
-  void Note(const Peer& peer, const std::string& reason);
+  void SweepPool(Pool& pool);
+  void StopPool(Pool& pool);
+  void Note(const Peer& peer, const std::string& reason, bool refused = false);
   std::string Overdue(const DataConnection& connection) const;
 
-  Descriptor poller_;
+  const std::shared_ptr<NetworkCounts> networks_;
   Descriptor waker_;
   uint16_t port_;
 
-  std::mutex accepting_;  // guards the two below; taken before `mutex_`
+  std::mutex accepting_;  // guards the two below; taken before those of pools
   std::vector<Descriptor> listeners_;
   Descriptor reserve_;  // closed for a moment, to accept and refuse a connection when descriptors have run out
 
-  mutable std::mutex mutex_;  // guards what follows
-  bool stopped_ = false;
-  uint64_t next_id_;
-  std::unordered_map<uint64_t, HeldConnection> connections_;
-  std::unordered_map<std::string, size_t> per_network_;
-  std::map<uint64_t, HeldConnection> strangers_;  // oldest first
+  Pool strangers_;  // and listening sockets
+  Pool callers_;    // have shown a token
+
+  uint64_t next_id_;  // of the thread that accepts
+
+  std::mutex renewing_;  // guards the context
   std::shared_ptr<const TlsContext> tls_;
-  std::vector<DroppedConnection> dropped_;
+
+  std::mutex noting_;  // guards what follows; taken last
+  std::map<std::pair<std::string, std::string>, DroppedConnection> dropped_;  // by address and reason
 };
 
 }  // namespace gigl

@@ -2,9 +2,14 @@
 // come.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "data_call.h"
@@ -13,18 +18,45 @@
 
 namespace gigl {
 
-// Any number of threads call Next; whichever wakes accepts, makes a step of a handshake or reads a head. No thread
-// belongs to a connection whose head has not come.
+// Tokens that callers may show. Immutable; cleared from memory at its end.
+class AcceptedTokens {
+ public:
+  // `shown` has the values of the header `authorization` that are accepted; without one, every caller is. `refusal`
+  // is the record that a caller gets which shows none of them.
+  AcceptedTokens(std::vector<std::string> shown, std::string refusal);
+  AcceptedTokens(const AcceptedTokens&) = delete;
+  ~AcceptedTokens();
+
+  // Returns whether the header text of a request has one line `authorization`, with an accepted value. The time
+  // depends on the text only.
+  bool Accept(std::string_view header) const;
+
+  const std::string& refusal() const { return refusal_; }
+
+ private:
+  std::vector<std::string> shown_;
+  const std::string refusal_;
+};
+
+// Strangers, who have shown no token, are served by one thread of the server's own: it accepts connections, makes
+// handshakes, reads heads, and refuses those without an accepted token. Any number of threads call Next, which serves
+// callers that have shown one; no thread belongs to a connection whose head has not come.
 class DataServer {
  public:
-  // Listens at all addresses of `host`; port 0 takes a free one. Throws std::runtime_error.
-  DataServer(const std::string& host, uint16_t port, std::shared_ptr<const TlsContext> tls, const DataLimits& limits);
+  // Listens at all addresses of `host`; port 0 takes a free one. Without tokens, every caller is accepted. Throws
+  // std::runtime_error.
+  DataServer(const std::string& host, uint16_t port, std::shared_ptr<const TlsContext> tls, const DataLimits& limits,
+             std::shared_ptr<const AcceptedTokens> tokens = nullptr);
+  DataServer(const DataServer&) = delete;
   ~DataServer();
 
   uint16_t port() const { return connections_->port(); }
 
   // Uses another context for new connections.
   void Renew(std::shared_ptr<const TlsContext> tls) { connections_->Renew(std::move(tls)); }
+
+  // Accepts other tokens of strangers from now on. Connections that have shown one stay.
+  void Accept(std::shared_ptr<const AcceptedTokens> tokens);
 
   // Waits for a call. Null after the time, or once the server was stopped.
   std::unique_ptr<DataCall> Next(double timeout_s);
@@ -34,20 +66,28 @@ class DataServer {
   std::vector<DroppedConnection> Sweep() { return connections_->Sweep(); }
 
   // Stops listening, ends resting connections and all waits of Next. Calls under way go on.
-  void Stop() { connections_->Stop(); }
+  void Stop();
 
   // Cancels the calls under way, and returns their number.
   size_t CutAll() { return connections_->CancelAll(); }
 
   size_t num_connections() const { return connections_->size(); }
   size_t num_strangers() const { return connections_->num_strangers(); }
+  size_t num_networks() const { return connections_->num_networks(); }
 
  private:
-  std::unique_ptr<DataCall> Advance(const HeldConnection& connection);
+  void ServeStrangers();
+  void AcceptOrRefuse(const HeldConnection& connection);
+  bool Advance(const HeldConnection& connection);
   Step ReadHeads(DataConnection& connection);
   Step Linger(DataConnection& connection) const;
 
   const std::shared_ptr<DataConnections> connections_;
+  std::mutex accepting_;  // guards the tokens
+  std::shared_ptr<const AcceptedTokens> tokens_;
+  const pid_t process_;
+  std::mutex stopping_;  // guards the thread
+  std::thread strangers_;
 };
 
 }  // namespace gigl

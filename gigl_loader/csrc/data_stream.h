@@ -79,6 +79,8 @@ class DataStream {
     if (tls_) tls_->Rest();
   }
   bool HasPending() const { return tls_ && tls_->HasPending(); }
+  // Bytes received since the handshake that carried no data; 0 without TLS.
+  uint64_t overhead() const { return tls_ ? tls_->overhead() : 0; }
   std::string PeerCertificate() const { return tls_ ? tls_->PeerCertificate() : std::string(); }
 
  private:

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <utility>
 
 namespace gigl {
 
@@ -32,6 +34,7 @@ struct OpenSsl {
   int (*store_add_cert)(void*, void*);
   void* (*ssl_new)(void*);
   void (*ssl_free)(void*);
+  void (*ssl_set_msg_callback)(void*, void (*)(int, int, int, const void*, size_t, void*, void*));
   void (*ssl_set_bio)(void*, void*, void*);
   void (*ssl_accept_state)(void*);
   void (*ssl_connect_state)(void*);
@@ -75,7 +78,8 @@ struct OpenSsl {
 namespace {
 
 constexpr int kCtrlReadAhead = 41, kCtrlMode = 33, kCtrlSessionCache = 44, kCtrlHostName = 55;
-constexpr int kCtrlChainCert = 89, kCtrlMinVersion = 123, kBioFlush = 11;
+constexpr int kCtrlChainCert = 89, kCtrlMinVersion = 123, kCtrlMessageArgument = 16, kBioFlush = 11;
+constexpr int kHandshakeMessage = 22, kRecordHeader = 256;  // content types that the callback of messages is told
 constexpr long kTls12 = 0x0303;
 constexpr long kPartialWrite = 1, kMovingBuffer = 2, kReleaseBuffers = 16;
 constexpr uint64_t kNoCompression = 1 << 17, kNoTicket = 1 << 14, kNoRenegotiation = 1 << 30;
@@ -89,8 +93,10 @@ constexpr size_t kReadAheadBytes = 128 << 10;  // of a client: eight records com
 constexpr size_t kSendBytes = 128 << 10;       // records are sent once so many bytes of them are ready
 constexpr size_t kKeptBytes = 16 << 10;
 constexpr size_t kMaxRecord = 16 << 10;
-constexpr size_t kStepBytes = 32 << 10;      // more than a record has
+constexpr size_t kStepBytes = kMaxRecord + 5 + 256;  // the largest record of TLS 1.3
 constexpr size_t kGreetingBytes = 32 << 10;  // of a caller, with its certificates; OpenSSL would keep 128 KiB of it
+constexpr size_t kAnswerBytes = 16 << 10;    // of a server to messages without data, which its caller does not read
+constexpr int kMaxDataless = 32;             // BoringSSL's kMaxKeyUpdates
 
 // Hardware has AES; 128 bits cost a fifth less than 256.
 constexpr char kSuites[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
@@ -118,8 +124,13 @@ struct SocketBio {
     const OpenSsl& api = Api();
     auto& session = *static_cast<TlsSession*>(api.bio_get_data(bio));
     api.bio_clear_flags(bio, kRetryAll);
-    if (session.greeted_bytes_ > kGreetingBytes) {
+    if (!session.established_ && session.context_->is_server_ && session.received_bytes_ > kGreetingBytes) {
       session.io_errno_ = EMSGSIZE;
+      return -1;
+    }
+    // One record more has begun, which may carry data.
+    if (session.dataless_records_ > kMaxDataless + 1 || session.dataless_messages_ > kMaxDataless) {
+      session.io_errno_ = EPROTO;
       return -1;
     }
     if (session.step_bytes_ >= kStepBytes) {
@@ -134,7 +145,7 @@ struct SocketBio {
       else session.io_errno_ = errno;
     } else {
       session.step_bytes_ += static_cast<size_t>(got);
-      if (session.greets_) session.greeted_bytes_ += static_cast<size_t>(got);
+      session.received_bytes_ += static_cast<uint64_t>(got);
     }
     return static_cast<int>(got);
   }
@@ -143,13 +154,29 @@ struct SocketBio {
     const OpenSsl& api = Api();
     auto& session = *static_cast<TlsSession*>(api.bio_get_data(bio));
     api.bio_clear_flags(bio, kRetryAll);
-    if (session.out_.size() - session.out_begin_ >= kSendBytes && session.Flush() != Step::kDone) {
+    if (session.unsent() >= kSendBytes && session.Flush() != Step::kDone) {
       if (session.io_errno_ == 0) api.bio_set_flags(bio, kRetryWrite);
       return -1;
     }
     const auto* bytes = reinterpret_cast<const std::byte*>(data);
-    session.out_.insert(session.out_.end(), bytes, bytes + size);
+    try {
+      session.out_.insert(session.out_.end(), bytes, bytes + size);
+    } catch (const std::exception&) {  // no exception may cross the frames of OpenSSL, which are C
+      session.io_errno_ = ENOMEM;
+      return -1;
+    }
     return size;
+  }
+
+  // Counts what is received after the handshake. OpenSSL calls it with the head of each record, before that one is
+  // opened, and with each message of a record that carries no data.
+  static void Count(int sent, int, int type, const void*, size_t, void*, void* argument) {
+    auto& session = *static_cast<TlsSession*>(argument);
+    if (sent != 0 || !session.established_) return;
+    if (type == kRecordHeader) ++session.dataless_records_;
+    if (type != kHandshakeMessage) return;
+    ++session.dataless_messages_;
+    session.overhead_ = session.received_bytes_ - session.delivered_bytes_;
   }
 
   static long Control(void*, int command, long, void*) { return command == kBioFlush ? 1 : 0; }
@@ -186,6 +213,7 @@ OpenSsl Load() {
   Find(library, api.store_add_cert, {"X509_STORE_add_cert"});
   Find(library, api.ssl_new, {"SSL_new"});
   Find(library, api.ssl_free, {"SSL_free"});
+  Find(library, api.ssl_set_msg_callback, {"SSL_set_msg_callback"});
   Find(library, api.ssl_set_bio, {"SSL_set_bio"});
   Find(library, api.ssl_accept_state, {"SSL_set_accept_state"});
   Find(library, api.ssl_connect_state, {"SSL_set_connect_state"});
@@ -276,23 +304,22 @@ bool IsAddress(const std::string& host) {
 
 const OpenSsl& SocketBio::Api() { return Library(); }
 
-TlsContext::TlsContext(bool is_server) : ssl_(Library()), is_server_(is_server) {
+TlsContext::TlsContext(bool is_server)
+    : ssl_(Library()), is_server_(is_server), context_(nullptr, ssl_.ctx_free) {
   ssl_.err_clear();
-  context_ = ssl_.ctx_new(is_server ? ssl_.tls_server_method() : ssl_.tls_client_method());
+  context_.reset(ssl_.ctx_new(is_server ? ssl_.tls_server_method() : ssl_.tls_client_method()));
   if (context_ == nullptr) throw TlsUnusable("OpenSSL cannot make a context: " + Reason(ssl_));
-  ssl_.ctx_ctrl(context_, kCtrlMinVersion, kTls12, nullptr);
-  ssl_.ctx_ctrl(context_, kCtrlMode, kPartialWrite | kMovingBuffer | (is_server ? kReleaseBuffers : 0), nullptr);
-  ssl_.ctx_ctrl(context_, kCtrlSessionCache, 0, nullptr);
-  ssl_.ctx_set_options(context_, kNoCompression | kNoTicket | kNoRenegotiation | kServerPreference);
-  ssl_.ctx_set_num_tickets(context_, 0);
-  if (ssl_.ctx_set_cipher_list(context_, kCiphers) != 1 || ssl_.ctx_set_ciphersuites(context_, kSuites) != 1) {
-    const std::string reason = Reason(ssl_);
-    ssl_.ctx_free(context_);
-    throw TlsUnusable("OpenSSL has none of the ciphers: " + reason);
+  ssl_.ctx_ctrl(context_.get(), kCtrlMinVersion, kTls12, nullptr);
+  ssl_.ctx_ctrl(context_.get(), kCtrlMode, kPartialWrite | kMovingBuffer | (is_server ? kReleaseBuffers : 0), nullptr);
+  ssl_.ctx_ctrl(context_.get(), kCtrlSessionCache, 0, nullptr);
+  ssl_.ctx_set_options(context_.get(), kNoCompression | kNoTicket | kNoRenegotiation | kServerPreference);
+  ssl_.ctx_set_num_tickets(context_.get(), 0);
+  if (ssl_.ctx_set_cipher_list(context_.get(), kCiphers) != 1 || ssl_.ctx_set_ciphersuites(context_.get(), kSuites) != 1) {
+    throw TlsUnusable("OpenSSL has none of the ciphers: " + Reason(ssl_));
   }
 }
 
-TlsContext::~TlsContext() { ssl_.ctx_free(context_); }
+TlsContext::~TlsContext() = default;
 
 std::shared_ptr<const TlsContext> TlsContext::Server(std::string_view chain, std::string_view key,
                                                      std::string_view client_roots) {
@@ -300,7 +327,7 @@ std::shared_ptr<const TlsContext> TlsContext::Server(std::string_view chain, std
   made->UsePair(chain, key);
   if (!client_roots.empty()) {
     made->Trust(client_roots);
-    made->ssl_.ctx_set_verify(made->context_, kVerifyPeer | kVerifyRequired, nullptr);
+    made->ssl_.ctx_set_verify(made->context_.get(), kVerifyPeer | kVerifyRequired, nullptr);
   }
   return made;
 }
@@ -310,17 +337,17 @@ std::shared_ptr<const TlsContext> TlsContext::Client(std::string_view roots, std
   std::shared_ptr<TlsContext> made(new TlsContext(false));
   made->Trust(roots);
   if (!chain.empty()) made->UsePair(chain, key);
-  made->ssl_.ctx_set_verify(made->context_, kVerifyPeer, nullptr);
+  made->ssl_.ctx_set_verify(made->context_.get(), kVerifyPeer, nullptr);
   // Replies are large: several records are read from the socket at once.
-  made->ssl_.ctx_ctrl(made->context_, kCtrlReadAhead, 1, nullptr);
-  made->ssl_.ctx_set_read_buffer(made->context_, kReadAheadBytes);
+  made->ssl_.ctx_ctrl(made->context_.get(), kCtrlReadAhead, 1, nullptr);
+  made->ssl_.ctx_set_read_buffer(made->context_.get(), kReadAheadBytes);
   return made;
 }
 
 void TlsContext::UsePair(std::string_view chain, std::string_view key) {
   const size_t count = ForEachCertificate(ssl_, chain, [&](void* certificate, size_t index) {
-    if (index == 0) return ssl_.ctx_use_certificate(context_, certificate) == 1;
-    return ssl_.ctx_ctrl(context_, kCtrlChainCert, 1, certificate) == 1;  // 1: takes a reference of its own
+    if (index == 0) return ssl_.ctx_use_certificate(context_.get(), certificate) == 1;
+    return ssl_.ctx_ctrl(context_.get(), kCtrlChainCert, 1, certificate) == 1;  // 1: takes a reference of its own
   });
   if (count == 0) throw TlsUnusable("the certificate is no PEM");
   void* const bio = ssl_.mem_bio(key.data(), static_cast<int>(key.size()));
@@ -328,53 +355,57 @@ void TlsContext::UsePair(std::string_view chain, std::string_view key) {
   void* const parsed = ssl_.pem_key(bio, nullptr, reinterpret_cast<void*>(&NoPassword), nullptr);
   ssl_.bio_free(bio);
   if (parsed == nullptr) throw TlsUnusable("the key is no PEM, or has a password: " + Reason(ssl_));
-  const bool fits = ssl_.ctx_use_key(context_, parsed) == 1 && ssl_.ctx_check_key(context_) == 1;
+  const bool fits = ssl_.ctx_use_key(context_.get(), parsed) == 1 && ssl_.ctx_check_key(context_.get()) == 1;
   ssl_.key_free(parsed);
   if (!fits) throw TlsUnusable("the key does not fit the certificate: " + Reason(ssl_));
 }
 
 void TlsContext::Trust(std::string_view roots) {
-  void* const store = ssl_.ctx_cert_store(context_);
+  void* const store = ssl_.ctx_cert_store(context_.get());
   const size_t count = ForEachCertificate(ssl_, roots, [&](void* certificate, size_t) {
-    if (is_server_ && ssl_.ctx_add_client_ca(context_, certificate) != 1) return false;
+    if (is_server_ && ssl_.ctx_add_client_ca(context_.get(), certificate) != 1) return false;
     return ssl_.store_add_cert(store, certificate) == 1;
   });
   if (count == 0) throw TlsUnusable("the authority to trust is no PEM");
 }
 
 TlsSession::TlsSession(std::shared_ptr<const TlsContext> context, int fd, const std::string& host)
-    : context_(std::move(context)), api_(context_->ssl_), fd_(fd), greets_(context_->is_server_) {
-  session_ = api_.ssl_new(context_->context_);
-  void* const bio = api_.bio_new(api_.socket_method);
-  if (session_ == nullptr || bio == nullptr) throw std::bad_alloc();
+    : context_(std::move(context)),
+      api_(context_->ssl_),
+      fd_(fd),
+      session_(api_.ssl_new(context_->context_.get()), api_.ssl_free) {
+  void* const bio = session_ ? api_.bio_new(api_.socket_method) : nullptr;
+  if (bio == nullptr) throw std::bad_alloc();
   api_.bio_set_data(bio, this);
   api_.bio_set_init(bio, 1);
-  api_.ssl_set_bio(session_, bio, bio);
+  api_.ssl_set_bio(session_.get(), bio, bio);
+  api_.ssl_set_msg_callback(session_.get(), &SocketBio::Count);
+  api_.ssl_ctrl(session_.get(), kCtrlMessageArgument, 0, this);
   if (context_->is_server_) {
-    api_.ssl_accept_state(session_);
+    api_.ssl_accept_state(session_.get());
     return;
   }
-  api_.ssl_connect_state(session_);
-  void* const rules = api_.ssl_get0_param(session_);
+  api_.ssl_connect_state(session_.get());
+  void* const rules = api_.ssl_get0_param(session_.get());
   // A self-signed certificate, or an intermediate one, may be the root itself.
   api_.param_set_flags(rules, kPartialChain | kTrustedFirst);
   api_.param_set_hostflags(rules, kNoPartialWildcards);
   const bool address = IsAddress(host);
   const int set = address ? api_.param_set_ip(rules, host.c_str()) : api_.param_set_host(rules, host.data(), host.size());
   if (set != 1) throw std::runtime_error("TLS: " + host + " is no name that a certificate can have");
-  if (!address) api_.ssl_ctrl(session_, kCtrlHostName, 0, const_cast<char*>(host.c_str()));
+  if (!address) api_.ssl_ctrl(session_.get(), kCtrlHostName, 0, const_cast<char*>(host.c_str()));
 }
 
-TlsSession::~TlsSession() { api_.ssl_free(session_); }
+TlsSession::~TlsSession() = default;
 
 Step TlsSession::StepOf(int result, const char* what) {
-  const int error = api_.ssl_get_error(session_, result);
+  const int error = api_.ssl_get_error(session_.get(), result);
   if (error == kErrorWantRead) return Step::kWantRead;
   if (error == kErrorWantWrite) return Step::kWantWrite;
   if (error == kErrorClosed || (error == kErrorSyscall && io_errno_ == 0)) return Step::kClosed;
   if (error == kErrorSyscall && (io_errno_ == ECONNRESET || io_errno_ == EPIPE)) return Step::kClosed;
   if (error == kErrorSyscall) throw std::runtime_error(std::string(what) + ": " + std::strerror(io_errno_));
-  const long verified = api_.ssl_verify_result(session_);
+  const long verified = api_.ssl_verify_result(session_.get());
   const std::string reason = Reason(api_);
   if (verified != 0) throw std::runtime_error(std::string(what) + ": " + api_.verify_text(verified));
   if (reason == "unexpected eof while reading") return Step::kClosed;
@@ -384,10 +415,9 @@ Step TlsSession::StepOf(int result, const char* what) {
 Step TlsSession::Handshake() {
   api_.err_clear();
   step_bytes_ = 0;
-  const int result = api_.ssl_handshake(session_);
+  const int result = api_.ssl_handshake(session_.get());
   if (result == 1) {
-    greets_ = false;
-    greeted_bytes_ = 0;
+    if (!std::exchange(established_, true)) received_bytes_ = 0;
     return Flush();
   }
   Step step;
@@ -402,12 +432,27 @@ Step TlsSession::Handshake() {
 }
 
 Step TlsSession::Read(std::span<std::byte> out, size_t& got) {
+  got = 0;
+  if (context_->is_server_ && unsent() >= kAnswerBytes && Flush() == Step::kWantWrite) return Step::kWantWrite;
   api_.err_clear();
   step_bytes_ = 0;
-  got = 0;
-  const int result = api_.ssl_read(session_, out.data(), static_cast<int>(std::min<size_t>(out.size(), 1 << 30)));
-  if (result <= 0) return StepOf(result, "TLS");
+  const int size = static_cast<int>(std::min<size_t>(out.size(), 1 << 30));
+  const Step step = StepOfRead(api_.ssl_read(session_.get(), out.data(), size), got);
+  if (unsent() > 0) Flush();  // answers; an error of the socket comes again with the next step
+  return step;
+}
+
+Step TlsSession::StepOfRead(int result, size_t& got) {
+  if (result <= 0) {
+    if (io_errno_ == EPROTO) {
+      throw std::runtime_error("TLS: more than " + std::to_string(kMaxDataless) + " records without data");
+    }
+    return StepOf(result, "TLS");
+  }
   got = static_cast<size_t>(result);
+  delivered_bytes_ += got;
+  overhead_ = received_bytes_ - delivered_bytes_;
+  dataless_records_ = dataless_messages_ = 0;
   return Step::kDone;
 }
 
@@ -416,7 +461,7 @@ Step TlsSession::Write(std::span<const std::byte> data, size_t& taken) {
   while (taken < data.size()) {
     api_.err_clear();
     const int size = static_cast<int>(std::min(data.size() - taken, kMaxRecord));
-    const int result = api_.ssl_write(session_, data.data() + taken, size);
+    const int result = api_.ssl_write(session_.get(), data.data() + taken, size);
     if (result <= 0) {
       const Step step = StepOf(result, "TLS");
       return taken > 0 && step != Step::kClosed ? Step::kDone : step;
@@ -447,10 +492,10 @@ void TlsSession::Rest() {
   if (out_.empty() && out_.capacity() > kKeptBytes) std::vector<std::byte>().swap(out_);
 }
 
-bool TlsSession::HasPending() const { return api_.ssl_has_pending(session_) == 1; }
+bool TlsSession::HasPending() const { return api_.ssl_has_pending(session_.get()) == 1; }
 
 std::string TlsSession::PeerCertificate() const {
-  void* const certificate = api_.ssl_peer_certificate(session_);
+  void* const certificate = api_.ssl_peer_certificate(session_.get());
   if (certificate == nullptr) return {};
   std::string der(static_cast<size_t>(std::max(api_.x509_to_der(certificate, nullptr), 0)), '\0');
   auto* end = reinterpret_cast<unsigned char*>(der.data());

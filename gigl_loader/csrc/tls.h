@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -41,20 +42,23 @@ class TlsContext {
 
  private:
   friend class TlsSession;
+  friend struct SocketBio;
   TlsContext(bool is_server);
   void UsePair(std::string_view chain, std::string_view key);
   void Trust(std::string_view roots);
 
   const OpenSsl& ssl_;
   const bool is_server_;
-  void* context_;
+  std::unique_ptr<void, void (*)(void*)> context_;
 };
 
 // TLS on one non-blocking socket. Throws std::runtime_error with OpenSSL's reason. Not thread-safe.
 //
-// A step of Handshake or Read takes no more than a bound out of the socket, then says kWantRead: records without
-// end that carry no data (of TLS 1.3: updates of keys; of 1.2: offers to renegotiate) keep no thread busy. A
-// server's handshake takes 32 KiB of its caller at most.
+// A step of Handshake or Read takes no more than one record's bytes out of the socket, then says kWantRead. A server's
+// handshake takes 32 KiB of its caller at most. Afterwards, more than 32 records or messages in a row without data
+// (of TLS 1.3: updates of keys; of 1.2: offers to renegotiate) end the session: each costs the receiver far more than
+// its sender, and BoringSSL allows as many. Answers to them are sent by the step that reads them; while 16 KiB of
+// answers are unsent, a server reads no further.
 class TlsSession {
  public:
   // `host` is the name or the address that a server's certificate must have; unused at a server.
@@ -68,6 +72,10 @@ class TlsSession {
   Step Write(std::span<const std::byte> data, size_t& taken);
   Step Flush();
 
+  // Bytes received since the handshake that carried no data: heads of records, padding, messages of TLS. As of the
+  // last whole record.
+  uint64_t overhead() const { return overhead_; }
+
   // Frees memory that a connection does not need until its next message.
   void Rest();
 
@@ -79,16 +87,21 @@ class TlsSession {
  private:
   friend struct SocketBio;
   Step StepOf(int result, const char* what);
+  Step StepOfRead(int result, size_t& got);
+  size_t unsent() const { return out_.size() - out_begin_; }
 
   std::shared_ptr<const TlsContext> context_;
   const OpenSsl& api_;
   const int fd_;
-  void* session_ = nullptr;
+  std::unique_ptr<void, void (*)(void*)> session_;
   std::vector<std::byte> out_;  // records that were not sent yet, from out_begin_ on
   size_t out_begin_ = 0;
-  size_t step_bytes_ = 0;     // received in this step
-  size_t greeted_bytes_ = 0;  // received before the handshake was done
-  bool greets_;               // a server whose handshake is not done
+  size_t step_bytes_ = 0;  // received in this step
+  bool established_ = false;
+  uint64_t received_bytes_ = 0;   // of the handshake, then since it was done
+  uint64_t delivered_bytes_ = 0;  // data that Read returned
+  uint64_t overhead_ = 0;
+  int dataless_records_ = 0, dataless_messages_ = 0;  // since the last data
   int io_errno_ = 0;
 };
 

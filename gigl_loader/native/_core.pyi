@@ -694,8 +694,6 @@ class DataCall:
     @property
     def certificate(self) -> bytes:
         """Certificate that the caller showed (DER); empty without one."""
-    def trust(self) -> None:
-        """Say that the caller has shown a good token."""
     def read_body(self, total_s: float, stall_s: float) -> bytes | None:
         """Receive the body. ``None`` where it does not match its checksum. Raises ``StreamError``."""
     def reply(
@@ -724,15 +722,27 @@ class DataServer:
         per_address: int = 4096,
         stranger_s: float = 15.0,
         idle_s: float = 300.0,
-    ) -> None: ...
+        tokens: Sequence[bytes] = (),
+        refusal: bytes = b"",
+    ) -> None:
+        """``tokens`` are the accepted values of ``authorization``; without one, every caller is accepted.
+
+        A stranger that shows none of them gets the record ``refusal``, and no call comes of it.
+        """
     @property
     def port(self) -> int: ...
+    def accept(self, tokens: Sequence[bytes], refusal: bytes) -> None:
+        """Accept other tokens of strangers from now on. Connections that have shown one stay."""
     def renew(self, tls: TlsContext | None) -> None:
         """Use another context for new connections."""
     def next(self, timeout_s: float) -> DataCall | None:
         """Wait for a call. ``None`` after the time, or once the server was stopped."""
-    def sweep(self) -> list[tuple[str, int, str]]:
-        """End connections whose time is over. Return address, port and reason of those that were ended."""
+    def sweep(self) -> list[tuple[str, int, str, bool, int]]:
+        """End connections whose time is over, and return what was ended since the last call.
+
+        Each entry is an address, the port of the first connection, the reason, whether connections were
+        refused for their token, and their number.
+        """
     def stop(self) -> None:
         """Stop listening, and end resting connections and all waits. Calls under way go on."""
     def cut_all(self) -> int:
@@ -742,3 +752,6 @@ class DataServer:
     @property
     def num_strangers(self) -> int:
         """Connections that have shown no token."""
+    @property
+    def num_networks(self) -> int:
+        """Addresses (IPv6: /64) that have connections."""

@@ -280,6 +280,11 @@ class Credentials:
         )
 
     @property
+    def authorizations(self) -> tuple[bytes, ...]:
+        """Accepted values of the header ``authorization``. Empty: any caller is accepted."""
+        return tuple(authorization(each.secret).encode() for each in self.tokens)
+
+    @property
     def is_open(self) -> bool:
         """Whether the service accepts callers without a token."""
         return not self.token

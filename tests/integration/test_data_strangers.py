@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
 from itertools import cycle, islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.graph_requests import ManifestRequest, encode_graph_request
 from gigl_server.local_cluster import LocalCluster
+from gigl_server.peer_server import build_server
 from tests.support.hostile_clients import HostileClient
 from tests.support.raw_data import RawCaller, connected_socket, header_of, read_all, request_bytes
+from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
-    from pathlib import Path
 
 TOKEN = "a-token-for-tests-never-a-secret"
 STRANGERS = 1000
 MAX_GROWTH_MB = 64
 GONE_S = 30.0
 GARBAGE_BYTES = 100 << 20
+ATTACK = Path(__file__).parents[2] / "benchmarks" / "hostile_strangers.py"
+KINDS = (
+    "silent",
+    "half_heads",
+    "half_handshakes",
+    "greetings",
+    "large_bodies",
+    "wrong_tokens",
+    "bytes_after_requests",
+    "crowd",
+    "key_updates",
+)
+ATTACKERS, ATTACK_S = 60, 4.0
 
 
 class Server:
@@ -121,3 +140,41 @@ def test_who_is_refused_is_told_before_the_end(server: Server) -> None:
     request = request_bytes(bytes(256 << 10), header_of("wrong-token-of-some-length"))
     with connected_socket(server.data, request) as stranger:
         assert b"unauthenticated" in (read_all(stranger) or b"")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ATTACK.exists(), reason="the tests were copied without the benchmarks")
+@pytest.mark.parametrize("kind", KINDS)
+def test_strangers_of_any_kind_let_no_call_fail(kind: str) -> None:
+    credentials = Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
+    trust = credentials.certificate.decode()
+    request = encode_graph_request(ManifestRequest(), "")
+    with build_server(small_graph(), [0], "127.0.0.1:0", credentials) as server, ExitStack() as stack:
+        data = server.endpoint.data_address
+        caller = stack.enter_context(RawCaller(data, token=TOKEN, trust=trust))
+        assert caller.ask(request)
+        memory = psutil.Process().memory_info().rss / 1e6
+        scene = {
+            "control": f"127.0.0.1:{server.endpoint.control_port}",
+            "data": data,
+            "token": "",
+            "graph": "",
+            "nodes": 0,
+            "certificate": trust,
+        }
+        command = [sys.executable, str(ATTACK), kind, str(ATTACK_S), json.dumps(scene), str(ATTACKERS)]
+        attack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        stack.callback(attack.communicate)
+        stack.callback(attack.kill)
+        assert attack.stdout is not None
+        assert attack.stdout.readline() == "ready\n"
+        calls = 0
+        while attack.poll() is None:
+            assert caller.ask(request)
+            if calls % 20 == 0:
+                with RawCaller(data, token=TOKEN, trust=trust) as late:
+                    assert late.ask(request)
+            calls += 1
+        assert json.loads(attack.stdout.read())["opened"] >= ATTACKERS
+        assert calls >= ATTACKERS
+        assert psutil.Process().memory_info().rss / 1e6 - memory < MAX_GROWTH_MB

@@ -23,6 +23,7 @@ from gigl_loader.native import (
     StreamTimedOut,
     crc32c,
 )
+from tests.support.leftovers import wait_until
 from tests.support.raw_data import Liar, connected_socket, header_of, read_all, reply_bytes, request_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ class Echo:
             if call is None:
                 continue
             try:
-                call.trust()
                 body = call.read_body(SOON_S, SOON_S)
                 self.bodies.append(body)
                 self._respond(call, body or b"")
@@ -365,13 +365,99 @@ def test_strangers_are_bounded_in_number_and_time() -> None:
             assert server.next(0.05) is None
         assert server.next(0.2) is None
         assert server.num_strangers == 5
-        reasons = {reason for _, _, reason in server.sweep()}
+        reasons = {reason for _, _, reason, *_ in server.sweep()}
         assert reasons == {"6 connections showed no token"}
         assert all(read_all(stranger) == b"" for stranger in strangers[:15])
         assert server.next(0.5) is None
-        assert {reason for _, _, reason in server.sweep()} == {"no token within 0 s"}
+        assert {reason for _, _, reason, *_ in server.sweep()} == {"no token within 0 s"}
         assert server.num_connections == 0
         assert all(read_all(stranger) == b"" for stranger in strangers)
+    server.stop()
+
+
+TOKENS = [f"Bearer {token}".encode() for token in ("a-token-for-tests-of-the-kernels", "another-token")]
+REFUSAL = b"no such token"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        header_of("a-wrong-token"),
+        header_of("another-tokem"),
+        header_of("another-token-"),
+        header_of("another-toke"),
+        header_of("another-token", ("authorization", "Bearer another-token")),
+        b"authorization:Bearer another-token\n",
+        b" authorization: Bearer another-token\n",
+    ],
+)
+def test_strangers_are_refused_although_nobody_waits_for_calls(header: bytes) -> None:
+    server = DataServer("127.0.0.1", 0, tokens=TOKENS, refusal=REFUSAL)
+    place = ("127.0.0.1", server.port)
+    for body in (b"", b"a body that is not read"):
+        with connected_socket(place, request_bytes(body, header)) as stranger:
+            assert read_all(stranger) == reply_bytes(REFUSAL, status=1, flags=1)
+    assert [entry[2:] for entry in server.sweep()] == [("", True, 2)]
+    assert server.next(0.0) is None
+    server.stop()
+
+
+def test_whoever_shows_an_accepted_token_is_no_stranger() -> None:
+    server = DataServer("127.0.0.1", 0, tokens=TOKENS, refusal=REFUSAL, strangers=1)
+    headers = [
+        header_of("another-token"),
+        header_of("a-token-for-tests-of-the-kernels", ("more", "of it")),
+        b"more: of it\r\nauthorization: Bearer another-token\r\n",
+    ]
+    with ExitStack() as stack:
+        for header in headers:
+            caller = stack.enter_context(connected_socket(("127.0.0.1", server.port)))
+            caller.sendall(request_bytes(b"", header))
+            call = server.next(SOON_S)
+            assert call is not None
+            assert call.header == header
+            call.reply([], SOON_S, SOON_S)
+            assert caller.recv(1 << 16) == reply_bytes()
+        assert (server.num_connections, server.num_strangers) == (3, 0)
+        server.accept([b"Bearer a-third-token"], REFUSAL)
+        with connected_socket(("127.0.0.1", server.port), request_bytes(b"", headers[0])) as late:
+            assert REFUSAL in (read_all(late) or b"")
+        caller.sendall(request_bytes(b"", headers[0]))  # Its connection has shown a token.
+        assert server.next(SOON_S) is not None
+    server.stop()
+
+
+def test_nothing_is_kept_of_networks_without_connections() -> None:
+    server = DataServer("127.0.0.1", 0, per_address=2)
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(connected_socket(("127.0.0.1", server.port)))
+        assert wait_until(lambda: len(server.sweep()) == 1, seconds=SOON_S)
+        assert server.num_networks == 1
+    assert wait_until(lambda: server.num_networks == 0, seconds=SOON_S)
+    server.stop()
+    refusing = DataServer("127.0.0.1", 0, per_address=0)
+    with connected_socket(("127.0.0.1", refusing.port)) as stranger:
+        assert read_all(stranger) == b""
+    assert refusing.num_networks == 0
+    refusing.stop()
+
+
+def test_a_refusal_after_half_a_reply_ends_the_connection() -> None:
+    server = DataServer("127.0.0.1", 0)
+    with connected_socket(("127.0.0.1", server.port), request_bytes(b"", HEADER)) as caller:
+        call = server.next(SOON_S)
+        assert call is not None
+        with pytest.raises(StreamTimedOut):
+            call.reply([np.zeros(64 << 20, np.uint8)], 0.2, 0.2)
+        with pytest.raises(RuntimeError, match="the call has its reply"):
+            call.refuse(b"a second head", SOON_S)
+        received = read_all(caller)
+        assert received is not None
+        assert received.count(b"GIGL") == 1
+        assert b"a second head" not in received
+        assert server.num_connections == 0
     server.stop()
 
 
@@ -382,7 +468,7 @@ def test_one_address_has_its_share() -> None:
             stack.enter_context(connected_socket(("127.0.0.1", server.port)))
         assert server.next(0.3) is None
         assert server.num_connections == 3
-        assert {reason for _, _, reason in server.sweep()} == {"more than 3 connections of one address"}
+        assert {reason for _, _, reason, *_ in server.sweep()} == {"more than 3 connections of one address"}
     server.stop()
 
 

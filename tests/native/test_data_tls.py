@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
@@ -17,7 +18,8 @@ from gigl_loader.native import DataClient, DataServer, StreamError, TlsContext, 
 from gigl_loader.rpc.certificates import self_signed
 from tests.support.certificates import Authority
 from tests.support.key_updates import KeyUpdates
-from tests.support.raw_data import connected_socket, header_of, read_all
+from tests.support.leftovers import wait_until
+from tests.support.raw_data import connected_socket, header_of, read_all, reply_bytes, request_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 HEADER = header_of("a-token-for-tests-of-the-kernels")
 SOON_S = 10.0
 FLOOD = 10_000_000
+REPLY = reply_bytes(b"body")
 CERTIFICATE, KEY = self_signed(["127.0.0.1", "localhost"])
 
 
@@ -135,7 +138,7 @@ def test_old_versions_plain_text_and_noise_are_refused() -> None:
                 assert read_all(stranger) is not None
         with pytest.raises(StreamError):
             DataClient("127.0.0.1", server.port).call(HEADER, b"", SOON_S)
-        assert any("TLS handshake" in reason for _, _, reason in server.sweep())
+        assert any("TLS handshake" in reason for _, _, reason, *_ in server.sweep())
         assert asked(server, TlsContext.client(CERTIFICATE), b"x") == b"x"
 
 
@@ -148,42 +151,96 @@ def test_a_greeting_has_so_many_bytes_at_most() -> None:
                     piece = hello[at : at + 16_000]
                     stranger.sendall(struct.pack(">BHH", 22, 0x0301, len(piece)) + piece)
             assert read_all(stranger) == b""
-        assert "TLS handshake: Message too long" in {reason for _, _, reason in server.sweep()}
+        assert "TLS handshake: Message too long" in {reason for _, _, reason, *_ in server.sweep()}
         assert asked(server, TlsContext.client(CERTIFICATE), b"x") == b"x"
 
 
-def test_records_without_data_keep_no_thread() -> None:
-    server = DataServer("127.0.0.1", 0, TlsContext.server(CERTIFICATE, KEY), stranger_s=1.0)
-    ending, reasons = threading.Event(), set[str]()
+@contextmanager
+def key_updates(server: DataServer) -> Iterator[tuple[KeyUpdates, socket.socket]]:
+    """Connect a caller that can renew its keys, and close it."""
+    with socket.create_connection(("127.0.0.1", server.port), SOON_S) as connection:
+        connection.settimeout(None)
+        caller = KeyUpdates(connection)
+        try:
+            yield caller, connection
+        finally:
+            caller.close()
 
-    def flood() -> int:
-        with socket.create_connection(("127.0.0.1", server.port), SOON_S) as connection:
-            connection.settimeout(None)
-            caller = KeyUpdates(connection)
-            try:
-                return caller.send(FLOOD)
-            finally:
-                caller.close()
 
-    def serve() -> None:
+def reasons_of(server: DataServer) -> set[str]:
+    """Wait until the server has ended a connection, and return why."""
+    reasons = set[str]()
+
+    def told() -> bool:
+        reasons.update(reason for _, _, reason, *_ in server.sweep())
+        return bool(reasons)
+
+    assert wait_until(told, seconds=SOON_S)
+    return reasons
+
+
+@pytest.mark.parametrize("requested", [False, True])
+def test_records_without_data_end_the_connection(requested: bool) -> None:
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        for honest in (False, True):  # Before the caller has shown a token, and after.
+            with key_updates(server) as (caller, _):
+                if honest:
+                    assert caller.write(request_bytes(b"body", HEADER))
+                    assert caller.read(len(REPLY)) == REPLY
+                assert caller.send(FLOOD, requested=requested) < FLOOD
+            assert reasons_of(server) == {"TLS: more than 32 records without data"}
+        assert asked(server, TlsContext.client(CERTIFICATE), b"x") == b"x"
+
+
+@pytest.mark.parametrize("requested", [False, True])
+def test_keys_may_be_renewed_between_calls(requested: bool) -> None:
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _), key_updates(server) as (caller, _):
+        for _ in range(5):
+            assert caller.send(32, requested=requested) == 32
+            assert caller.write(request_bytes(b"body", HEADER))
+            assert caller.read(len(REPLY)) == REPLY
+
+
+def test_answers_to_updates_of_keys_are_sent_at_once() -> None:
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _), key_updates(server) as (caller, line):
+        assert caller.send(3, requested=True) == 3
+        assert select.select([line], [], [], SOON_S)[0]
+
+
+def test_a_stranger_has_4_kib_for_records_without_data() -> None:
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        with key_updates(server) as (caller, _):
+            for byte in request_bytes(b"", HEADER):
+                if caller.send(30) < 30 or not caller.write(bytes([byte])):
+                    break
+            else:
+                pytest.fail("all was taken")
+        assert reasons_of(server) == {"more than 4096 bytes without data"}
+
+
+def test_floods_of_records_without_data_hold_up_nobody() -> None:
+    ending = threading.Event()
+
+    def flood(server: DataServer) -> int:
+        connections = 0
         while not ending.is_set():
-            call = server.next(0.1)
-            reasons.update(reason for _, _, reason in server.sweep())
-            if call is not None:
-                call.reply([], SOON_S, SOON_S)
+            with suppress(OSError), key_updates(server) as (caller, _):
+                connections += 1
+                assert caller.send(FLOOD, requested=True) < FLOOD
+        return connections
 
-    with ThreadPoolExecutor(3) as threads:
-        serving = threads.submit(serve)
-        floods = [threads.submit(flood) for _ in range(2)]
-        while not all(each.done() for each in floods):
-            client = DataClient("127.0.0.1", server.port, TlsContext.client(CERTIFICATE))
-            client.connect(SOON_S)
-            assert client.call(HEADER, b"", SOON_S)[:2] == (0, 0)
-        assert all(each.result() < FLOOD for each in floods)
-        ending.set()
-        serving.result(SOON_S)
-    assert "no token within 1 s" in reasons
-    server.stop()
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _), ThreadPoolExecutor(4) as threads:
+        floods = [threads.submit(flood, server) for _ in range(4)]
+        client = DataClient("127.0.0.1", server.port, TlsContext.client(CERTIFICATE))
+        client.connect(SOON_S)
+        try:
+            for number in range(200):
+                assert client.call(HEADER, b"%d" % number, SOON_S)[:2] == (0, len(b"%d" % number))
+                client.read(np.empty(client.left, np.uint8))
+                assert client.finish()
+        finally:
+            ending.set()
+        assert all(each.result(SOON_S) for each in floods)
 
 
 def test_pem_that_cannot_be_used_is_told() -> None:

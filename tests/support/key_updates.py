@@ -15,24 +15,46 @@ _POINTERS = ("TLS_client_method", "SSL_CTX_new", "SSL_new")
 
 
 class KeyUpdates:
-    """TLS 1.3 over a blocking socket, by the OpenSSL of this machine. No certificate is verified."""
+    """TLS 1.3 over a socket, by the OpenSSL of this machine. No certificate is verified.
+
+    The socket blocks until this is made.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._api = _library()
         self._context = ctypes.c_void_p(self._api.SSL_CTX_new(ctypes.c_void_p(self._api.TLS_client_method())))
         self._session = ctypes.c_void_p(self._api.SSL_new(self._context))
         assert self._api.SSL_set_fd(self._session, connection.fileno()) == 1
-        assert self._api.SSL_connect(self._session) == 1
+        if self._api.SSL_connect(self._session) != 1:
+            self.close()
+            raise OSError("no TLS handshake")
 
-    def send(self, count: int) -> int:
-        """Send so many updates, and return how many went before the other side ended the connection."""
+    def send(self, count: int, *, requested: bool = False) -> int:
+        """Send so many updates, and return how many went before the other side ended the connection.
+
+        Those that are ``requested`` have the other side answer each with one of its own.
+        """
         for sent in range(count):
-            if (
-                self._api.SSL_key_update(self._session, 0) != 1
-                or self._api.SSL_do_handshake(self._session) != 1
-            ):
+            made = self._api.SSL_key_update(self._session, int(requested)) == 1
+            # Without ``made``, the last one waits: of a socket that does not block.
+            if self._api.SSL_do_handshake(self._session) != 1 or not made:
                 return sent
         return count
+
+    def write(self, data: bytes) -> bool:
+        """Send data in one record. Return whether it went."""
+        return bool(self._api.SSL_write(self._session, data, len(data)) == len(data))
+
+    def read(self, nbytes: int) -> bytes:
+        """Wait for so many bytes of data. Fewer where the other side ended the connection."""
+        received = b""
+        data = ctypes.create_string_buffer(nbytes)
+        while len(received) < nbytes:
+            got = self._api.SSL_read(self._session, data, nbytes - len(received))
+            if got <= 0:
+                break
+            received += data.raw[:got]
+        return received
 
     def close(self) -> None:
         self._api.SSL_free(self._session)

@@ -17,7 +17,7 @@ from gigl_loader.rpc.requests import check_size
 from gigl_server.identity import Identity
 from gigl_server.ports.byte_semaphore import ByteSemaphore
 from gigl_server.ports.calls_under_way import CallsUnderWay
-from gigl_server.ports.data_callers import DataCallers
+from gigl_server.ports.data_callers import WRONG_TOKEN, DataCallers
 from gigl_server.ports.data_threads import DataThreads
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class DataPort:
     """Serves from its construction to ``close``.
 
     A reply is made before it is sent: sending needs no turn and no Python. Calls, turns and the memory of
-    requests and replies are shared fairly among identities.
+    requests and replies are shared fairly among identities. Connections without an accepted token are served
+    and refused by a native thread of their own, and never come here.
     """
 
     def __init__(
@@ -111,6 +112,8 @@ class DataPort:
                 strangers=min(_MAX_STRANGERS, max(files // _STRANGERS_SHARE, 1)),
                 per_address=max(files // _ADDRESS_SHARE, 1),
                 stranger_s=_STRANGER_S,
+                tokens=credentials.authorizations,
+                refusal=WRONG_TOKEN.to_record(),
             )
         except OSError as error:
             raise OSError(f"cannot listen on {address}: {error}") from None
@@ -130,8 +133,9 @@ class DataPort:
 
     def renew(self, credentials: Credentials) -> None:
         """Use other credentials from now on: tokens for every call, certificates for new connections."""
-        self._server.renew(credentials.data_context())
         self._callers.credentials = credentials
+        self._server.renew(credentials.data_context())
+        self._server.accept(credentials.authorizations, WRONG_TOKEN.to_record())
 
     def close(self, timeout_s: float = _SHUTDOWN_S) -> None:
         """Stop listening, wait a second for replies under way, then cut them. Closing twice is fine."""
@@ -144,6 +148,7 @@ class DataPort:
             if not self._threads.stop(timeout_s):
                 _LOGGER.error("the data port does not end")
         self._sweeper.join(timeout_s)
+        self._tell_dropped()
 
     def _respond(self, call: DataCall) -> None:
         """Receive one request, and send its reply or its refusal. Raises nothing."""
@@ -153,7 +158,6 @@ class DataPort:
                 try:
                     known = self._callers.identify(call)
                     caller = known.identity
-                    call.trust()
                     self._answer(call, known, at_end)
                 except Refusal as refusal:
                     self._note(caller, refusal)
@@ -231,7 +235,24 @@ class DataPort:
     def _keep_sweeping(self) -> None:
         while not self._ending.wait(_SWEEP_S):
             self._under_way.sweep()
-            for address, port, reason in self._server.sweep():
+            self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        """Log what the native server ended since the last call, and count what it refused."""
+        for address, port, reason, refused, count in self._server.sweep():
+            if refused:
+                self._counters.add(refused=count)
                 self._audit.refused(
-                    Identity(address=address), f"data port: connection of port {port} cut: {reason}"
+                    Identity(address=address),
+                    f"data port: {WRONG_TOKEN.kind.value}: {WRONG_TOKEN.message}{_times(count)}",
                 )
+            else:
+                self._audit.refused(
+                    Identity(address=address),
+                    f"data port: connection of port {port} cut: {reason}{_times(count)}",
+                )
+
+
+def _times(count: int) -> str:
+    """Return how many connections ended, if there were several."""
+    return "" if count == 1 else f" ({count} connections)"

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from gigl_loader.native import DataCall
     from gigl_loader.rpc.credentials import Credentials
 
-__all__ = ["DataCallers", "Known"]
+__all__ = ["WRONG_TOKEN", "DataCallers", "Known"]
 
 _CACHED = 4096
 _VERSION = 3
-_NO_TOKEN = "wrong token: all hosts must use the same one"
+WRONG_TOKEN = Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
 
 
 class Known(NamedTuple):
@@ -30,7 +30,10 @@ class Known(NamedTuple):
 
 
 class DataCallers:
-    """Checks the token of each call. Thread-safe."""
+    """Checks the token of each call. Thread-safe.
+
+    The native server has checked the first one of a connection; tokens change while connections stay.
+    """
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -49,7 +52,7 @@ class DataCallers:
         headers = _headers(call.header)
         token = self.credentials.identify(headers.get(b"authorization", ()))
         if token is None:
-            raise Refusal(RefusalKind.UNAUTHENTICATED, _NO_TOKEN)
+            raise Refusal(WRONG_TOKEN.kind, WRONG_TOKEN.message)
         jobs = headers.get(JOB_HEADER.encode(), ())
         certificate = self._fingerprint(call.certificate) if self.credentials.client_authority else ""
         return Known(self._identity(call.address, token, certificate), job_key(jobs) if jobs else None)
