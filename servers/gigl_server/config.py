@@ -215,6 +215,14 @@ class ServeOptions:
         return replace(control, port=following if self.data_port is None else self.data_port)
 
     @property
+    def listening_addresses(self) -> tuple[Address, ...]:
+        """Listening addresses of all ports."""
+        from gigl_loader.rpc.address import Address
+
+        metrics = (Address.parse(self.metrics),) if self.metrics else ()
+        return (self.address, self.data_address, *metrics)
+
+    @property
     def reachable_host(self) -> str:
         """Name or address under which other hosts reach this server."""
         return self.address.host if self.advertise is None else self.advertise
