@@ -171,7 +171,12 @@ class _Search:
                 other = self._view_or_reason(endpoint, min(self._batch_wait, _OTHER_S))
                 if not isinstance(other, Exception):
                     _check_graph(endpoint, other.graph, view.graph)
-                    _check_cluster(endpoint, other, known)
+                    try:
+                        _check_cluster(endpoint, other, known)
+                    except ValueError as error:
+                        if joining := view.reason or other.reason:  # A ready server has met all others else.
+                            raise _NotReady(f"{error} (one of them {joining})") from None
+                        raise
 
     def _view_or_reason(self, endpoint: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
         """Return the view of a server, or the error where waiting may resolve it."""

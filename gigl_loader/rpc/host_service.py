@@ -32,6 +32,8 @@ _EARNED_S = 600.0
 """A child that lived this long resets the count of restarts: two deaths a week do not mean a broken host."""
 _PAUSES_S = (0.1, 1.0, 5.0)
 """Pauses between attempts to start a process, where the system lacks memory, descriptors or processes."""
+_PORT_WAIT_S = 5.0
+"""A port that is taken is tried again for so long, but no longer than a quarter of the start's timeout."""
 _LEAVE_S = 3.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
@@ -61,8 +63,9 @@ class HostService:
 
         ``listen`` (``HOST:PORT``) is the control port; data goes over the next port; port 0 selects free
         ports. Other hosts connect to ``advertise`` where ``listen`` stands for all addresses. Raises
-        ``OSError`` naming an address that cannot be bound, ``ValueError`` for invalid arguments,
-        ``FormatError`` for a damaged graph, ``TimeoutError`` if the child is not up after ``timeout_s``.
+        ``OSError`` naming an address that cannot be bound (after up to 5 s where it is taken), ``ValueError``
+        for invalid arguments, ``FormatError`` for a damaged graph, ``TimeoutError`` if the child is not up
+        after ``timeout_s``.
 
         A child that dies is restarted on the same ports, at most twice; a child that has lived for ten
         minutes resets that count. After that, ``failure`` says why the service is down.
@@ -74,6 +77,7 @@ class HostService:
             data_port=None,
             advertise=advertise,
             host_index=host_index,
+            port_wait_s=min(_PORT_WAIT_S, timeout_s / 4),
             credentials=credentials,
         )
         return cls(_Keeper(config, timeout_s))
@@ -117,10 +121,11 @@ class _ServiceConfig:
     data_port: int | None
     advertise: str | None
     host_index: int
+    port_wait_s: float
     credentials: Credentials
 
     def to_line(self) -> bytes:
-        names = ("reference", "partitions", "listen", "data_port", "advertise", "host_index")
+        names = ("reference", "partitions", "listen", "data_port", "advertise", "host_index", "port_wait_s")
         document = {name: getattr(self, name) for name in names}
         document |= {"credentials": self.credentials.to_json(), "parent_pid": os.getpid()}
         return json.dumps(document).encode() + b"\n"

@@ -111,7 +111,12 @@ class ServeOptions:
         None, TEXT, "PEM: the authority that signed the certificates that callers must show (mTLS)."
     )
     insecure: bool = option(False, FLAG, "Allow plain text, or no token, beyond this machine.")
-    metrics: str | None = option(None, ADDRESS, "HOST:PORT of /metrics and /healthz.")
+    metrics: str | None = option(
+        None,
+        ADDRESS,
+        "HOST:PORT of /metrics and /healthz. Beyond this machine it needs --metrics-tls and "
+        "--metrics-token-file, or --insecure.",
+    )
     metrics_token_file: str | None = option(
         None,
         TEXT,
@@ -210,6 +215,14 @@ class ServeOptions:
         return replace(control, port=following if self.data_port is None else self.data_port)
 
     @property
+    def listening_addresses(self) -> tuple[Address, ...]:
+        """Listening addresses of all ports."""
+        from gigl_loader.rpc.address import Address
+
+        metrics = (Address.parse(self.metrics),) if self.metrics else ()
+        return (self.address, self.data_address, *metrics)
+
+    @property
     def reachable_host(self) -> str:
         """Name or address under which other hosts reach this server."""
         return self.address.host if self.advertise is None else self.advertise
@@ -270,7 +283,7 @@ class ServeOptions:
 
     def _check_ways_in(self) -> None:
         from gigl_loader.rpc.address import Address
-        from gigl_loader.rpc.reach import check_reach, is_local
+        from gigl_loader.rpc.reach import check_reach
         from gigl_loader.rpc.secret_files import naming
 
         control, data = self.address, self.data_address
@@ -293,12 +306,17 @@ class ServeOptions:
                 raise ValueError(f"{name} without metrics: say where they are served")
         if self.metrics_tls and not self.tls_cert:
             raise ValueError("metrics_tls without tls_cert: there is no certificate to show")
-        plain = self.metrics and self.metrics_token_file and not (self.metrics_tls or self.insecure)
-        if plain and not is_local(Address.parse(self.metrics or "").host):
-            raise ValueError(
-                f"metrics: callers of {self.metrics} would show their token in plain text: give metrics_tls, "
-                "or say insecure on a network that you trust"
-            )
+        if self.metrics:
+            with naming("metrics"):
+                check_reach(
+                    Address.parse(self.metrics),
+                    tls=self.metrics_tls,
+                    guarded=bool(self.metrics_token_file),
+                    insecure=self.insecure,
+                    give_tls="give metrics_tls and metrics_token_file, or say insecure on a network that you "
+                    "trust",
+                    give_token="give metrics_token_file, or say insecure on a network that you trust",
+                )
         with naming("listen"):
             check_reach(
                 control,

@@ -55,7 +55,11 @@ def main(link: socket.socket) -> None:
         told: SimpleQueue[str] = SimpleQueue()
         signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
         try:
-            server = build_storage_server(options, credentials=Credentials.from_json(config["credentials"]))
+            server = build_storage_server(
+                options,
+                credentials=Credentials.from_json(config["credentials"]),
+                introduced=threading.Event(),
+            )
         except Exception as error:
             _say(link, {"error": _told(error)})
             raise SystemExit(1) from None

@@ -4,7 +4,7 @@
 code  meaning
 ====  ==================================================================
 0     ended on request: drained, or the drain timed out
-1     a failure: a port is taken, the other servers do not come or do not fit, a second signal
+1     a failure: a port stays taken, the other servers do not come or do not fit, a second signal
 2     the user's mistake: options, files, certificates; nothing was bound
 3     a part of the server died, a port or a thread; the log names it. To be started again
 ====  ==================================================================
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.resources import raise_file_limit
 from gigl_loader.rpc.file_watch import FileWatch
+from gigl_server.bind_check import wait_free
 from gigl_server.certificate_renewal import Renewal
 from gigl_server.forced_exit import leave_within
 from gigl_server.logs import configure_logging
@@ -70,6 +71,7 @@ def run(options: ServeOptions) -> int:
         prepare_process()
         with suppress(OSError), open("/proc/self/comm", "w") as comm:
             comm.write("gigl-store")
+        wait_free(options.listening_addresses)  # Before signals are held: one of them ends the wait.
         signals.hold()
         with build_storage_server(options, graph=graph, credentials=credentials) as server:
             renewal = Renewal(watch, partial(_renew, server, options))

@@ -82,6 +82,7 @@ def _server(config: Mapping[str, Any]) -> PeerServer:
         advertise=config["advertise"],
         data_port=config["data_port"],
         host_index=config["host_index"],
+        port_wait_s=config["port_wait_s"],
     )
 
 

@@ -10,7 +10,7 @@ from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.requests import Envelope
 from gigl_server.audit import AuditLog
-from gigl_server.bind_check import check_free
+from gigl_server.bind_check import PORT_WAIT_S, wait_free
 from gigl_server.counters import Counters
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.data import DataPort
@@ -75,13 +75,14 @@ def build_server(
     advertise: str | None = None,
     data_port: int | None = None,
     host_index: int = 0,
+    port_wait_s: float = PORT_WAIT_S,
 ) -> PeerServer:
     """Serve ``partitions`` of ``graph``. Returns when both ports are open.
 
     ``listen`` is ``HOST:PORT`` of the control port; data goes over the next port, or ``data_port``. Port 0
     selects free ports. Other hosts connect to ``advertise`` (a name or an address without a port), which is
     required where ``listen`` stands for all addresses of the host. Raises ``OSError`` where a port cannot be
-    bound, ``ValueError`` for invalid arguments.
+    bound, after ``port_wait_s`` where it is taken, and ``ValueError`` for invalid arguments.
     """
     address = Address.parse(listen)
     host = _reachable(address, advertise)
@@ -89,8 +90,7 @@ def build_server(
     data_address = replace(
         address, port=(address.port and address.port + 1) if data_port is None else data_port
     )
-    check_free(address)
-    check_free(data_address)
+    wait_free((address, data_address), port_wait_s)
     counters, audit = Counters(), AuditLog()
     queries = Queries(graph, partitions, counters)
     data = DataPort(data_address, queries, counters, credentials, audit=audit)

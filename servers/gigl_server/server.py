@@ -6,11 +6,12 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import check_verify
 from gigl_loader.rpc.reach import is_local
 from gigl_loader.rpc.requests import Envelope
-from gigl_server.bind_check import check_free
+from gigl_server.bind_check import PORT_WAIT_S, wait_free
 from gigl_server.cluster.peers import PeerWatch
 from gigl_server.composition import ServerParts
 from gigl_server.opening import open_graph
@@ -34,27 +35,38 @@ _JOIN_END_S = 10.0
 
 
 def build_storage_server(
-    options: ServeOptions, *, graph: Graph | None = None, credentials: Credentials | None = None
+    options: ServeOptions,
+    *,
+    graph: Graph | None = None,
+    credentials: Credentials | None = None,
+    port_wait_s: float = PORT_WAIT_S,
+    introduced: threading.Event | None = None,
 ) -> StorageServer:
-    """Bind both ports and begin to join. Returns when the ports are open; sampling begins once it is ready.
+    """Bind all ports and begin to join. Returns when the ports are open; sampling begins once it is ready.
 
     ``graph`` and ``credentials`` replace those that the options name. Raises ``ValueError`` for invalid
     options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError`` where a port
-    cannot be bound.
+    cannot be bound, after ``port_wait_s`` where it is taken. With ``introduced``, which the first ``meet``
+    sets, the server does not become ready before.
     """
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
     graph = _opened(options, graph, credentials)
     _check_server_proof(options.address, graph, credentials)
-    for address in (options.address, options.data_address):
-        check_free(address)
-    return StorageServer(options, graph, credentials)
+    wait_free(options.listening_addresses, port_wait_s)
+    return StorageServer(options, graph, credentials, introduced)
 
 
 class StorageServer:
     """Serves from when it is ready until it is drained or closed."""
 
-    def __init__(self, options: ServeOptions, graph: Graph, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        graph: Graph,
+        credentials: Credentials,
+        introduced: threading.Event | None = None,
+    ) -> None:
         """Use ``build_storage_server``. Starts to join."""
         self.failure: Exception | None = None
         """Why this server will not become ready."""
@@ -66,6 +78,7 @@ class StorageServer:
         """Set with ``failure``: before the server is ready, or when damage of the graph is found later."""
         self._options = options
         self._ending = threading.Event()
+        self._introduced = introduced
         self._lock, self._health_lock = threading.Lock(), threading.Lock()
         self._closed = False
         self._supervisor: Supervisor | None = None
@@ -108,9 +121,10 @@ class StorageServer:
         return self.parts.metrics.address if self.parts.metrics else ""
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Add addresses of further servers."""
+        """Add addresses of further servers of the cluster."""
         for address in addresses:
-            self.parts.readiness.heard_of(address)
+            self.parts.discovery.expect(address)
+        self._introduce()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server is ready.
@@ -133,6 +147,7 @@ class StorageServer:
     def drain(self, timeout_s: float) -> bool:
         """Take no new requests; finish those under way, and let frames be fetched. ``False``: timeout."""
         self._ending.set()
+        self._introduce()
         if self.parts.readiness.ends("draining"):
             _LOGGER.info("draining: %g s at most", timeout_s)
         self._tell_health()
@@ -149,6 +164,7 @@ class StorageServer:
                 return
             self._closed = True
         self._ending.set()
+        self._introduce()
         if self._supervisor is not None:
             self._supervisor.close()
         self.parts.adopter.close(_JOIN_END_S)
@@ -165,6 +181,10 @@ class StorageServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _introduce(self) -> None:
+        if self._introduced is not None:
+            self._introduced.set()
 
     def _supervise(self) -> None:
         parts, options = self.parts, self._options
@@ -234,6 +254,8 @@ class StorageServer:
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
         self._verify()
+        if self._introduced is not None and not self._introduced.wait(self._options.join_timeout_s):
+            raise StorageUnavailable("the parent process did not say which other servers there are")
         self.parts.discovery.run(self._options.join_timeout_s)
         self.parts.begin_to_sample()
         self._tell_health()

@@ -73,7 +73,10 @@ def test_another_graph_on_a_host(fork_server: ForkServer, graph: Path, tmp_path:
 def test_a_port_that_is_taken(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = outcome(fork_server, graph, tmp_path, by_rank=[{}, {"dataset": {"listen": address}}])
+        patient = {"dataset": {"timeout": 20}}
+        ended = outcome(
+            fork_server, graph, tmp_path, by_rank=[patient, {"dataset": {"listen": address, "timeout": 20}}]
+        )
     check(ended, f"OSError: rank 1: cannot listen on {address}", f"OSError: cannot listen on {address}")
 
 

@@ -32,6 +32,7 @@ from gigl_server.local_cluster import LocalCluster
 from tests.support.command_line import COMMAND, address_in, line_with
 from tests.support.leftovers import is_gone, wait_until
 from tests.support.plans import neighbor_plan
+from tests.support.ports import free_port
 from tests.support.store_graph import write_graph
 
 if TYPE_CHECKING:
@@ -112,6 +113,62 @@ def test_a_second_signal_ends_a_server_that_drains(graph: Path) -> None:
             process.wait(1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["control", "data", "metrics"])
+def test_a_port_that_is_taken_for_a_moment_is_waited_for(graph: Path, port: str) -> None:
+    ports = dict(zip(("control", "data", "metrics"), range(free_port(count=3), 1 << 16), strict=False))
+    taken = socket.create_server(("127.0.0.1", ports[port]))
+    with started(*on_ports(graph, **ports)) as process:
+        line_with(process, f"port 127.0.0.1:{ports[port]} is taken: trying again for 5 s")
+        taken.close()
+        line_with(process, "ready: storage server 0")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["control", "data", "metrics"])
+def test_a_port_that_stays_taken_ends_a_server_with_1(graph: Path, port: str) -> None:
+    ports = dict(zip(("control", "data", "metrics"), range(free_port(count=3), 1 << 16), strict=False))
+    with (
+        socket.create_server(("127.0.0.1", ports[port])),
+        started(*on_ports(graph, **ports)) as process,
+    ):
+        line_with(process, "trying again for 5 s")
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1
+    told = (
+        f"gigl-loader: cannot listen on 127.0.0.1:{ports[port]}: Address already in use; choose another port"
+    )
+    assert re.fullmatch(re.escape(told) + ".*\n", errors)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_wait_for_a_port(graph: Path) -> None:
+    port = free_port(count=2)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        started("serve", str(graph), "--listen", f"127.0.0.1:{port}") as process,
+    ):
+        line_with(process, "trying again for 5 s")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def on_ports(graph: Path, *, control: int, data: int, metrics: int) -> list[str]:
+    addresses = [f"127.0.0.1:{port}" for port in (control, metrics)]
+    return [
+        "serve",
+        str(graph),
+        "--listen",
+        addresses[0],
+        "--data-port",
+        str(data),
+        "--metrics",
+        addresses[1],
+    ]
 
 
 def test_a_full_disk_does_not_stop_a_server(graph: Path) -> None:

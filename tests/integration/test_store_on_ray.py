@@ -76,6 +76,21 @@ except Exception as error:
     say(error=[type(error).__name__, str(error)])
 """
 
+_AT_ONCE = """
+import json, sys
+import ray
+from gigl_client import Caller, RemoteDistDataset
+from gigl_ray import StoreCluster
+
+address, graph, tries = sys.argv[1:]
+ray.init(address, log_to_driver=False)
+for _ in range(int(tries)):
+    with StoreCluster(graph, servers=2, replicas=2, options={"insecure": True}) as cluster:
+        caller = Caller(insecure=True)
+        with RemoteDistDataset.connect(cluster.addresses, credentials=caller, timeout=60) as dataset:
+            print(json.dumps({"servers": len(dataset._cluster.servers)}), flush=True)
+"""
+
 
 class Driver:
     """The program above, in a process that is a driver of Ray."""
@@ -193,3 +208,18 @@ def test_mistakes_are_told_in_a_line(cluster: RayCluster, graph: Path, tmp_path:
             assert error in ": ".join(driver.said()["error"])
     with driving(cluster, tmp_path / "nowhere") as driver:
         assert driver.said()["error"] == ["FileNotFoundError", f"no graph at {tmp_path / 'nowhere'}"]
+
+
+def test_a_trainer_that_connects_at_once_finds_one_cluster(cluster: RayCluster, graph: Path) -> None:
+    tries = 4
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_ONCE, cluster.address, str(graph), str(tries)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+        cwd=_ROOT,
+        env=os.environ | ENVIRONMENT,
+    )
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert said == [{"servers": 2}] * tries, done.stderr

@@ -55,17 +55,73 @@ class Others:
         if endpoint.control_port in self.unfit:
             raise self.unfit[endpoint.control_port]
 
-    def joining(self, own: Endpoint, *peers: str, partitions: int = 3) -> Discovery:
+    def joining(self, own: Endpoint, *peers: str, partitions: int = 3, meet_s: float = 0.0) -> Discovery:
+        """``meet_s`` is 0 where a test is not about waiting: most scripted servers never meet this one."""
         return Discovery(
-            own, graph=GRAPH, num_partitions=partitions, peers=peers, query=self.ask, check=self.check
+            own,
+            graph=GRAPH,
+            num_partitions=partitions,
+            peers=peers,
+            query=self.ask,
+            check=self.check,
+            meet_s=meet_s,
         )
 
 
-def test_a_server_that_has_all_needs_nobody() -> None:
+def test_a_server_that_has_all_and_expects_nobody_asks_nobody() -> None:
     others = Others({})
     own = server(10, 0, 1, 2)
-    assert others.joining(own, "host:20").run(1) == (own,)
+    assert others.joining(own, "host:10", meet_s=60).run(1) == (own,)
     assert others.asked == []
+
+
+@pytest.mark.parametrize("named", ["by peers", "by expect"])
+def test_a_server_that_has_all_waits_until_it_and_those_it_expects_know_each_other(named: str) -> None:
+    script: list[PeerResponse | Exception] = [
+        StorageUnavailable("not yet"),
+        answer(server(20, 0, 1, 2)),
+        answer(server(20, 0, 1, 2), "host:10"),
+    ]
+    others = Others({"host:20": script})
+    joining = others.joining(server(10, 0, 1, 2), *["host:20"] * (named == "by peers"), meet_s=600)
+    if named == "by expect":
+        joining.expect("host:20")
+    assert joining.waiting_for == "waits for servers host:20"
+    assert [each.control_port for each in joining.run(600)] == [10, 20]
+    assert others.asked == ["host:20"] * 3
+    assert joining.waiting_for == ""
+
+
+def test_one_that_is_expected_and_stays_away_is_met_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    said: dict[str, list[PeerResponse | Exception]] = {}
+    own = server(10, 0, 1, 2)
+    joining = Others(said).joining(own, "host:20", meet_s=0.2)
+    assert joining.run(60) == (own,)
+    told = "waits for servers host:20 (nothing listens there)"
+    assert caplog.messages == [f"goes on alone, and joins them when they come: it {told}"]
+    assert joining.waiting_for == told
+    said["host:20"] = [answer(server(20, 0, 1, 2), "host:10")]
+    joining.follow(0.1)
+    assert [each.control_port for each in joining.members] == [10, 20]
+    assert joining.waiting_for == ""
+
+
+def test_the_wait_for_those_that_are_expected_ends_with_the_time_to_join() -> None:
+    own = server(10, 0, 1, 2)
+    assert Others({}).joining(own, "host:20", meet_s=600).run(0.2) == (own,)
+
+
+def test_one_that_is_expected_and_does_not_fit_is_refused_or_passed_over() -> None:
+    said: dict[str, list[PeerResponse | Exception]] = {
+        "host:20": [answer(server(20, 0), "host:10", graph="b" * 64)]
+    }
+    own = server(10, 0, 1, 2)
+    with pytest.raises(JoinRefused, match="another graph"):
+        Others(said).joining(own, "host:20", meet_s=600).run(600)
+    joining = Others(said).joining(own, meet_s=600)
+    joining.expect("host:20")
+    assert joining.run(600) == (own,)
+    assert joining.waiting_for == ""
 
 
 def test_one_tells_of_the_next() -> None:

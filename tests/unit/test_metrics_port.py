@@ -198,7 +198,15 @@ def test_large_headers_are_not_read(request_of: Any, status: str) -> None:
         ({"metrics": "127.0.0.1:0", "metrics_tls": True}, "metrics_tls without tls_cert"),
         (
             {"metrics": "10.0.0.5:9090", "metrics_token_file": "token"},
-            r"metrics: callers of 10.0.0.5:9090 would show their token in plain text: give metrics_tls",
+            r"metrics: 10\.0\.0\.5:9090 can be reached from other hosts, which needs TLS: give metrics_tls",
+        ),
+        (
+            {"metrics": "0.0.0.0:9090"},
+            r"metrics: 0\.0\.0\.0:9090 .*, which needs TLS: .* metrics_token_file, or say insecure",
+        ),
+        (
+            {"metrics": "10.0.0.5:9090", "metrics_tls": True, "tls_cert": "cert", "tls_key": "key"},
+            r"metrics: .*, which needs a token: give metrics_token_file, or say insecure on a network",
         ),
     ],
 )

@@ -524,9 +524,9 @@ def test_an_address_where_nobody_can_listen(graph: Graph, endpoint: Endpoint, tl
     with pytest.raises(
         OSError, match=f"^cannot listen on {taken}: Address already in use; choose another port"
     ):
-        build_server(graph, [0], taken, tls)
+        build_server(graph, [0], taken, tls, port_wait_s=0.05)
     with pytest.raises(OSError, match=r"^cannot listen on 127.*: Address already in use"):
-        build_server(graph, [0], "127.0.0.1:0", tls, data_port=endpoint.data_port)
+        build_server(graph, [0], "127.0.0.1:0", tls, data_port=endpoint.data_port, port_wait_s=0.05)
     with pytest.raises(
         OSError, match=r"^cannot listen on 203\.0\.113\.7:0: .*; give an address of this host"
     ):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -27,6 +28,7 @@ from tests.support.peers import CALLER, TOKEN
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from gigl_loader.rpc.endpoint import Endpoint
@@ -100,22 +102,52 @@ def test_a_child_that_dies_is_started_again_twice_on_the_same_ports(caplog: pyte
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "ERROR"]
 
 
+@contextmanager
+def stolen(service: HostService, port: int) -> Iterator[None]:
+    """Kill a child, and take its port before the next one binds it."""
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        psutil.Process(service.pid).suspend()
+        os.kill(service.pid, signal.SIGKILL)
+        while True:
+            try:
+                thief.bind(("127.0.0.1", port))
+                thief.listen()
+                break
+            except OSError:
+                continue
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("port", ["control_port", "data_port"])
+def test_a_child_whose_port_is_taken_for_a_moment_serves_again(
+    port: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = ""
+    with start() as service:
+        endpoint = service.endpoint
+        address = f"127.0.0.1:{getattr(endpoint, port)}"
+
+        def waits() -> bool:
+            nonlocal told
+            told += capfd.readouterr().err
+            return f"port {address} is taken: trying again for" in told
+
+        with stolen(service, getattr(endpoint, port)):
+            assert wait_until(waits, seconds=60)
+        assert wait_until(lambda: reachable(endpoint), seconds=60)
+        assert (service.restarts, service.failure) == (1, None)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_child_whose_port_was_taken_meanwhile_stays_down() -> None:
     with start() as service:
         endpoint = service.endpoint
-        with socket.socket() as thief:
-            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            psutil.Process(service.pid).suspend()
-            os.kill(service.pid, signal.SIGKILL)
-            while True:
-                try:
-                    thief.bind(("127.0.0.1", endpoint.control_port))
-                    thief.listen()
-                    break
-                except OSError:
-                    continue
-            assert wait_until(lambda: service.failure is not None, seconds=20)
+        with stolen(service, endpoint.control_port):
+            assert wait_until(lambda: service.failure is not None, seconds=60)
         told = str(service.failure)
         assert f"cannot listen on {endpoint.control_address}: Address already in use" in told
 
@@ -283,6 +315,7 @@ def test_what_keeps_it_from_starting_is_told(
         start(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_taken_port_is_named() -> None:
     with socket.socket() as taken:

@@ -375,6 +375,7 @@ def test_closing_in_a_finally_does_not_wait(host_graphs: list[Path]) -> None:
     assert max(_values(run_ranks(2, program, hosts=TWO_HOSTS))) < 15
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_told_everywhere(graph: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

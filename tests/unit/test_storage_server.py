@@ -243,8 +243,9 @@ def test_a_server_with_another_token_is_refused(graph: Path) -> None:
 
 def test_a_port_that_is_taken_is_named(servers: list[StorageServer], graph: Path) -> None:
     address = servers[0].endpoint.control_address
+    options = ServeOptions(graph_dir=graph, partitions=(0,), listen=address)
     with pytest.raises(OSError, match=f"cannot listen on {address}"):
-        start(graph, 0, listen=address)
+        build_storage_server(options, port_wait_s=0.05)
 
 
 @pytest.mark.usefixtures("no_leftovers")

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,17 @@ _ATTEMPT_S = 5.0
 _TOLD_ATTEMPT_S = 2.0
 _TOLD_AT_ONCE = 16  # Any holder of the token may announce servers: silent ones must not delay others.
 _HEARD_S = 1.0  # Between two rounds of queries for a newer membership.
+_MEET_S = 5.0
+"""Servers that start at the same time are up within some seconds of each other."""
 _MAX_ADDRESSES = 4096  # Limit on announced addresses: more than any cluster has.
 
 
 class Discovery:
-    """Queries known servers for further servers. ``tell`` and ``announce`` may be called from any thread.
+    """Queries known servers for further servers. ``tell``, ``expect`` and ``announce`` are thread-safe.
 
-    ``run`` finds a holder for each partition, ``follow`` meets the servers that come after that.
+    ``run`` finds a holder for each partition, and meets the servers that are expected: ``peers``, and those
+    given to ``expect``. Two servers have met once each has the other in its membership. ``follow`` meets the
+    servers that come after that.
     """
 
     def __init__(
@@ -47,10 +52,12 @@ class Discovery:
         peers: Sequence[str],
         query: Callable[[str, float], PeerResponse],
         check: Callable[[Endpoint, float], object],
+        meet_s: float = _MEET_S,
     ) -> None:
         """``query(address, timeout_s)`` and ``check(endpoint, timeout_s)`` query and check a server.
 
         Both raise ``StorageUnavailable`` where a retry may succeed, else ``ValueError`` or ``SamplingError``.
+        Expected servers are waited for ``meet_s`` at most, once every partition has a holder.
         """
         self._own = own
         self._graph = graph
@@ -63,6 +70,11 @@ class Discovery:
         self._closed = False
         self._addresses = list(dict.fromkeys(_normal(peer) for peer in peers))
         self._trusted = set(self._addresses)
+        self._meet_s = meet_s
+        self._expected = set(self._addresses) - {own.control_address}
+        """Addresses of expected servers that this one has not met yet."""
+        self._complete_s: float | None = None
+        """When every partition had a holder for the first time, by the monotonic clock."""
         self.membership = Membership(own)
         """Servers that responded and passed the checks, this one included."""
         self._told: set[str] = set()
@@ -86,12 +98,19 @@ class Discovery:
 
     @property
     def waiting_for(self) -> str:
-        """Missing partitions and the latest errors, as text; empty when nothing is missing."""
-        if not self.missing:
-            return ""
+        """Missing partitions, or expected servers that were not met, and the latest errors, as text.
+
+        Empty when nothing is missing.
+        """
+        missing = self.missing
         with self._lock:
+            expected = sorted(self._expected)
             errors = "; ".join(list(self._errors.values())[:4])
-        return f"waits for partitions {listed(self.missing)}" + (f" ({errors})" if errors else "")
+        if not missing and not expected:
+            return ""
+        more = f" and {len(expected) - 4} more" if len(expected) > 4 else ""
+        waits = f"partitions {listed(missing)}" if missing else f"servers {', '.join(expected[:4])}{more}"
+        return f"waits for {waits}" + (f" ({errors})" if errors else "")
 
     @property
     def without_holder(self) -> str:
@@ -128,31 +147,42 @@ class Discovery:
             self._told.add(address)
         self._news.set()
 
+    def expect(self, address: str) -> None:
+        """Add the address of a server that belongs to the cluster: ``run`` waits for it, as for ``peers``."""
+        self.tell(address)
+        with suppress(ValueError), self._lock:
+            address = _normal(address)
+            if address in self._addresses:
+                self._expected.add(address)
+
     def announce(self, partitions: Iterable[int]) -> None:
         """Tell other servers and clients that this server holds ``partitions`` from now on."""
         if self.membership.announce(partitions):
             self._end_pause()
 
     def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
-        """Return the members once they serve all partitions together.
+        """Return the members once they serve all partitions together, and expected servers were met.
 
+        An expected server that does not answer is waited for some seconds only: it may be gone for good.
         Raises ``JoinRefused`` where a trusted server does not fit: one of ``peers``, or one that such a
         server knows. Raises ``StorageUnavailable`` with what is missing after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
-            while self.missing or self._has_unqueried():
+            while self.missing or self._has_unqueried() or self._waits_to_meet(deadline):
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed:
                     raise self._given_up(timeout_s)
                 self._news.clear()
                 self._round(pool, left)
-                if not self.missing:
+                if not self.waiting_for:
                     continue
                 self._tell_log()
                 if self._news.wait(min(backoff.next_s(), max(deadline - time.monotonic(), 0.0))):
                     backoff.reset()
+        if self._expected:
+            _LOGGER.warning("goes on alone, and joins them when they come: it %s", self.waiting_for)
         return self.members
 
     def heard(self, version: int) -> None:
@@ -169,9 +199,11 @@ class Discovery:
     def follow(self, seconds: float) -> None:
         """Meet servers that announce themselves, for so long or until ``changed`` is set.
 
-        A server that does not fit is passed over.
+        Expected servers that were not met yet are queried once. A server that does not fit is passed over.
         """
         deadline = time.monotonic() + seconds
+        with self._lock:
+            self._told |= self._expected
         while not (self._closed or self.changed.is_set()):
             with self._lock:
                 told = list(self._told)[-_TOLD_AT_ONCE:]
@@ -191,6 +223,15 @@ class Discovery:
         with self._lock:
             unqueried = self._trusted.intersection(self._addresses) - self._queried
             return bool(unqueried) and len(self.membership.members) > 1
+
+    def _waits_to_meet(self, deadline: float) -> bool:
+        """Return whether to wait for expected servers, where every partition has a holder."""
+        now = time.monotonic()
+        if self._complete_s is None:
+            self._complete_s = now
+        return (
+            bool(self._expected) and not self._closed and now < min(self._complete_s + self._meet_s, deadline)
+        )
 
     def close(self) -> None:
         """End ``run`` after the attempts under way."""
@@ -230,6 +271,7 @@ class Discovery:
         itself = response.itself
         if itself.control_address == self._own.control_address:
             self._forget_error(address)
+            self._met(address)
             return
         wire = check_fit(address, response, graph=self._graph)
         known = self.membership.knows(itself.control_address)
@@ -247,6 +289,8 @@ class Discovery:
             _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
         self.membership.merge(response.membership, response.members)
         self._forget_error(address)
+        if self._own.control_address in response.others:
+            self._met(address)
 
     def _drop_gone(self, newcomer: Endpoint) -> None:
         """Forget members that hold a newcomer's partitions and do not respond any more.
@@ -287,9 +331,14 @@ class Discovery:
             self._forget(max(told, key=self._silent.__getitem__))
         return bool(told)
 
+    def _met(self, address: str) -> None:
+        with self._lock:
+            self._expected.discard(address)
+
     def _forget(self, address: str) -> None:
         if address in self._addresses:
             self._addresses.remove(address)
+        self._expected.discard(address)
         self._errors.pop(address, None)
         self._silent.pop(address, None)
 
@@ -299,7 +348,11 @@ class Discovery:
             self._silent.pop(address, None)
 
     def _tell_log(self) -> None:
-        missing = f"waiting for partitions {listed(self.missing)}"
+        with self._lock:
+            expected = ", ".join(sorted(self._expected)[:4])
+        missing = (
+            f"waiting for partitions {listed(self.missing)}" if self.missing else f"waiting for {expected}"
+        )
         if missing != self._logged:
             _LOGGER.info("%s", missing)
             self._logged = missing

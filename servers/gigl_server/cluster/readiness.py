@@ -37,7 +37,7 @@ class View:
     """Control addresses of members that did not answer lately."""
     ready: bool
     reason: str
-    """Why this server is not ready, as text. Empty when it is."""
+    """Why this server is not ready, as text. When it is ready: which expected servers it has not met yet."""
     peers: tuple[PeerTraffic, ...] = ()
 
 
@@ -69,7 +69,7 @@ class Readiness:
             membership=version,
             away=discovery.membership.away,
             ready=not reason,
-            reason=reason if ends else reason and (discovery.waiting_for or reason),
+            reason=reason if ends else discovery.waiting_for or reason,
             peers=tuple(peers),
         )
 

@@ -40,8 +40,9 @@ class AdminCalls:
 
     def _adopt(self, request: Any, call: ControlCall) -> Any:
         self._check_right(request, call)
-        if reason := self._view().reason:
-            raise Refusal(RefusalKind.UNAVAILABLE, f"the server is not ready: {reason}")
+        view = self._view()
+        if not view.ready:
+            raise Refusal(RefusalKind.UNAVAILABLE, f"the server is not ready: {view.reason}")
         try:
             adopt = self._adopter.adopt if request.begin else self._adopter.state
             state = adopt(request.partition)

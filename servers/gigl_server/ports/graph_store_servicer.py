@@ -169,10 +169,10 @@ class GraphStoreServicer:
         """Return the refusal, with the reason why the server does not serve if it is unavailable."""
         if refusal.kind is not RefusalKind.UNAVAILABLE:
             return refusal
-        reason = self._view().reason
-        if reason in refusal.message:
+        view = self._view()
+        if view.ready or view.reason in refusal.message:
             return refusal
-        return Refusal(refusal.kind, f"{refusal.message}: {reason}")
+        return Refusal(refusal.kind, f"{refusal.message}: {view.reason}")
 
 
 class _Waiting:
