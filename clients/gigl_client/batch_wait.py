@@ -34,17 +34,20 @@ class BatchWait:
         hedging: BatchHedging,
         *,
         fetchers_stuck_at: Callable[[], float],
+        check_at: Callable[[], float],
         timeout_s: float,
     ) -> None:
         """A server that does not respond, or a batch that fails to arrive, is retried for ``timeout_s``.
 
-        ``fetchers_stuck_at`` returns when another thread is needed that fetches frames (monotonic).
+        ``fetchers_stuck_at`` returns when another thread is needed that fetches frames, ``check_at`` when to
+        look whether a request was lost (monotonic).
         """
         self._channels = channels
         self._in_flight = in_flight
         self._changed = changed
         self._hedging = hedging
         self._fetchers_stuck_at = fetchers_stuck_at
+        self._check_at = check_at
         self._timeout_s = timeout_s
         self._calm = 0.0
         self._received = -1
@@ -74,6 +77,7 @@ class BatchWait:
             self._in_flight.next_retry(now),
             self._hedge_at(now),
             self._fetchers_stuck_at(),
+            self._check_at(),
         )
         self._changed.wait(min(max(until - now, 0.001), _MAX_WAIT_S))
 
@@ -103,6 +107,10 @@ class BatchWait:
                 return _not_reached(channel, channel.failure, now)
         if retry is not None:  # No server is away for longer.
             return _unavailable(self._in_flight.epoch, *retry, now)
+        lost = max(self._channels, key=lambda channel: channel.lost_at, default=None)
+        if lost is not None and lost.lost_by is not None and lost.lost_at >= now - timeout:
+            waiting = _waiting_text(self._channels, self._in_flight, timeout, now)
+            return StorageUnavailable(f"{_named(lost, lost.lost_by)}; {waiting}")
         return TimeoutError(_waiting_text(self._channels, self._in_flight, timeout, now))
 
     def check_refused(self) -> None:

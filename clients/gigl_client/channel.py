@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from gigl_client.buffers import RingBuffers
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.refusals import Busy, Unknown
-from gigl_loader.rpc.ring_client import RingRefused, receive_ring
+from gigl_loader.rpc.refusals import Busy, Contact, FaultKind, RingRefused, Unknown, rule_of
+from gigl_loader.rpc.ring_client import receive_ring
 from gigl_loader.sampling.plan import plan_digest
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["Channel", "OpenChannel", "bare", "close_channel", "may_pass", "open_
 _LOGGER = logging.getLogger(__name__)
 
 _ATTEMPT_S = 10.0
+_SHORTEST_ATTEMPT_S = 2.0
 _CLOSE_S = 1.0
 _LONGEST_LATE_S = 10.0
 
@@ -55,6 +56,9 @@ class Channel:
         """When the current series of attempts to open the channel began."""
         self.failure: Exception | None = None
         """Error of the last attempt to open the channel."""
+        self.lost_by: Exception | None = None
+        self.lost_at = 0.0
+        """Error that last ended the channel, and when (monotonic)."""
         self.retry_at = 0.0
         """When the channel may be opened again if attempts were given up and the server is not needed."""
         self.gone = False
@@ -74,6 +78,11 @@ class Channel:
         self._backoff = Backoff()
         self._batches_before = -1
         self._late_s = 0.0
+
+    @property
+    def contact(self) -> Contact:
+        """Whether a channel to the server was open before, with a ring where it must have one."""
+        return Contact.FIRST if self.reconnects < 0 else Contact.ESTABLISHED
 
     def pause_s(self) -> float:
         """Return the delay before reopening: 0 if the last channel delivered a batch, else a backoff."""
@@ -122,8 +131,8 @@ class Channel:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether a retry may succeed."""
-    return isinstance(error, (StorageUnavailable, Busy, Unknown))
+    """Return whether a retry may succeed, by ``refusals.FAULT_RULES``."""
+    return isinstance(error, StorageUnavailable)
 
 
 def bare(error: Exception) -> Exception:
@@ -132,7 +141,9 @@ def bare(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def open_channel(server: Server, config: ChannelConfig, *, defers: bool) -> OpenChannel:
+def open_channel(
+    server: Server, config: ChannelConfig, *, defers: bool, contact: Contact = Contact.FIRST
+) -> OpenChannel:
     """Open a channel, and create its producer where the server has none with that key and plan.
 
     The channel has a ring where ``config`` allows one and the server is on this host. ``defers``: frames may
@@ -140,7 +151,7 @@ def open_channel(server: Server, config: ChannelConfig, *, defers: bool) -> Open
     """
     if config.tries_ring(server.endpoint.host):
         deferred = config.defers_features(ring=True, defers=defers)
-        opened = _open_ring(server, config, deferred_features=deferred)
+        opened = _open_ring(server, config, deferred_features=deferred, contact=contact)
         if opened is not None:
             return opened
     deferred = config.defers_features(ring=False, defers=defers)
@@ -157,29 +168,41 @@ def close_channel(server: Server, channel: bytes) -> None:
             server.client.close_channel(channel, _CLOSE_S)
 
 
-def _open_ring(server: Server, config: ChannelConfig, *, deferred_features: bool) -> OpenChannel | None:
+def _open_ring(
+    server: Server, config: ChannelConfig, *, deferred_features: bool, contact: Contact
+) -> OpenChannel | None:
     """Return a channel with a ring. ``None`` where no ring can be had and ``transport`` is not ``"ring"``."""
+    reply = None
     try:
-        return _mapped(server, config, deferred_features=deferred_features)
-    except (Busy, RingRefused, OSError) as error:
-        if config.transport == "ring":
+        reply = _open(server, config, deferred_features=deferred_features, ring=True)
+        ring = _ring_of(server, config, reply, contact)
+    except BaseException as error:
+        if reply is not None:
+            close_channel(server, reply.id)
+        elif not isinstance(error, Busy):  # Busy: there is no memory for the ring.
+            raise
+        if config.transport == "ring" or not isinstance(error, (StorageUnavailable, RingRefused)):
             raise
         _LOGGER.warning("%s: batches come over the network, not by a ring: %s", server.endpoint, error)
         return None
-
-
-def _mapped(server: Server, config: ChannelConfig, *, deferred_features: bool) -> OpenChannel:
-    reply = _open(server, config, deferred_features=deferred_features, ring=True)
-    try:
-        if not reply.ring_door:
-            raise RingRefused(f'{server.endpoint} hands out no rings: set transport="network"')
-        nbytes = config.slots * config.slot_bytes
-        fd = receive_ring(reply.ring_door, reply.id, nbytes, min(_ATTEMPT_S, config.timeout_s))
-        ring = RingBuffers(fd, slots=config.slots, slot_bytes=config.slot_bytes)
-    except BaseException:
-        close_channel(server, reply.id)
-        raise
     return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=ring, deferred_features=deferred_features)
+
+
+def _attempt_s(config: ChannelConfig) -> float:
+    """Return the timeout of an attempt: several fit into that of the loader."""
+    return min(_ATTEMPT_S, max(config.timeout_s / 4, _SHORTEST_ATTEMPT_S), config.timeout_s)
+
+
+def _ring_of(server: Server, config: ChannelConfig, reply: ChannelReply, contact: Contact) -> RingBuffers:
+    """Return the ring of an open channel, mapped."""
+    if not reply.ring_door:
+        raise RingRefused(f'{server.endpoint} hands out no rings: set transport="network"')
+    nbytes = config.slots * config.slot_bytes
+    fd = receive_ring(reply.ring_door, reply.id, nbytes, _attempt_s(config), contact=contact)
+    try:
+        return RingBuffers(fd, slots=config.slots, slot_bytes=config.slot_bytes)
+    except OSError as error:
+        raise rule_of(FaultKind.RESOURCES).error(f"the ring cannot be mapped: {error}") from None
 
 
 def _open(
@@ -190,7 +213,7 @@ def _open(
     The producer is created only where it is missing: its leader has created it on every server, and a plan
     may have megabytes.
     """
-    attempt_s = min(_ATTEMPT_S, config.timeout_s)
+    attempt_s = _attempt_s(config)
     open_once = partial(
         server.client.open_channel,
         config.key,

@@ -108,6 +108,7 @@ class ChannelPool:
     def lose(self, channel: Channel, error: Exception) -> None:
         """Give up a channel, and open another to the same server."""
         before, channel.failure = self._leave(channel), error
+        channel.lost_by, channel.lost_at = error, time.monotonic()
         if channel.gone:
             return
         _LOGGER.warning("%s: lost, opening another channel: %s", str(channel), str(error))
@@ -231,7 +232,7 @@ class ChannelPool:
 
     def _attempt(self, channel: Channel) -> OpenChannel | Exception:
         try:
-            return open_channel(channel.server, self._config, defers=self._defers)
+            return open_channel(channel.server, self._config, defers=self._defers, contact=channel.contact)
         except Exception as error:
             return bare(error)
 

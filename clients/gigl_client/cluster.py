@@ -20,6 +20,7 @@ from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.directory import fetch_manifest
 from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.job import new_job
+from gigl_loader.rpc.refusals import Contact
 from gigl_loader.rpc.remote_store import replicated_stores
 from gigl_loader.rpc.replicas import Replicas
 from gigl_loader.rpc.store_client import StoreClient
@@ -152,7 +153,7 @@ class Cluster:
     def _connect(self, endpoint: Endpoint) -> Server:
         """Return a server. Sends nothing yet. Requests to the data port are retried for ``timeout_s``."""
         told = self._follower.told
-        client = StoreClient(endpoint, self.caller, self.job, on_membership=told)
+        client = StoreClient(endpoint, self.caller, self.job, on_membership=told, contact=Contact.ESTABLISHED)
         connection = Connection(endpoint, self.caller, timeout_s=self.timeout_s, job=self.job)
         connection.on_membership = told
         return Server(endpoint, client, connection, self.heartbeats.add(client.heartbeat))

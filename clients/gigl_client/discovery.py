@@ -16,7 +16,6 @@ from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.peer import check_data_port
-from gigl_loader.rpc.refusals import Busy
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
 
@@ -51,7 +50,7 @@ class _NotReady(Exception):
     """A server says that it is not ready, and why."""
 
 
-_PASSING = (StorageUnavailable, Busy, _NotReady)
+_PASSING = (StorageUnavailable, _NotReady)
 
 
 def read_addresses(addresses: str | Sequence[str]) -> list[Address]:

@@ -8,9 +8,9 @@ server.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections import Counter
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,10 +25,11 @@ from gigl_client.response_threads import Response, ResponseThreads
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.cancellation import Cancelled
-from gigl_loader.rpc.checksums import MAX_DAMAGED, message_is_whole
+from gigl_loader.rpc.checksums import message_is_whole
+from gigl_loader.rpc.control import PENDING_HEADER
 from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
-from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Unknown
+from gigl_loader.rpc.refusals import Busy, Damaged, FaultKind, Gone, Unknown, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,6 +49,12 @@ _FIRST_S = 1.0
 _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
+_SILENT_S = 2.0
+"""Silence of a server that the trainer waits for, after which it is asked whether it has the request. A
+damaged frame of HTTP/2 may lose a call without ending its connection."""
+_CHECK_S = 5.0
+_MAX_CHECKS = 2
+"""Checks in a row without the request, after which it was lost: it may wait to be read."""
 
 
 class Dispatcher:
@@ -80,9 +87,10 @@ class Dispatcher:
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
         self.hedging = BatchHedging(in_flight)
-        self._times_damaged: Counter[int] = Counter()  # By batch of the current epoch.
         self.needed = False
         """The trainer waits for a batch."""
+        self._check_from = 0.0
+        """When the awaited request may be checked again (monotonic). Infinity: a check is under way."""
         self._calls: set[Any] = set()
         """Calls whose end was not handled yet."""
         channels.on_change = self._go_on
@@ -93,7 +101,6 @@ class Dispatcher:
         """Leave the current epoch, and request the first batches of another."""
         with self._changed:
             self._in_flight.start(epoch, first_batch)
-            self._times_damaged.clear()
             self._channels.forget_loads()
             self._hand_out()
 
@@ -107,8 +114,16 @@ class Dispatcher:
             if ready is None and self.needed:
                 now = time.monotonic()
                 self._hedge(now)
+                self._check_awaited(now)
                 self.threads.keep_a_fetcher(now)
             return ready
+
+    def check_at(self) -> float:
+        """Return when to look whether the awaited request was lost (monotonic). Infinity: not now."""
+        sent = self._in_flight.oldest_awaited()
+        if sent is None or sent.replied:
+            return math.inf
+        return max(sent.since + _SILENT_S, self._check_from)
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
         """End the threads, close the channels and call ``others``. ``wait``: wait for them, 3 s at most."""
@@ -146,6 +161,18 @@ class Dispatcher:
                 late.channel.is_alive()
         _LOGGER.debug("%s is late with batch %d: asking %s", late.channel, late.request.batch, channel)
         self._send(channel, late.request, now, hedge=True)
+
+    def _check_awaited(self, now: float) -> None:
+        """Ask a silent server whether it has the request of the awaited batch."""
+        sent = self._in_flight.oldest_awaited()
+        if sent is None or now < self.check_at() or sent.channel.opened is not sent.opened:
+            return
+        try:
+            call = sent.channel.server.client.probe(sent.opened.id, _CHECK_S)
+        except Exception:  # The client was closed.
+            return
+        self._check_from = math.inf
+        self._await(Response(sent, call, is_check=True))
 
     def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one at every retry. ``None`` where it cannot be made."""
@@ -192,6 +219,8 @@ class Dispatcher:
         try:
             if response.is_probe:
                 self._settle_probe(response)
+            elif response.is_check:
+                self._settle_check(response)
             else:
                 self._settle_request(response, scratch)
         except Exception as error:
@@ -220,7 +249,7 @@ class Dispatcher:
         sent.channel.server.client.heard(response.call.trailing_metadata())
         if not message_is_whole(reply, response.call.trailing_metadata()):
             sent.give_slot()
-            self._came_damaged(sent, FormatError(f"{sent.channel}: a reply does not match its checksum"))
+            self._came_damaged(sent, f"{sent.channel}: a reply does not match its checksum")
             return
         if not current or reply.skipped:
             sent.give_slot()
@@ -231,10 +260,10 @@ class Dispatcher:
             frame = self._receiver.frame(sent, reply, scratch)
         except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
             self._give_up(sent, error.reason)
-        except (StorageUnavailable, Gone) as error:
+        except (Damaged, FormatError) as error:
+            self._came_damaged(sent, str(error))
+        except StorageUnavailable as error:  # Of the owner of deferred features; or the frame is gone.
             self._again(sent, error)
-        except FormatError as error:
-            self._came_damaged(sent, error)
         else:
             self._land(sent, frame)
 
@@ -255,7 +284,7 @@ class Dispatcher:
 
     def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
         """Give up the channel, retry the batch, or fail the batch, depending on ``error``."""
-        if isinstance(error, (StorageUnavailable, Unknown)):
+        if isinstance(error, StorageUnavailable) and not isinstance(error, (Busy, Damaged, Gone)):
             self._lose(sent, error)
             return
         if sent.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
@@ -264,7 +293,7 @@ class Dispatcher:
             return
         sent.give_slot()
         if isinstance(error, Damaged):
-            self._came_damaged(sent, FormatError(str(error)))
+            self._came_damaged(sent, str(error))
         elif isinstance(error, SamplingError):  # Of the call. A failure of the batch comes as a response.
             self._again(sent, error)
         else:
@@ -278,18 +307,12 @@ class Dispatcher:
                 self._in_flight.put_back(sent, bare(error), time.monotonic())
                 self._go_on()
 
-    def _came_damaged(self, sent: InFlightRequest, error: FormatError) -> None:
-        """Retry a batch. It fails when it was damaged three times."""
+    def _came_damaged(self, sent: InFlightRequest, text: str) -> None:
+        """Count damage, and retry the batch after a delay."""
         with self._changed:
             self.damaged += 1
-            if self._in_flight.is_current(sent):
-                self._times_damaged[sent.request.batch] += 1
-            last = self._times_damaged[sent.request.batch] >= MAX_DAMAGED
-        _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, error)
-        if last:
-            self._land(sent, error)
-        else:
-            self._again(sent, error)
+        _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, text)
+        self._again(sent, rule_of(FaultKind.REPLY).error(text))
 
     def _give_up(self, sent: InFlightRequest, error: Exception) -> None:
         """Retry a batch after a delay, and give up its channel."""
@@ -359,6 +382,28 @@ class Dispatcher:
         with self._changed:
             channel.is_alive()
             self._go_on()
+
+    def _settle_check(self, response: Response) -> None:
+        """Give up the channel of a request that the server has not. A check that fails says nothing."""
+        sent = response.sent
+        with self._changed:
+            self._calls.discard(response.call)
+            self._check_from = time.monotonic() + _SILENT_S
+            self._changed.notify_all()
+        try:
+            response.call.result()
+            trailers = response.call.trailing_metadata() or ()
+        except Exception as error:
+            _translated(sent, error)  # It may connect anew.
+            return
+        pending = [value.split(",") for key, value in trailers if key == PENDING_HEADER]
+        if not pending or str(sent.request.batch) in pending[0]:
+            return
+        sent.checks_failed += 1
+        if sent.checks_failed < _MAX_CHECKS or sent.replied:  # The request may have come just now.
+            return
+        sent.cancellation.cancel()
+        self._give_up(sent, rule_of(FaultKind.CONNECTION).error(f"{sent.channel}: a request was lost"))
 
     def _go_on(self) -> None:
         self._hand_out()

@@ -30,6 +30,8 @@ class InFlightRequest:
     """Of its call, and of the fetch of its frame."""
     replied: bool = False
     """The call has ended. Its frame may still be fetched."""
+    checks_failed: int = 0
+    """Checks for which its server had no such request."""
 
     def give_slot(self) -> None:
         """Free the ring slot of a request. Only where the server never wrote to it, and never will."""

@@ -20,7 +20,6 @@ from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUna
 from gigl_loader.group import RankLock, wait_for
 from gigl_loader.options import MAX_KEY
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.refusals import Busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,7 +180,7 @@ class _Creation:
                 self._given_up.set()
         errors = [error for task in tasks if (error := task.exception()) is not None]
         if enough:
-            errors = [error for error in errors if not isinstance(error, (StorageUnavailable, Busy))]
+            errors = [error for error in errors if not isinstance(error, StorageUnavailable)]
         if errors:
             # A refusal says more than a server that is away.
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
@@ -214,7 +213,7 @@ class _Creation:
         try:
             if server.client.create_producer(*self._arguments, max(min(left, _ATTEMPT_S), 0.1)):
                 self._made.append(server)
-        except (StorageUnavailable, Busy):
+        except StorageUnavailable:
             with self._lock:
                 self._failed.add(id(server))
             if self._deadline - time.monotonic() <= _LAST_ATTEMPT_S:

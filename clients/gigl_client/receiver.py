@@ -12,6 +12,7 @@ from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.compat import add_note
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.rpc.frames import MAX_INLINE_BYTES, fetch_frame
+from gigl_loader.rpc.refusals import Damaged, Gone
 from gigl_loader.rpc.replies import MAX_REPLY_BYTES
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = ["Receiver", "Scratch", "Unfetched"]
 
 _FETCH_S = 30.0
 """A server keeps a frame for this long."""
+_SHORTEST_FETCH_S = 2.0
 
 
 class Unfetched(Exception):
@@ -67,7 +69,7 @@ class Receiver:
         self._frame = frame
         self._buffers = buffers
         self._completion = completion
-        self._fetch_s = min(_FETCH_S, timeout_s)
+        self._fetch_s = min(_FETCH_S, max(timeout_s / 4, _SHORTEST_FETCH_S), timeout_s)
         self._lock = threading.Lock()
         self.wire_bytes = 0
         """Bytes of frames that came over the network."""
@@ -129,6 +131,8 @@ class Receiver:
                 timeout_s=self._fetch_s,
                 cancellation=sent.cancellation,
             )
+        except (Damaged, Gone):  # The server has it no more.
+            raise
         except StorageUnavailable as error:
             raise Unfetched(error) from None
         return self._arrived(sent, memory)

@@ -35,10 +35,14 @@ class Response:
     call: Any
     is_probe: bool = False
     """The call asked whether the server responds, after that of ``sent`` was cancelled."""
+    is_check: bool = False
+    """The call asked whether the server has the request ``sent``, about which it was silent."""
 
     @property
     def brings_frame(self) -> bool:
-        return not (self.is_probe or self.call.cancelled() or self.call.exception() is not None)
+        return not (
+            self.is_probe or self.is_check or self.call.cancelled() or self.call.exception() is not None
+        )
 
 
 class ResponseThreads:

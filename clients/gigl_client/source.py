@@ -132,6 +132,7 @@ class RemoteSource:
             self._changed,
             self._dispatcher.hedging,
             fetchers_stuck_at=self._dispatcher.threads.stuck_at,
+            check_at=self._dispatcher.check_at,
             timeout_s=timeout_s,
         )
         self._end = weakref.finalize(self, _end, self._dispatcher, self._store, self._pid)

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKSUM_HEADER",
-    "MAX_DAMAGED",
+    "HEAD_CHECKSUM_HEADER",
     "Checksum",
     "Crc32c",
     "Unread",
     "checksum_text",
+    "head_checksum",
+    "head_is_whole",
     "message_checksum",
     "message_is_whole",
 ]
@@ -30,8 +32,11 @@ __all__ = [
 CHECKSUM_HEADER = "gigl-crc32c"
 """Header of a control call: CRC-32C of its message, as 8 hexadecimal digits."""
 
-MAX_DAMAGED = 3
-"""Damaged attempts in a row after which the call fails."""
+HEAD_CHECKSUM_HEADER = "gigl-head-crc32c"
+"""Header of a control call: CRC-32C of its path and of its other headers of this library and of the token.
+
+A service that refuses a token, or a job without a checksum of its message, may have read a damaged one.
+"""
 
 
 def checksum_text(data: bytes) -> str:
@@ -42,6 +47,23 @@ def checksum_text(data: bytes) -> str:
 def message_checksum(message: Any) -> str:
     """Return the value of ``CHECKSUM_HEADER`` for a protobuf message, sent or received."""
     return checksum_text(message.SerializeToString(deterministic=True))
+
+
+def head_checksum(path: str, metadata: Iterable[Any]) -> str:
+    """Return the value of ``HEAD_CHECKSUM_HEADER`` for a call with this path and metadata."""
+    covered = sorted((key, value) for key, value in metadata if _is_covered(key))
+    return checksum_text("\n".join([path, *(f"{key}: {value!r}" for key, value in covered)]).encode())
+
+
+def head_is_whole(path: str, metadata: Iterable[Any]) -> bool:
+    """Return whether path and headers match their checksum. ``True`` without one: old callers send none."""
+    metadata = list(metadata)
+    sent = [value for key, value in metadata if key == HEAD_CHECKSUM_HEADER]
+    return not sent or sent == [head_checksum(path, metadata)]
+
+
+def _is_covered(key: str) -> bool:
+    return key == "authorization" or (key.startswith("gigl-") and key != HEAD_CHECKSUM_HEADER)
 
 
 def message_is_whole(message: Any, metadata: Iterable[Any] | None) -> bool:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.errors import FormatError, SamplingError
 from gigl_loader.native import StreamCancelled, StreamClosed, StreamError, StreamTimedOut
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.cancellation import Cancellation, Cancelled
-from gigl_loader.rpc.checksums import MAX_DAMAGED
 from gigl_loader.rpc.connection_pool import ConnectionPool
-from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.refusals import Contact, FaultKind, Refusal, RefusalKind, Retry, rule_of
 from gigl_loader.rpc.reply_stream import ReplyStream
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import Layout
@@ -44,6 +43,8 @@ Result = TypeVar("Result")
 class _AttemptFailed(Exception):
     """The attempt failed, and a retry may succeed. The message is the reason."""
 
+    kind: RefusalKind | FaultKind = FaultKind.CONNECTION
+
 
 class _AttemptTimedOut(_AttemptFailed):
     """The attempt reached its deadline."""
@@ -52,9 +53,21 @@ class _AttemptTimedOut(_AttemptFailed):
 class _Busy(_AttemptFailed):
     """The peer refused a request beyond its limits. The connection stays open."""
 
+    kind = RefusalKind.BUSY
+
 
 class _Damaged(_AttemptFailed):
     """The request or the reply does not match its checksum, or breaks a rule. The connection stays open."""
+
+    kind = FaultKind.REPLY
+
+
+class _TokenRefused(Exception):
+    """The peer refused the token of the call: there may be another one."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 class Connection:
@@ -68,10 +81,12 @@ class Connection:
         timeout_s: float,
         attempt_s: float = 30.0,
         job: str = "",
+        contact: Contact = Contact.ESTABLISHED,
     ) -> None:
         """Connects at the first call. A call is retried for ``timeout_s``; each attempt has ``attempt_s``.
 
-        ``job`` is the secret of the training job, for requests for what belongs to a job.
+        ``job`` is the secret of the training job, for requests for what belongs to a job. ``contact``:
+        whether a handshake with the peer has succeeded, with this token.
         """
         if timeout_s <= 0 or attempt_s <= 0:
             raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
@@ -81,6 +96,7 @@ class Connection:
         self._pool = ConnectionPool(endpoint, caller, job=job)
         self._timeout_s = timeout_s
         self._attempt_s = attempt_s
+        self._contact = contact
         self._lock = threading.Lock()
         self._closed = False
         self._under_way: set[Cancellation] = set()
@@ -113,8 +129,8 @@ class Connection:
 
         ``read`` reads the whole reply, and finishes it. Every attempt calls it again.
         Raises ``StorageUnavailable`` after ``timeout_s`` (default: that of the connection) or after
-        ``attempts`` failures; attempts that a busy server refused do not count. Raises ``FormatError`` when
-        three attempts in a row, or all, were damaged. Errors that a retry cannot resolve are raised at once.
+        ``attempts`` failures, ``Damaged`` if the last of them was damage; attempts that a busy server refused
+        do not count. Refusals that a retry cannot resolve are raised at once (``refusals.FAULT_RULES``).
         By ``cancellation``, another thread ends the call with ``Cancelled``.
         """
         cancellation = cancellation or Cancellation()
@@ -142,20 +158,17 @@ class Connection:
         backoff = Backoff()
         reserve = min(_LAST_ATTEMPT_S, seconds / 4)
         last = ""
-        damaged = 0
+        kind: RefusalKind | FaultKind = FaultKind.CONNECTION
         while True:
             left = began + seconds - time.monotonic()
             try:
                 return self._attempt(request, read, max(min(self._attempt_s, left), 0.001), cancellation)
             except Refusal as refusal:
-                raise refusal.error(str(self._endpoint)) from None
+                raise refusal.error(str(self._endpoint), self._contact) from None
             except _AttemptFailed as error:
-                damaged = damaged + 1 if isinstance(error, _Damaged) else 0
-                if damaged >= min(MAX_DAMAGED, attempts):
-                    raise FormatError(f"{self._endpoint}: {error}") from None
                 # The timeout of a short last attempt says less than the error before it.
                 if not (last and isinstance(error, _AttemptTimedOut) and left < self._attempt_s):
-                    last = str(error)
+                    last, kind = str(error), error.kind
                 attempts -= not isinstance(error, _Busy)
             if attempts <= 0:
                 break
@@ -166,7 +179,7 @@ class Connection:
                 raise self._ended_error()
             _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
             self.count(retries=1)
-        raise self._unavailable(time.monotonic() - began, last)
+        raise self._unavailable(time.monotonic() - began, last, kind)
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next call on."""
@@ -205,12 +218,10 @@ class Connection:
                     if connection.is_new or connection.client.left:
                         raise
                     self._pool.drop_idle()
-                except Refusal as refusal:
-                    if refusal.kind is not RefusalKind.UNAUTHENTICATED:
-                        raise
+                except _TokenRefused as refused:
                     tokens_refused += 1
                     if not self._pool.has_another_token(connection, tokens_refused):
-                        raise
+                        raise _failure_of(refused.refusal, self._contact) from None
                 finally:
                     self._pool.put_back(connection)
         except StreamError as error:
@@ -239,17 +250,30 @@ class Connection:
             connection.connect(deadline - began)
         left = max(deadline - time.monotonic(), 0.001)
         refused, nbytes, membership = client.call(connection.header, request, left)
+        self._contact = Contact.ESTABLISHED if not refused else self._contact
         if membership and self.on_membership is not None:
             self.on_membership(membership)
         reply = ReplyStream(client, nbytes, connection.scratch)
         if refused:
-            raise _failure_of(reply)
+            raise self._refused(reply)
         try:
             return read(reply)
         finally:
             self.count(bytes_in=reply.received)
             if _LOGGER.isEnabledFor(logging.DEBUG):
                 self._log(request, reply.received, time.monotonic() - began)
+
+    def _refused(self, reply: ReplyStream) -> Exception:
+        """Read a refusal, and return the exception of its attempt."""
+        record = np.empty(reply.nbytes, np.uint8)
+        reply.read(record)
+        reply.finish()
+        refusal = Refusal.from_record(record.tobytes())
+        if refusal is None:
+            return _AttemptFailed("a refusal that cannot be read")
+        if refusal.kind is RefusalKind.UNAUTHENTICATED:
+            return _TokenRefused(refusal)
+        return _failure_of(refusal, self._contact)
 
     def _log(self, request: bytes, nbytes: int, seconds: float) -> None:
         asked = Layout.parse(np.frombuffer(request, np.uint8)).metadata.get("ask", "?")
@@ -268,24 +292,20 @@ class Connection:
             return SamplingError(f"the connection to {self._endpoint} was closed")
         return Cancelled(f"the call to {self._endpoint} was cancelled")
 
-    def _unavailable(self, seconds: float, last: str) -> Exception:
+    def _unavailable(self, seconds: float, last: str, kind: RefusalKind | FaultKind) -> Exception:
+        """Return the error of a call whose time or attempts are over: of the class of its last fault."""
         parts = ", ".join(map(str, self._endpoint.partitions))
         holding = f", which holds partition {parts}," if parts else ""
-        return StorageUnavailable(f"{self._endpoint}{holding} did not answer within {seconds:.1f} s: {last}")
+        text = f"{self._endpoint}{holding} did not answer within {seconds:.1f} s: {last}"
+        return rule_of(kind).error(text)
 
 
-def _failure_of(reply: ReplyStream) -> Exception:
-    """Read a refusal, and return the exception of its attempt."""
-    record = np.empty(reply.nbytes, np.uint8)
-    reply.read(record)
-    reply.finish()
-    refusal = Refusal.from_record(record.tobytes())
-    if refusal is None:
-        return _AttemptFailed("a refusal that cannot be read")
-    if refusal.kind is RefusalKind.UNAVAILABLE:
-        return _AttemptFailed(refusal.message)
-    if refusal.kind is RefusalKind.BUSY:
-        return _Busy(refusal.message)
-    if refusal.kind is RefusalKind.DAMAGED:
-        return _Damaged(refusal.message)
-    return refusal
+def _failure_of(refusal: Refusal, contact: Contact) -> Exception:
+    """Return the exception of an attempt that was refused: the refusal itself where no retry can help."""
+    rule = rule_of(refusal.kind)
+    if rule.retry is not Retry.AGAIN or (rule.first is not None and contact is Contact.FIRST):
+        return refusal
+    return _FAILURES.get(refusal.kind, _AttemptFailed)(refusal.message)
+
+
+_FAILURES = {RefusalKind.BUSY: _Busy, RefusalKind.DAMAGED: _Damaged}

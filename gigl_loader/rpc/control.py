@@ -21,6 +21,7 @@ __all__ = [
     "ANNOUNCEMENT",
     "MEMBERSHIP_HEADER",
     "METHODS",
+    "PENDING_HEADER",
     "SERVICE",
     "STORE_METHODS",
     "STORE_SERVICE",
@@ -55,6 +56,13 @@ ANNOUNCEMENT = "gigl-server"
 
 MEMBERSHIP_HEADER = "gigl-membership"
 """Trailer of every reply of a storage server: the version of its membership, as decimal digits."""
+
+PENDING_HEADER = "gigl-pending"
+"""Trailer of the reply to a ``Heartbeat`` of one channel: its batches that the server has to answer for.
+
+Decimal digits, separated by commas. A caller that waits for another batch of the channel waits in vain: its
+request or the reply was lost.
+"""
 
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # Not the backoff of another client's failure.

@@ -1,4 +1,8 @@
-"""Status codes of refused control calls, and the exceptions that callers raise for them."""
+"""Status codes and marks of refused control calls, and the exceptions that callers raise for them.
+
+A service of this library marks each of its refusals: a trailer has the kind, and a checksum over kind and
+text. A status without that mark is gRPC's own, a proxy's or a damaged one, and says nothing that lasts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.checksums import checksum_text
+from gigl_loader.rpc.refusals import Contact, FaultKind, RefusalKind, rule_of
 from gigl_loader.rpc.tcp_probe import NOBODY
 
 if TYPE_CHECKING:
@@ -15,7 +20,19 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["NO_TOKEN", "control_error", "speaks_otherwise", "status_of"]
+__all__ = [
+    "NO_TOKEN",
+    "REFUSAL_HEADER",
+    "control_error",
+    "is_marked",
+    "refusal_mark",
+    "refused_token",
+    "speaks_otherwise",
+    "status_of",
+]
+
+REFUSAL_HEADER = "gigl-refusal"
+"""Trailer of a refusal: its kind, a semicolon, and a checksum over kind and text."""
 
 NO_TOKEN = (
     "it wants a token, and none was given: Caller.from_files(token=PATH) in a script, --token-file PATH"
@@ -40,15 +57,14 @@ _STATUSES: Mapping[RefusalKind, grpc.StatusCode] = {
     RefusalKind.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
     RefusalKind.FAILED: grpc.StatusCode.INTERNAL,
 }
-"""Status of each kind. Where several kinds share a status, callers read it as the first of them."""
+"""Status of each kind, for callers that read no marks."""
 
-_KINDS: Mapping[grpc.StatusCode, RefusalKind] = {
-    # Statuses that gRPC itself or a proxy sends, and no service of this library.
-    grpc.StatusCode.DEADLINE_EXCEEDED: RefusalKind.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED: RefusalKind.UNAVAILABLE,
-    **{status: kind for kind, status in reversed(list(_STATUSES.items()))},
+_PASSING: Mapping[grpc.StatusCode, RefusalKind] = {
+    grpc.StatusCode.NOT_FOUND: RefusalKind.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: RefusalKind.BUSY,
+    grpc.StatusCode.DATA_LOSS: RefusalKind.DAMAGED,
 }
-"""Any other status, such as ``UNKNOWN``, is a failure of the service."""
+"""Statuses that are believed without a mark, as builds before the marks send them: all are retried."""
 
 _WORDS: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
@@ -79,25 +95,60 @@ def status_of(kind: RefusalKind) -> grpc.StatusCode:
     return _STATUSES[kind]
 
 
-def control_error(endpoint: Endpoint, caller: Caller, error: grpc.RpcError) -> Exception:
+def refusal_mark(kind: RefusalKind, text: str) -> str:
+    """Return the value of ``REFUSAL_HEADER`` for a refusal with this text."""
+    return f"{kind.value};{checksum_text(f'{kind.value};{text}'.encode())}"
+
+
+def control_error(
+    endpoint: Endpoint, caller: Caller, error: grpc.RpcError, contact: Contact = Contact.ESTABLISHED
+) -> Exception:
     """Return the exception for ``error``, which a call of ``caller`` to ``endpoint`` raised."""
-    return _refusal(caller, error).error(str(endpoint))
-
-
-def _refusal(caller: Caller, error: grpc.RpcError) -> Refusal:
     code, details = _read(error)
-    if code is grpc.StatusCode.UNAUTHENTICATED and not caller.token:
-        return Refusal(RefusalKind.UNAUTHENTICATED, NO_TOKEN)
+    kind: RefusalKind | FaultKind | None = _marked_kind(error)
+    if kind is RefusalKind.UNAUTHENTICATED and not caller.token:
+        details = NO_TOKEN
+    if kind is None:
+        kind, details = _unmarked(code, details)
+    return rule_of(kind).error_class(contact)(f"{endpoint}: {details}")
+
+
+def is_marked(error: grpc.RpcError) -> bool:
+    """Return whether a service of this library refused the call itself."""
+    return _marked_kind(error) is not None
+
+
+def refused_token(error: grpc.RpcError) -> bool:
+    """Return whether the call may have been refused for its token."""
+    return _marked_kind(error) is RefusalKind.UNAUTHENTICATED or (
+        _read(error)[0] is grpc.StatusCode.UNAUTHENTICATED
+    )
+
+
+def _marked_kind(error: Any) -> RefusalKind | None:
+    """Return the kind of a refusal that has the mark. ``None`` without one, or where it was damaged."""
+    trailers = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    marks = [value for key, value in trailers or () if key == REFUSAL_HEADER]
+    text = str(error.details() or "") if marks else ""
+    return next((kind for kind in RefusalKind if marks == [refusal_mark(kind, text)]), None)
+
+
+def _unmarked(code: grpc.StatusCode, details: str) -> tuple[RefusalKind | FaultKind, str]:
+    """Return the kind of a fault without a mark, and a text that says more than that of gRPC."""
     if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
-        return Refusal(
-            RefusalKind.INVALID,
+        return FaultKind.TLS, (
             "its certificate is not good for this address, or signed by nobody that is trusted here: "
-            f"{details}",
+            f"{details}"
         )
     if "WRONG_VERSION_NUMBER" in details:
-        return Refusal(RefusalKind.INVALID, "it does not use TLS, and is said to")
+        return FaultKind.TLS, "it does not use TLS, and is said to"
     plain = next((words for text, words in _PLAIN_WORDS.items() if text in details), details or code.name)
-    return Refusal(_KINDS.get(code, RefusalKind.FAILED), _WORDS.get(code, plain))
+    words = _WORDS.get(code, plain)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return FaultKind.PROTOCOL, words
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+        return FaultKind.CONNECTION, words
+    return _PASSING.get(code, FaultKind.STATUS), words
 
 
 def speaks_otherwise(error: grpc.RpcError) -> bool:

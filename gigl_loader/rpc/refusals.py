@@ -1,23 +1,37 @@
-"""Refusals of a service, on both of its ports, and the exceptions that callers raise for them.
+"""Faults of calls to services: refusals, what else may happen, how each is retried, and as what it is raised.
 
 The kind of a refusal says what the caller can do, and decides the caller's exception. The data port sends a
 refusal as a record, JSON in the error's details: ``{"kind": ..., "message": ...}``. The control port sends a
-status code (``control_errors``). Nothing is pickled.
+status code and a mark with the kind (``control_errors``). Nothing is pickled. ``FAULT_RULES`` is the one
+table of all faults; docs/faults.md shows it.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.strict_json import read_json
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Busy", "Damaged", "Gone", "Refusal", "RefusalKind", "TooLarge", "Unknown"]
+__all__ = [
+    "FAULT_RULES",
+    "Busy",
+    "Contact",
+    "Damaged",
+    "FaultKind",
+    "FaultRule",
+    "Gone",
+    "Refusal",
+    "RefusalKind",
+    "Retry",
+    "RingRefused",
+    "TooLarge",
+    "Unknown",
+    "retry_of",
+    "rule_of",
+]
 
 _MAX_MESSAGE = 1_000  # Sent in HTTP/2 headers, which hold 8 KiB in total by default.
 _MAX_RECORD = 16 << 10
@@ -56,27 +70,132 @@ class RefusalKind(Enum):
     """An error of the service itself. Its log has the traceback."""
 
 
+class FaultKind(Enum):
+    """Fault that is no marked refusal of a service of this library. The value names it in docs/faults.md."""
+
+    CONNECTION = "no connection, a cut or a silent one"
+    STATUS = "a status of gRPC without the mark of a server of this library"
+    REPLY = "a reply that does not match its checksum, or breaks a rule"
+    TLS = "a TLS handshake that fails"
+    PROTOCOL = "a port that does not speak gRPC, or has no such call"
+    NOT_READY = "a server that is not ready, or a view of the cluster that is incomplete"
+    RESOURCES = "no descriptor, thread or memory left here"
+    RING = "a ring that is not handed over: no answer, or no ring of this channel"
+    RING_ELSEWHERE = "a ring socket that is not on this host, or of another user"
+
+
 class TooLarge(SamplingError):
     """A request or its reply is beyond a limit: split the request."""
 
 
-class Gone(SamplingError):
+class RingRefused(SamplingError):
+    """The server's memory is not available here: frames must come over the network."""
+
+
+class Gone(StorageUnavailable):
     """A frame does not exist, or not any more: request its batch again."""
 
 
-class Unknown(SamplingError):
+class Unknown(StorageUnavailable):
     """The server knows no such producer or channel of this job: it was restarted, or the lease is over.
 
     Register again.
     """
 
 
-class Busy(SamplingError):
+class Busy(StorageUnavailable):
     """The request is beyond a limit of the server: retry later."""
 
 
-class Damaged(SamplingError):
+class Damaged(StorageUnavailable):
     """The request or its reply was damaged on the way: retry."""
+
+
+class Retry(Enum):
+    """Way to retry after a fault. The value describes it in docs/faults.md."""
+
+    NEVER = "no: waiting cannot help"
+    ELSEWHERE = "at other holders; raised where every holder refuses"
+    SPLIT = "in halves; raised for a single node"
+    AGAIN = "with growing pauses, at another holder where there is one"
+    CHANNEL = "over a new channel"
+    BATCH = "by a new request for its batch"
+
+
+class Contact(Enum):
+    """How far the caller and a service know each other. It decides what unmarked faults mean."""
+
+    FIRST = "first"
+    """No call to this address has succeeded: it may be the wrong one."""
+    ESTABLISHED = "established"
+    """A call has succeeded: whatever is not a marked refusal is a fault of the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRule:
+    """Row of ``FAULT_RULES``."""
+
+    kind: RefusalKind | FaultKind
+    retry: Retry
+    error: type[Exception]
+    """Class of the exception for the caller. Classes of passing faults are kinds of ``StorageUnavailable``,
+    which is raised when the time for retries is over."""
+    first: type[Exception] | None = None
+    """Class of the exception at the first contact, where it is another one: it is not retried then."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether a service of this library says so itself."""
+        return isinstance(self.kind, RefusalKind)
+
+    def error_class(self, contact: Contact) -> type[Exception]:
+        """Return the class of the exception for the caller."""
+        return self.first if self.first is not None and contact is Contact.FIRST else self.error
+
+
+FAULT_RULES: tuple[FaultRule, ...] = (
+    FaultRule(RefusalKind.INVALID, Retry.NEVER, ValueError),
+    FaultRule(RefusalKind.CONFLICT, Retry.NEVER, ValueError),
+    FaultRule(RefusalKind.UNIMPLEMENTED, Retry.NEVER, ValueError),
+    FaultRule(RefusalKind.TOO_LARGE, Retry.SPLIT, TooLarge),
+    FaultRule(RefusalKind.MALFORMED, Retry.ELSEWHERE, FormatError),
+    FaultRule(RefusalKind.FORBIDDEN, Retry.ELSEWHERE, SamplingError),
+    FaultRule(RefusalKind.OTHER_GRAPH, Retry.ELSEWHERE, SamplingError),
+    FaultRule(RefusalKind.UNAUTHENTICATED, Retry.AGAIN, StorageUnavailable, first=SamplingError),
+    FaultRule(RefusalKind.NOT_FOUND, Retry.CHANNEL, Unknown),
+    FaultRule(RefusalKind.GONE, Retry.BATCH, Gone),
+    FaultRule(RefusalKind.DAMAGED, Retry.AGAIN, Damaged),
+    FaultRule(RefusalKind.BUSY, Retry.AGAIN, Busy),
+    FaultRule(RefusalKind.UNAVAILABLE, Retry.AGAIN, StorageUnavailable),
+    FaultRule(RefusalKind.FAILED, Retry.AGAIN, StorageUnavailable),
+    FaultRule(FaultKind.CONNECTION, Retry.AGAIN, StorageUnavailable),
+    FaultRule(FaultKind.STATUS, Retry.AGAIN, StorageUnavailable),
+    FaultRule(FaultKind.REPLY, Retry.AGAIN, Damaged),
+    FaultRule(FaultKind.TLS, Retry.AGAIN, StorageUnavailable, first=ValueError),
+    FaultRule(FaultKind.PROTOCOL, Retry.AGAIN, StorageUnavailable, first=ValueError),
+    FaultRule(FaultKind.NOT_READY, Retry.AGAIN, StorageUnavailable),
+    FaultRule(FaultKind.RESOURCES, Retry.AGAIN, StorageUnavailable),
+    FaultRule(FaultKind.RING, Retry.AGAIN, StorageUnavailable),
+    FaultRule(FaultKind.RING_ELSEWHERE, Retry.AGAIN, StorageUnavailable, first=RingRefused),
+)
+"""What callers do about each fault. The reader of docs/faults.md sees the same rows in the same order."""
+
+_RULES = {rule.kind: rule for rule in FAULT_RULES}
+_RETRIES: dict[type[BaseException], Retry] = {
+    # Rules of one class agree (tests/unit/test_rpc_refusals.py); those of the first contact come last.
+    **{rule.first: Retry.NEVER for rule in FAULT_RULES if rule.first is not None},
+    **{rule.error: rule.retry for rule in FAULT_RULES},
+}
+
+
+def rule_of(kind: RefusalKind | FaultKind) -> FaultRule:
+    """Return the row of a fault."""
+    return _RULES[kind]
+
+
+def retry_of(error: BaseException) -> Retry:
+    """Return how the fault is retried that an exception stands for, by the nearest class in the table."""
+    return next((_RETRIES[each] for each in type(error).__mro__ if each in _RETRIES), Retry.NEVER)
 
 
 class Refusal(Exception):
@@ -102,30 +221,12 @@ class Refusal(Exception):
         except (FormatError, KeyError, TypeError, ValueError):
             return None
 
-    def error(self, service: str) -> Exception:
+    def error(self, service: str, contact: Contact = Contact.ESTABLISHED) -> Exception:
         """Return the exception to raise at the caller of ``service``."""
-        return _ERRORS[self.kind](f"{service}: {self.message}")
+        return rule_of(self.kind).error_class(contact)(f"{service}: {self.message}")
 
 
 def _printable(text: str) -> str:
     """Return ``text`` as ASCII without control characters: messages may quote bytes of an unknown sender."""
     kept = (each if " " <= each <= "~" else ascii(each)[1:-1] for each in text[:_MAX_MESSAGE])
     return "".join(kept)[:_MAX_MESSAGE]
-
-
-_ERRORS: Mapping[RefusalKind, type[Exception]] = {
-    RefusalKind.MALFORMED: FormatError,
-    RefusalKind.DAMAGED: Damaged,
-    RefusalKind.INVALID: ValueError,
-    RefusalKind.UNAUTHENTICATED: SamplingError,
-    RefusalKind.FORBIDDEN: SamplingError,
-    RefusalKind.NOT_FOUND: Unknown,
-    RefusalKind.GONE: Gone,
-    RefusalKind.CONFLICT: ValueError,
-    RefusalKind.OTHER_GRAPH: SamplingError,
-    RefusalKind.TOO_LARGE: TooLarge,
-    RefusalKind.BUSY: Busy,
-    RefusalKind.UNAVAILABLE: StorageUnavailable,
-    RefusalKind.UNIMPLEMENTED: ValueError,
-    RefusalKind.FAILED: SamplingError,
-}

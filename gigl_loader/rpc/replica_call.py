@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.cancellation import Cancellation
-from gigl_loader.rpc.checksums import MAX_DAMAGED
-from gigl_loader.rpc.refusals import Gone, TooLarge
+from gigl_loader.rpc.refusals import FaultKind, Retry, retry_of, rule_of
 from gigl_loader.rpc.row_reader import Outrun
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ class ReplicaCall(Generic[Result]):
         self._running: dict[str, _Attempt] = {}
         self._left = False
         self._errors: dict[str, tuple[Endpoint, Exception]] = {}
-        self._damaged = 0
         self._is_hedge = False
         """The next attempt beside others would be a hedge, within the budget."""
         self._began = time.monotonic()
@@ -166,7 +164,7 @@ class ReplicaCall(Generic[Result]):
         try:
             self._replicas.threads.run(partial(self._run_attempt, attempt))
         except RuntimeError as error:  # The system has no thread to give.
-            self._end(_Ended(holder, None, StorageUnavailable(f"{holder}: {error}")))
+            self._end(_Ended(holder, None, rule_of(FaultKind.RESOURCES).error(f"{holder}: {error}")))
         return None
 
     def _run_attempt(self, attempt: _Attempt) -> None:
@@ -213,27 +211,19 @@ class ReplicaCall(Generic[Result]):
         self._connection.check_open()
         if isinstance(error, Outrun):  # The winner has not ended yet.
             return None
-        if not isinstance(error, (SamplingError, FormatError)) or isinstance(error, (TooLarge, Gone)):
+        if retry_of(error) not in (Retry.AGAIN, Retry.ELSEWHERE):
             raise error
         self._errors[ended.holder.control_address] = ended.holder, error
-        if isinstance(error, FormatError):
-            self._damaged += 1
-            if self._damaged >= MAX_DAMAGED:
-                raise error
-            return None
-        self._damaged = 0
         self._replicas.holders.failed(ended.holder, str(error))
         if self._refused_by_all():
             raise error
         return None
 
     def _refused_by_all(self) -> bool:
-        """Return whether every holder refused, for its token or another graph: waiting cannot help."""
+        """Return whether every holder refused, for example for another graph: waiting cannot help."""
         holders = self._replicas.holders.holding(self._connection.partition)
         refused = {
-            address
-            for address, (_, error) in self._errors.items()
-            if not isinstance(error, (StorageUnavailable, FormatError))
+            address for address, (_, error) in self._errors.items() if retry_of(error) is Retry.ELSEWHERE
         }
         return all(holder.control_address in refused for holder in holders)
 

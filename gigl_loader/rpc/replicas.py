@@ -132,9 +132,8 @@ class ReplicaConnection:
         """Send a request to a holder, and return ``read(chunks)`` for the chunks of its reply.
 
         ``read`` may run several times, in several threads at once: what it writes to must allow that.
-        Raises ``StorageUnavailable`` with every holder and its last error if none answered in time,
-        ``FormatError`` if three replies in a row were damaged. Errors that no holder can resolve are raised
-        at once.
+        Raises ``StorageUnavailable`` with every holder and its last error if none answered in time. Errors
+        that no holder can resolve are raised at once (``refusals.FAULT_RULES``).
         """
         call = ReplicaCall(self, request, read)
         with self._lock:

@@ -14,7 +14,13 @@ import grpc
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.native import draws
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, MAX_DAMAGED, message_checksum
+from gigl_loader.rpc.checksums import (
+    CHECKSUM_HEADER,
+    HEAD_CHECKSUM_HEADER,
+    head_checksum,
+    message_checksum,
+    message_is_whole,
+)
 from gigl_loader.rpc.control import (
     ADMIN_METHODS,
     ADMIN_SERVICE,
@@ -24,10 +30,10 @@ from gigl_loader.rpc.control import (
     STORE_SERVICE,
     control_channel,
 )
-from gigl_loader.rpc.control_errors import control_error, speaks_otherwise
+from gigl_loader.rpc.control_errors import control_error, is_marked, refused_token, speaks_otherwise
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
-from gigl_loader.rpc.refusals import Damaged
+from gigl_loader.rpc.refusals import Contact, Damaged, FaultKind, rule_of
 from gigl_loader.rpc.server_proof import (
     CHALLENGE,
     NONCE,
@@ -56,6 +62,21 @@ _PROBE_S = 2.0
 
 Result = TypeVar("Result")
 _MAX_DIGITS = 19
+_MAX_DAMAGED = 3
+"""Attempts of one call, where each was damaged."""
+_ANEW_S = 0.25
+"""Age of a connection from which it is replaced after an answer that no service of this library gives."""
+_PATHS = {
+    name: f"/{service}/{name}"
+    for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
+    for name in methods
+}
+_MESSAGES = {**STORE_METHODS, **ADMIN_METHODS}
+_OF_CONNECTIONS = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -153,9 +174,9 @@ class ClusterView:
 class StoreClient:
     """Calls to one storage server, for one job. Thread-safe; a call holds no thread.
 
-    Calls raise ``ValueError`` for an invalid request, ``StorageUnavailable`` where the server does not
-    respond, ``Unknown`` for an unknown producer or channel, ``Busy`` beyond a limit, and ``SamplingError``
-    for a missing or wrong token and after ``close``.
+    Calls raise what ``refusals.FAULT_RULES`` says: ``ValueError`` for an invalid request,
+    ``StorageUnavailable`` where a retry may succeed, such as ``Unknown`` for an unknown producer or channel
+    and ``Busy`` beyond a limit, and ``SamplingError`` without the right to call and after ``close``.
     """
 
     def __init__(
@@ -165,12 +186,16 @@ class StoreClient:
         job: str = "",
         *,
         on_membership: Callable[[int], None] | None = None,
+        contact: Contact = Contact.FIRST,
     ) -> None:
         """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``.
 
         ``on_membership`` is called with the version of the membership that a reply tells. It must not block.
+        ``contact``: whether a call to this address has succeeded before.
         """
         self.endpoint = endpoint
+        self._contact = contact
+        self._connected_at = 0.0
         self._on_membership = on_membership
         self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
@@ -209,12 +234,13 @@ class StoreClient:
         try:
             reply, call = self._with_renewal(
                 lambda: self._calls["Cluster"].with_call(
-                    messages.ClusterRequest(), timeout=timeout_s, metadata=(*self._metadata, *headers)
+                    messages.ClusterRequest(), timeout=timeout_s, metadata=self._headed("Cluster", *headers)
                 )
             )
         except grpc.RpcError as error:
             raise self._explained(error) from None
         trailers = call.trailing_metadata()
+        self._check_reply("Cluster", reply, trailers)
         try:
             return ClusterView.read(
                 reply,
@@ -272,7 +298,7 @@ class StoreClient:
         _LOGGER.debug("%s: Sample batch %d of epoch %d", self.endpoint, request.batch, request.epoch)
         try:
             return self._calls["Sample"].future(
-                request, timeout=timeout_s, metadata=self._with_checksum(request)
+                request, timeout=timeout_s, metadata=self._headed("Sample", _checksum(request))
             )
         except ValueError:
             self._check_open()
@@ -283,7 +309,7 @@ class StoreClient:
         self._check_open()
         request = messages.HeartbeatRequest(channels=[channel])
         return self._calls["Heartbeat"].future(
-            request, timeout=timeout_s, metadata=self._with_checksum(request)
+            request, timeout=timeout_s, metadata=self._headed("Heartbeat", _checksum(request))
         )
 
     def heard(self, trailers: Iterable[Any] | None) -> None:
@@ -296,7 +322,7 @@ class StoreClient:
     def error(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call. Later calls show what the caller's files hold now."""
         self._renewed(self._caller, error)
-        return control_error(self.endpoint, self._caller, error)
+        return self._translated(error)
 
     def heartbeat(self, channels: Iterable[bytes], timeout_s: float) -> list[bytes]:
         """Renew the leases of ``channels``. Return the channels that the server knows."""
@@ -349,17 +375,31 @@ class StoreClient:
             parts = caller.ssl_parts(self.endpoint)
             if self._closed or (before is not None and before.ssl_parts(self.endpoint) == parts):
                 return
-            old, channel = self._channels[:-1], control_channel(self.endpoint, caller, _OPTIONS)
-            self._channels = [*self._channels[-1:], channel]
-            self._calls = {
-                name: channel.unary_unary(
-                    f"/{service}/{name}",
-                    request_serializer=request.SerializeToString,
-                    response_deserializer=reply.FromString,
-                )
-                for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
-                for name, (request, reply) in methods.items()
-            }
+            old = self._connect()
+        for each in old:
+            each.close()
+
+    def _connect(self) -> list[Any]:
+        """Use a new connection from the next call on. Return those to close. Under the lock."""
+        old, channel = self._channels[:-1], control_channel(self.endpoint, self._caller, _OPTIONS)
+        self._channels = [*self._channels[-1:], channel]
+        self._connected_at = time.monotonic()
+        self._calls = {
+            name: channel.unary_unary(
+                path,
+                request_serializer=_MESSAGES[name][0].SerializeToString,
+                response_deserializer=_MESSAGES[name][1].FromString,
+            )
+            for name, path in _PATHS.items()
+        }
+        return old
+
+    def _connect_anew(self) -> None:
+        """Leave a connection whose answers make no sense: compressed headers stay as they were damaged."""
+        with self._lock:
+            if self._closed or time.monotonic() - self._connected_at < _ANEW_S:
+                return
+            old = self._connect()
         for each in old:
             each.close()
 
@@ -372,8 +412,7 @@ class StoreClient:
         if code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE):
             return False
         if self._caller is used:
-            refused = code is grpc.StatusCode.UNAUTHENTICATED
-            found = used.after_refusal() if refused else used.latest()
+            found = used.after_refusal() if refused_token(error) else used.latest()
             if found is not used:
                 self._use(found)
         return self._caller is not used
@@ -392,17 +431,34 @@ class StoreClient:
     def _call(
         self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
     ) -> Any:
-        """Make a call. Repeats a damaged request; ``FormatError`` when it was damaged three times."""
-        for _ in range(MAX_DAMAGED - 1):
+        """Make a call. Repeats it at once where it was damaged, ``_MAX_DAMAGED`` attempts in all."""
+        for _ in range(_MAX_DAMAGED - 1):
             with suppress(Damaged):
                 return self._call_once(name, request, timeout_s, headers)
-        try:
-            return self._call_once(name, request, timeout_s, headers)
-        except Damaged as error:
-            raise FormatError(str(error)) from None
+        return self._call_once(name, request, timeout_s, headers)
 
-    def _with_checksum(self, request: Any) -> tuple[tuple[str, str], ...]:
-        return (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)))
+    def _headed(self, name: str, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+        """Return the headers of a call, with their checksum."""
+        metadata = (*self._metadata, *headers)
+        return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(_PATHS[name], metadata)))
+
+    def _check_reply(self, name: str, reply: Any, trailers: Any) -> None:
+        """Raise ``Damaged`` unless the reply matches its checksum. A whole one establishes the contact."""
+        if not message_is_whole(reply, trailers):
+            self._connect_anew()
+            text = (
+                f"{self.endpoint}: a reply to {name} that does not match its checksum, or without a message"
+            )
+            raise rule_of(FaultKind.REPLY).error(text)
+        self._contact = Contact.ESTABLISHED
+
+    def _translated(self, error: grpc.RpcError) -> Exception:
+        """Return the exception for a failed call."""
+        found = control_error(self.endpoint, self._caller, error, self._contact)
+        code = error.code() if hasattr(error, "code") else None
+        if isinstance(found, Damaged) or not (is_marked(error) or code in _OF_CONNECTIONS):
+            self._connect_anew()
+        return found
 
     def _call_once(
         self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]]
@@ -412,17 +468,18 @@ class StoreClient:
         try:
             reply, call = self._with_renewal(
                 lambda: self._calls[name].with_call(
-                    request, timeout=timeout_s, metadata=(*self._with_checksum(request), *headers)
+                    request,
+                    timeout=timeout_s,
+                    metadata=self._headed(name, _checksum(request), *headers),
                 )
             )
         except grpc.RpcError as error:
-            raise control_error(self.endpoint, self._caller, error) from None
+            raise self._translated(error) from None
         except ValueError:
             self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
             raise
         self.heard(call.trailing_metadata())
-        if reply is None:
-            raise Damaged(f"{self.endpoint}: a reply to {name} without a message")
+        self._check_reply(name, reply, call.trailing_metadata())
         _LOGGER.debug("%s: %s: %.1f ms", self.endpoint, name, 1e3 * (time.monotonic() - began))
         return reply
 
@@ -432,8 +489,8 @@ class StoreClient:
 
     def _explained(self, error: grpc.RpcError) -> Exception:
         """Return an error that says why a server does not respond. Takes up to two connections."""
-        found = control_error(self.endpoint, self._caller, error)
-        if not isinstance(found, (StorageUnavailable, ValueError)):
+        found = self._translated(error)
+        if is_marked(error):
             return found
         port = self.endpoint.control_port
         try:
@@ -442,5 +499,11 @@ class StoreClient:
             return silence
         fault = tls_fault(self.endpoint, self._caller, port, _PROBE_S)
         if fault is not None:
-            return ValueError(f"{self.endpoint}: {fault}")
-        return ValueError(str(found)) if speaks_otherwise(error) else found
+            return rule_of(FaultKind.TLS).error_class(self._contact)(f"{self.endpoint}: {fault}")
+        if speaks_otherwise(error):
+            return rule_of(FaultKind.PROTOCOL).error_class(self._contact)(str(found))
+        return found
+
+
+def _checksum(request: Any) -> tuple[str, str]:
+    return CHECKSUM_HEADER, message_checksum(request)

@@ -1,6 +1,7 @@
 """Command line of a campaign: ``python -m tests.chaos --faults 1000 --seed 1 --json report.json``.
 
-``--mode NAME --leg N`` repeats one leg, which is what a defect names.
+``--bursts`` commits faults of a moment only, of which none may be raised. ``--mode NAME --leg N`` repeats one
+leg, which is what a defect names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.campaign import LEG_FAULTS, MODES, run_campaign, run_leg
+from tests.chaos.campaign import BURSTS, LEG_FAULTS, MODES, run_campaign, run_leg
 from tests.chaos.ground import Ground
 from tests.chaos.record import Record
 from tests.chaos.report import to_json, to_markdown
@@ -36,7 +37,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gigl-chaos-") as folder, Ground.of(Path(folder)) as ground:
         if options.mode is None:
             progress = _Progress(options)
-            records = run_campaign(ground, seed=options.seed, faults=options.faults, said=progress.said)
+            records = run_campaign(
+                ground,
+                seed=options.seed,
+                faults=options.faults,
+                modes=BURSTS if options.bursts else MODES,
+                said=progress.said,
+            )
         else:
             count = min(options.faults, LEG_FAULTS)
             records = [run_leg(ground, options.mode, seed=options.seed, leg=options.leg, count=count)]
@@ -80,7 +87,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--mode", choices=list(MODES))
+    parser.add_argument("--bursts", action="store_true")
+    parser.add_argument("--mode", choices=[*MODES, *BURSTS])
     parser.add_argument("--leg", type=int, default=0)
     return parser.parse_args()
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from tests.chaos.ground import Ground
-from tests.chaos.modes import disk, hosts, replicas, resumed, store, workers
+from tests.chaos.modes import bursts, disk, hosts, replicas, resumed, store, workers
 from tests.chaos.record import Record
 
-__all__ = ["LEG_FAULTS", "MODES", "run_campaign", "run_leg"]
+__all__ = ["BURSTS", "LEG_FAULTS", "MODES", "run_campaign", "run_leg"]
 
 Mode: TypeAlias = Callable[[Ground, int, int, int], Record]
 """Runs a leg, given ground, seed, number of the leg and number of its faults."""
 
-MODES: Mapping[str, Mode] = {
+MODES: dict[str, Mode] = {
     workers.NAME: workers.run,
     hosts.NAME: hosts.run,
     **{way.name: way.run for way in store.WAYS},
@@ -23,21 +23,31 @@ MODES: Mapping[str, Mode] = {
     **{job.name: job.run for job in resumed.JOBS},
     disk.NAME: disk.run,
 }
+BURSTS: dict[str, Mode] = {
+    hosts.BURSTS_NAME: hosts.run_bursts,
+    **{way.name: way.run for way in bursts.WAYS},
+}
+"""Modes of a campaign of faults of a moment, of which none may be raised."""
 LEG_FAULTS = 20
 
 
 def run_campaign(
-    ground: Ground, *, seed: int, faults: int, said: Callable[[Record, int], None] = lambda *_: None
+    ground: Ground,
+    *,
+    seed: int,
+    faults: int,
+    modes: Mapping[str, Mode] = MODES,
+    said: Callable[[Record, int], None] = lambda *_: None,
 ) -> list[Record]:
     """Commit ``faults`` faults and return a record of each leg.
 
     ``said`` is told of each leg when it ends, and of the faults so far. The first failing leg stops nothing.
     """
-    size = max(min(LEG_FAULTS, -(-faults // len(MODES))), 1)
+    size = max(min(LEG_FAULTS, -(-faults // len(modes))), 1)
     records: list[Record] = []
     done, leg = 0, 0
     while done < faults:
-        for name in MODES:
+        for name in modes:
             count = min(size, faults - done)
             if count <= 0:
                 break
@@ -51,7 +61,7 @@ def run_campaign(
 def run_leg(ground: Ground, mode: str, *, seed: int, leg: int, count: int) -> Record:
     """Run one leg of one mode. What the harness itself stumbles over is a defect of the leg."""
     try:
-        return MODES[mode](ground, seed, leg, count)
+        return (MODES | BURSTS)[mode](ground, seed, leg, count)
     except Exception as error:
         record = Record(mode, leg)
         where = traceback.format_exc(limit=-3).replace("\n", " | ")

@@ -36,9 +36,10 @@ _DRAIN_S = 2.0
 class ProxiedCluster(LocalCluster):
     """Servers that trainers and other servers reach through proxies only."""
 
-    def __init__(self, graph: os.PathLike[str], *, servers: int, replicas: int = 1) -> None:
+    def __init__(self, graph: os.PathLike[str], *, servers: int, replicas: int = 1, **further: str) -> None:
+        """``further`` options are those of ``ServeOptions``."""
         self.lines: list[list[Proxy]] = []
-        options = {"advertise": ADDRESS, "drain": _DRAIN_S, "lease": 10}
+        options = {"advertise": ADDRESS, "drain": _DRAIN_S, "lease": 10, **further}
         super().__init__(graph, servers=servers, replicas=replicas, options=options, log_level="CRITICAL")
 
     def __enter__(self) -> Self:

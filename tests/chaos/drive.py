@@ -27,14 +27,18 @@ def drive(
     *,
     ground: Ground,
     record: Record,
+    allowed: tuple[type[Exception], ...] = _NOTHING_CONSUMED,
 ) -> None:
-    """Take whole epochs until all faults are committed, and compare them with undisturbed ones."""
+    """Take whole epochs until all faults are committed, and compare them with undisturbed ones.
+
+    Any error that is not ``allowed`` is a defect.
+    """
     pending = list(faults)
     at, epoch = 0, 0
     while pending:
         seen: list[int] = []
         record.start()
-        for batch in _persistent(loader, record):
+        for batch in _persistent(loader, record, allowed):
             seen.append(digest(batch))
             record.arrived()
             at += 1
@@ -46,7 +50,9 @@ def drive(
         epoch += 1
 
 
-def _persistent(loader: DistNeighborLoader, record: Record) -> Iterator[Any]:
+def _persistent(
+    loader: DistNeighborLoader, record: Record, allowed: tuple[type[Exception], ...]
+) -> Iterator[Any]:
     """Yield the batches of an epoch, asking again after errors that consume nothing."""
     batches = iter(loader)
     errors = 0
@@ -58,7 +64,7 @@ def _persistent(loader: DistNeighborLoader, record: Record) -> Iterator[Any]:
         except Exception as error:
             errors += 1
             record.raised_to_trainer(error)
-            if not isinstance(error, _NOTHING_CONSUMED):
+            if not isinstance(error, allowed):
                 record.defect(f"{type(error).__name__}: {str(error)[:300]}")
             if errors > _MAX_ERRORS:
                 record.defect(f"given up after {errors} errors")

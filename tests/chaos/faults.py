@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -31,6 +31,10 @@ class Fault:
     def __str__(self) -> str:
         where = f"{self.mode} leg {self.leg} fault {self.number}"
         return f"{where}: {self.kind} of {self.target} at batch {self.at_batch} ({self.seconds:.2f} s)"
+
+    def of_kind(self, kind: str) -> Fault:
+        """Return the same fault of another kind."""
+        return replace(self, kind=kind)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

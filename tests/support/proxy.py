@@ -71,7 +71,7 @@ class Proxy:
         self._flip_every = 0
         self._random = random.Random()
         self._state = threading.Condition()
-        self._stalled = self._refuses = self._closed = False
+        self._stalled = self._refuses = self._drops = self._closed = False
         self._flip: int | None = None
         self._links: list[_Link] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -93,9 +93,19 @@ class Proxy:
         """Carry nothing. Connections stay open and new ones are accepted, as a stopped process does."""
         self._become(stalled=True)
 
+    def drop(self) -> None:
+        """Lose every piece, either way, and say nothing: what comes later lacks a part."""
+        self._become(drops=True)
+
     def resume(self) -> None:
-        """Undo ``stall`` and ``cut``."""
+        """Undo ``stall``, ``drop``, ``cut``, ``slow_down`` and ``flip_bits``."""
+        self.latency_s, self.bytes_per_second = 0.0, 0
+        self.flip_bits(0)
         self._become()
+
+    def slow_down(self) -> None:
+        """Carry late and slowly."""
+        self.latency_s, self.bytes_per_second = 0.01, 2_000_000
 
     def flip_bits(self, every: int, seed: int = 0) -> None:
         """Flip one random bit in so many bytes, on average, either way. 0: none from now on."""
@@ -139,9 +149,9 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _become(self, *, stalled: bool = False, refuses: bool = False) -> None:
+    def _become(self, *, stalled: bool = False, refuses: bool = False, drops: bool = False) -> None:
         with self._state:
-            self._stalled, self._refuses = stalled, refuses
+            self._stalled, self._refuses, self._drops = stalled, refuses, drops
             self._state.notify_all()
 
     def _now(self) -> list[_Link]:
@@ -181,6 +191,8 @@ class Proxy:
             while piece := source.recv(_CHUNK):
                 if not self._passes(link, len(piece)):
                     break
+                if self._drops:
+                    continue
                 piece = self._damaged(piece)
                 sink.sendall(self._flipped(piece) if sink is link.near else piece)
                 if sink is link.near:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import grpc
 import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.rpc.control_errors import control_error, status_of
+from gigl_loader.rpc.control_errors import REFUSAL_HEADER, control_error, refusal_mark, status_of
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.refusals import Busy, Refusal, RefusalKind, Unknown
+from gigl_loader.rpc.refusals import Busy, Contact, Damaged, Refusal, RefusalKind, Unknown
 
 CALLER = Caller(token="0123456789abcdef")
 HERE = Endpoint(
@@ -19,10 +20,22 @@ HERE = Endpoint(
 )
 
 
-def told(code: grpc.StatusCode, details: str | None = "some reason", caller: Caller = CALLER) -> Exception:
+def told(
+    code: grpc.StatusCode,
+    details: str | None = "some reason",
+    caller: Caller = CALLER,
+    *,
+    mark: str = "",
+    contact: Contact = Contact.ESTABLISHED,
+) -> Exception:
     error: Any = grpc.RpcError()
     error.code, error.details = lambda: code, lambda: details
-    return control_error(HERE, caller, cast("grpc.RpcError", error))
+    error.trailing_metadata = lambda: ((REFUSAL_HEADER, mark),) if mark else ()
+    return control_error(HERE, caller, cast("grpc.RpcError", error), contact)
+
+
+def refused(kind: RefusalKind, text: str = "why", **options: Any) -> Exception:
+    return told(status_of(kind), text, mark=refusal_mark(kind, text), **options)
 
 
 @pytest.mark.parametrize(
@@ -31,15 +44,16 @@ def told(code: grpc.StatusCode, details: str | None = "some reason", caller: Cal
         ("UNAVAILABLE", StorageUnavailable),
         ("NOT_FOUND", Unknown),
         ("RESOURCE_EXHAUSTED", Busy),
-        ("INVALID_ARGUMENT", ValueError),
-        ("FAILED_PRECONDITION", ValueError),
-        ("UNAUTHENTICATED", SamplingError),
-        ("PERMISSION_DENIED", SamplingError),
-        ("INTERNAL", SamplingError),
-        ("UNKNOWN", SamplingError),
+        ("INVALID_ARGUMENT", StorageUnavailable),
+        ("FAILED_PRECONDITION", StorageUnavailable),
+        ("UNAUTHENTICATED", StorageUnavailable),
+        ("PERMISSION_DENIED", StorageUnavailable),
+        ("INTERNAL", StorageUnavailable),
+        ("UNKNOWN", StorageUnavailable),
+        ("DATA_LOSS", Damaged),
     ],
 )
-def test_each_status_has_its_exception(code: str, kind: type[Exception]) -> None:
+def test_a_status_without_a_mark_is_a_fault_of_the_moment(code: str, kind: type[Exception]) -> None:
     error = told(grpc.StatusCode[code])
     assert type(error) is kind
     assert str(error) == "storage server 2 at 10.0.0.7:7000: some reason"
@@ -67,23 +81,30 @@ def test_each_refusal_has_its_status(kind: str, code: str) -> None:
     assert status_of(RefusalKind[kind]) is grpc.StatusCode[code]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["DAMAGED", "INVALID", "UNAUTHENTICATED", "NOT_FOUND", "CONFLICT", "BUSY", "UNAVAILABLE", "FAILED"],
-)
-def test_a_refusal_is_one_exception_by_both_ports(kind: str) -> None:
-    refusal = Refusal(RefusalKind[kind], "why")
-    by_control, by_data = told(status_of(refusal.kind), refusal.message), refusal.error(str(HERE))
+@pytest.mark.parametrize("contact", Contact)
+@pytest.mark.parametrize("kind", RefusalKind)
+def test_a_refusal_is_one_exception_by_both_ports(kind: RefusalKind, contact: Contact) -> None:
+    by_control, by_data = refused(kind, contact=contact), Refusal(kind, "why").error(str(HERE), contact)
     assert (type(by_control), str(by_control)) == (type(by_data), str(by_data))
+
+
+def test_a_damaged_mark_is_none() -> None:
+    """Kind or text may have been another one."""
+    mark = refusal_mark(RefusalKind.INVALID, "why")
+    assert isinstance(told(grpc.StatusCode.INVALID_ARGUMENT, "why", mark=mark), ValueError)
+    for damaged, text in ((mark.replace("invalid", "forbidden"), "why"), (mark, "whz"), (mark[:-1], "why")):
+        found = told(grpc.StatusCode.INVALID_ARGUMENT, text, mark=damaged)
+        assert type(found) is StorageUnavailable
 
 
 def test_some_statuses_say_more_in_our_words() -> None:
     late = told(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     assert str(late) == f"{HERE}: no answer in time"
     assert isinstance(late, StorageUnavailable)
-    wrong_port = told(grpc.StatusCode.UNIMPLEMENTED, "")
-    assert "if it is a data port, give the port of --listen" in str(wrong_port)
-    assert isinstance(wrong_port, ValueError)
+    for contact, expected in ((Contact.FIRST, ValueError), (Contact.ESTABLISHED, StorageUnavailable)):
+        wrong_port = told(grpc.StatusCode.UNIMPLEMENTED, "", contact=contact)
+        assert "if it is a data port, give the port of --listen" in str(wrong_port)
+        assert type(wrong_port) is expected
 
 
 @pytest.mark.parametrize(
@@ -106,12 +127,13 @@ def test_what_grpc_says_in_its_text_is_said_in_plain_words(text: str, words: str
 
 
 def test_who_gave_no_token_is_told_how_to_give_one() -> None:
-    error = told(grpc.StatusCode.UNAUTHENTICATED, "wrong token", Caller())
+    refuse = partial(refused, RefusalKind.UNAUTHENTICATED, "wrong token", contact=Contact.FIRST)
+    error = refuse(caller=Caller())
     assert str(error).startswith(
         f"{HERE}: it wants a token, and none was given: Caller.from_files(token=PATH)"
     )
-    assert isinstance(error, SamplingError)
-    assert "wrong token" in str(told(grpc.StatusCode.UNAUTHENTICATED, "wrong token"))
+    assert type(error) is SamplingError
+    assert "wrong token" in str(refuse())
 
 
 def test_the_noise_of_grpc_is_left_out() -> None:
@@ -123,5 +145,9 @@ def test_the_noise_of_grpc_is_left_out() -> None:
 
 def test_certificates_that_are_not_good_are_someones_to_mend() -> None:
     details = "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED: self signed certificate"
-    assert isinstance(told(grpc.StatusCode.UNAVAILABLE, details), ValueError)
-    assert isinstance(told(grpc.StatusCode.UNAVAILABLE, "WRONG_VERSION_NUMBER"), ValueError)
+    for text in (details, "WRONG_VERSION_NUMBER"):
+        first = told(grpc.StatusCode.UNAVAILABLE, text, contact=Contact.FIRST)
+        assert isinstance(first, ValueError)
+        later = told(grpc.StatusCode.UNAVAILABLE, text)
+        assert type(later) is StorageUnavailable
+        assert str(later) == str(first)

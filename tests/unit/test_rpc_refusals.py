@@ -1,9 +1,24 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.rpc.refusals import Busy, Damaged, Gone, Refusal, RefusalKind, TooLarge, Unknown
+from gigl_loader.rpc.refusals import (
+    FAULT_RULES,
+    Busy,
+    Contact,
+    Damaged,
+    FaultKind,
+    Gone,
+    Refusal,
+    RefusalKind,
+    Retry,
+    TooLarge,
+    Unknown,
+    retry_of,
+)
 
 
 @pytest.mark.parametrize("kind", RefusalKind)
@@ -19,7 +34,8 @@ def test_a_refusal_survives_the_wire(kind: RefusalKind) -> None:
     [
         (RefusalKind.MALFORMED, FormatError),
         (RefusalKind.INVALID, ValueError),
-        (RefusalKind.UNAUTHENTICATED, SamplingError),
+        (RefusalKind.UNAUTHENTICATED, StorageUnavailable),
+        (RefusalKind.FORBIDDEN, SamplingError),
         (RefusalKind.OTHER_GRAPH, SamplingError),
         (RefusalKind.TOO_LARGE, TooLarge),
         (RefusalKind.BUSY, Busy),
@@ -29,11 +45,47 @@ def test_a_refusal_survives_the_wire(kind: RefusalKind) -> None:
         (RefusalKind.CONFLICT, ValueError),
         (RefusalKind.UNAVAILABLE, StorageUnavailable),
         (RefusalKind.UNIMPLEMENTED, ValueError),
-        (RefusalKind.FAILED, SamplingError),
+        (RefusalKind.FAILED, StorageUnavailable),
     ],
 )
 def test_the_kind_decides_the_exception(kind: RefusalKind, expected: type[Exception]) -> None:
     assert type(Refusal(kind, "").error("")) is expected
+
+
+def test_a_wrong_token_is_a_mistake_until_one_was_right() -> None:
+    refusal = Refusal(RefusalKind.UNAUTHENTICATED, "")
+    assert type(refusal.error("", Contact.FIRST)) is SamplingError
+
+
+def test_every_fault_has_one_rule() -> None:
+    kinds = [rule.kind for rule in FAULT_RULES]
+    assert sorted(kinds, key=str) == sorted([*RefusalKind, *FaultKind], key=str)
+
+
+def test_what_is_retried_until_the_timeout_is_raised_as_unavailable() -> None:
+    """So that whoever retries ``StorageUnavailable`` retries all of it, and nothing else."""
+    until_timeout = (Retry.AGAIN, Retry.CHANNEL, Retry.BATCH)
+    for rule in FAULT_RULES:
+        assert issubclass(rule.error, StorageUnavailable) == (rule.retry in until_timeout), rule
+        assert rule.first is None or not issubclass(rule.first, StorageUnavailable), rule
+        assert retry_of(rule.error("")) is rule.retry, rule
+
+
+def test_waiting_helps_whatever_is_not_marked() -> None:
+    for rule in FAULT_RULES:
+        if not rule.is_marked:
+            assert rule.retry is Retry.AGAIN, rule
+
+
+def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "faults.md").read_text()
+    shown = text.partition("| fault | marked |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [
+        f"| {rule.kind.value} | {'yes' if rule.is_marked else 'no'} | {rule.retry.value} | "
+        f"`{rule.error.__name__}` | {'' if rule.first is None else f'`{rule.first.__name__}`'} |"
+        for rule in FAULT_RULES
+    ]
+    assert shown == rows
 
 
 @pytest.mark.parametrize(

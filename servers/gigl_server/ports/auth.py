@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, head_is_whole
 from gigl_loader.rpc.control import ANNOUNCEMENT
 from gigl_loader.rpc.control_errors import status_of
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
@@ -113,6 +114,8 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         methods = self._services.get(f"{service}/")
         if methods is None:
             return None
+        if not head_is_whole(details.method, details.invocation_metadata or ()):
+            return handler(partial(self._begin, _refuse_damaged, name, ""))
         token = self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
         if token is None:
             return handler(partial(self._begin, self._refuse_token, name, ""))
@@ -181,7 +184,9 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             reply = handle(request.FromString(data), call)
         except DecodeError:
             text = f"the message is no {request.DESCRIPTOR.name}"
-            call.refuse(Refusal(RefusalKind.MALFORMED, text))
+            # Callers that send a checksum send a message of this kind: it was damaged.
+            kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.MALFORMED
+            call.refuse(Refusal(kind, text))
         except Refusal as refusal:
             call.refuse(refusal)
         except Exception:
@@ -215,6 +220,10 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             call.refuse(Refusal(RefusalKind.BUSY, text))
         else:
             call.refuse(Refusal(RefusalKind.INVALID, "the message did not come in time"))
+
+
+def _refuse_damaged(call: ControlCall) -> None:
+    call.refuse(Refusal(RefusalKind.DAMAGED, "the headers do not match their checksum"))
 
 
 def _refuse_with(refusal: Refusal, call: ControlCall) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from grpc import _server
 
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import MEMBERSHIP_HEADER
-from gigl_loader.rpc.control_errors import status_of
+from gigl_loader.rpc.control_errors import REFUSAL_HEADER, refusal_mark, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,17 +91,17 @@ class ControlCall:
 
     def reply(self, message: Any) -> None:
         """Send the reply, a protobuf message. Does nothing after a response."""
-        self.reply_bytes(message.SerializeToString())
+        self.reply_bytes(message.SerializeToString(deterministic=True))
 
     def reply_bytes(self, data: bytes, *, keep: object = None) -> None:
-        """Send the reply, a serialized message, and ``keep`` an object until it was sent.
+        """Send the reply, a serialized message, with its checksum, and ``keep`` an object until it was sent.
 
         Does nothing after a response.
         """
         with self._lock:
             self._kept = None if self._ended or self._responded else keep
         if self._claim():
-            self._tell_trailers()
+            self._tell_trailers((CHECKSUM_HEADER, checksum_text(data)))
             self._replied(self, len(data))
             self._finish(data)
 
@@ -114,11 +115,12 @@ class ControlCall:
             self._finish(None)
 
     def refuse(self, refusal: Refusal) -> None:
-        """End the call with the status of a refusal. Does nothing after a response."""
+        """End the call with the status and the mark of a refusal. Does nothing after a response."""
         if self._claim():
-            self._tell_trailers()
+            text = _header_text(refusal.message)
+            self._tell_trailers((REFUSAL_HEADER, refusal_mark(refusal.kind, text)))
             self._context.set_code(status_of(refusal.kind))
-            self._context.set_details(_header_text(refusal.message))
+            self._context.set_details(text)
             self._finish(None)
             self._refused(self, refusal)
 
@@ -145,11 +147,10 @@ class ControlCall:
             gone, self._gone, self._kept = self._gone, None, None
         return None if self._responded else gone
 
-    def _tell_trailers(self) -> None:
+    def _tell_trailers(self, *more: tuple[str, str]) -> None:
         version = self.membership()
         told = ((MEMBERSHIP_HEADER, str(version)),) if version else ()
-        if self._trailers or told:
-            self._context.set_trailing_metadata((*self._trailers, *told))
+        self._context.set_trailing_metadata((*self._trailers, *told, *more))
 
     def _claim(self) -> bool:
         """Claim the right to respond. Return ``False`` if a thread has claimed it before."""

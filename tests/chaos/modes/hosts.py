@@ -11,7 +11,7 @@ import psutil
 
 from tests.chaos.faults import Fault, draw_faults
 from tests.chaos.ground import LOADER, Ground, Repairs
-from tests.chaos.lines import ADDRESS, LINE_KINDS, disturb
+from tests.chaos.lines import ADDRESS, BURST_KINDS, LINE_KINDS, disturb
 from tests.chaos.record import HANG_S, Record
 from tests.chaos.wrongs import few_descriptors, stopped
 from tests.support.leftovers import wait_until
@@ -20,9 +20,11 @@ from tests.support.proxy import Proxy
 from tests.support.ranks import Ranks, places
 from tests.support.training import PROGRAM, open_gate, seen_by, shares
 
-__all__ = ["KINDS", "MAX_FAULTS", "NAME", "run"]
+__all__ = ["BURSTS_NAME", "KINDS", "MAX_FAULTS", "NAME", "run", "run_bursts"]
 
 NAME = "colocated, 2 hosts"
+BURSTS_NAME = "bursts: colocated, 2 hosts"
+_BURST_S = 0.6
 KINDS = (
     "SIGKILL of a peer service",
     "SIGSTOP of a peer service",
@@ -40,8 +42,23 @@ _JOIN_S = 60.0
 
 def run(ground: Ground, seed: int, leg: int, count: int) -> Record:
     """Run a leg of ``count`` faults."""
-    record = Record(NAME, leg)
-    faults = _survivable(draw_faults(seed, NAME, leg, count, kinds=KINDS, spacing=(2, 6)))
+    faults = draw_faults(seed, NAME, leg, count, kinds=KINDS, spacing=(2, 6))
+    return _run(ground, Record(NAME, leg), _survivable(faults))
+
+
+def run_bursts(ground: Ground, seed: int, leg: int, count: int) -> Record:
+    """Run a leg of ``count`` bursts on the lines, of which none may be raised."""
+    faults = draw_faults(
+        seed, BURSTS_NAME, leg, count, kinds=BURST_KINDS, spacing=(2, 6), most_seconds=_BURST_S
+    )
+    record = _run(ground, Record(BURSTS_NAME, leg), faults)
+    for name, times in record.raised.items():
+        record.defect(f"{name} raised {times} times")
+    return record
+
+
+def _run(ground: Ground, record: Record, faults: list[Fault]) -> Record:
+    leg, name = record.leg, record.mode
     repairs = Repairs(2)
     control = free_port(count=2)
     gates = [f"batch {fault.at_batch}" for fault in faults]
@@ -51,7 +68,7 @@ def run(ground: Ground, seed: int, leg: int, count: int) -> Record:
         "retries": 50,
         "loader": {"batch_size": LOADER["batch_size"], "timeout": HANG_S, "max_worker_restarts": 1000},
     }
-    folder = ground.fresh_folder(f"hosts-{leg}")
+    folder = ground.fresh_folder(f"{name}-{leg}")
     line = {"listen": f"127.0.0.1:{control}", "advertise": ADDRESS}
     special: dict[int, dict[str, Any]] = {
         0: {"gates": gates, "dataset": {"partitions": [0], "timeout": _JOIN_S}},
@@ -91,7 +108,7 @@ def run(ground: Ground, seed: int, leg: int, count: int) -> Record:
         if rank.status:
             record.defect(f"rank {rank.rank} ended with {rank.status}: {rank.failure[:300]}")
         record.compare(found, expected)
-    record.defects.extend(f"{error} [{NAME} leg {leg}]" for error in repairs.errors)
+    record.defects.extend(f"{error} [{name} leg {leg}]" for error in repairs.errors)
     return record
 
 
@@ -110,7 +127,7 @@ def _survivable(faults: list[Fault]) -> list[Fault]:
 
 
 def _harm(ranks: Ranks, host: int, lines: list[Proxy], fault: Fault) -> None:
-    if fault.kind in LINE_KINDS:
+    if fault.kind in (*LINE_KINDS, *BURST_KINDS):
         disturb(lines, fault)
         return
     process = _process_of(ranks, host, "gigl-peer" if "peer" in fault.kind else "gigl-worker")
