@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import SamplingError
+from gigl_loader.native import check_stop, current_stop_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Cancellation", "Cancelled"]
+__all__ = ["STOP_POLL_S", "Cancellation", "Cancelled"]
+
+STOP_POLL_S = 0.05
+"""A stop flag wakes no thread: one that waits looks at its flag so often."""
 
 
 class Cancelled(SamplingError):
@@ -60,5 +65,13 @@ class Cancellation:
             self.then(None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the call is cancelled, at most so long. Return whether it is."""
-        return self._event.wait(seconds)
+        """Wait until the call is cancelled, at most so long. Return whether it is.
+
+        Raises ``native.Stopped`` where the stop flag of this thread is set meanwhile.
+        """
+        until = time.monotonic() + seconds
+        while current_stop_flag() is not None and (left := until - time.monotonic()) > STOP_POLL_S:
+            check_stop()
+            if self._event.wait(min(left, STOP_POLL_S)):
+                return True
+        return self._event.wait(max(until - time.monotonic(), 0.0))

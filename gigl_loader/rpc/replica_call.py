@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.native import check_stop, current_stop_flag
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.cancellation import Cancellation
+from gigl_loader.rpc.cancellation import STOP_POLL_S, Cancellation
 from gigl_loader.rpc.refusals import FaultKind, Retry, retry_of, rule_of
 from gigl_loader.rpc.row_reader import Outrun
 
@@ -67,6 +68,7 @@ class ReplicaCall(Generic[Result]):
         self._errors: dict[str, tuple[Endpoint, Exception]] = {}
         self._is_hedge = False
         """The next attempt beside others would be a hedge, within the budget."""
+        self._flag = current_stop_flag()
         self._began = time.monotonic()
         self._deadline = self._began + self._replicas.timeout_s
 
@@ -76,6 +78,7 @@ class ReplicaCall(Generic[Result]):
         queue = deque(self._holders())
         ask_at = 0.0  # When to ask the next holder.
         while (now := time.monotonic()) < self._deadline:
+            check_stop()
             self._connection.check_open()
             ended = None
             if now < ask_at:
@@ -200,7 +203,8 @@ class ReplicaCall(Generic[Result]):
         """Return an attempt that has ended. ``None``: none by ``until``, or the connection was closed."""
         with self._changed:
             if not self._ended and not self._connection.closed.is_set():
-                self._changed.wait(max(until - time.monotonic(), 0.0))
+                left = until - time.monotonic()
+                self._changed.wait(max(left if self._flag is None else min(left, STOP_POLL_S), 0.0))
             return self._ended.popleft() if self._ended else None
 
     def _settled(self, ended: _Ended) -> _Ended | None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.native import StopFlag, Stopped
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.host_service import HostService
@@ -99,6 +100,34 @@ def test_a_service_killed_in_mid_stream_and_started_again_gives_the_same_bytes(
     assert service.restarts == 1
     assert store.wire().retries >= 1
     assert len(store.sample(ask()).counts) == 600
+
+
+def test_a_call_that_nobody_wants_any_more_waits_no_longer(service: HostService, store: RemoteStore) -> None:
+    """Neither for a service that is silent, nor in the pause before another attempt at one that is gone."""
+    gathered(store)
+    flag, ended = StopFlag(), []
+
+    def ask_under_flag() -> None:
+        try:
+            with flag:
+                gathered(store)
+        except Stopped as stopped:
+            ended.append((str(stopped), time.monotonic()))
+
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        thread = threading.Thread(target=ask_under_flag)
+        thread.start()
+        time.sleep(0.3)
+        flag.stop("the channel was closed")
+        began = time.monotonic()
+        thread.join(15)  # The call itself would take 20 s.
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+    [(reason, at)] = ended
+    assert reason == "the channel was closed"
+    assert at - began < 10
+    assert same(gathered(store))
 
 
 @pytest.mark.parametrize("at_chunk", [0, 5], ids=["before the call", "in mid-stream"])
