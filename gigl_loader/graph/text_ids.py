@@ -8,12 +8,14 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.native import TextIndex, find_texts, texts_at
+from gigl_loader.native import TextIndex, check_stop, find_texts, texts_at
 from gigl_loader.tensors import ArraySpec
 
 __all__ = ["TextIds"]
 
 _ROWS = 1 << 16
+_TOGETHER = 256
+"""Texts of one native call, which keeps other Python threads waiting: they may have to come from a disk."""
 
 
 class TextIds:
@@ -47,17 +49,27 @@ class TextIds:
 
     def texts(self, node_ids: Int64Array) -> list[str]:
         """Return the text of each node id, int64 [N]. The ids must lie in ``0 .. count - 1``."""
+        ids = np.ascontiguousarray(node_ids, dtype=np.int64)
+        found: list[str] = []
         try:
-            return texts_at(self._bytes, self._offsets, np.ascontiguousarray(node_ids, dtype=np.int64))
+            for start in range(0, len(ids), _TOGETHER):
+                check_stop()
+                found += texts_at(self._bytes, self._offsets, ids[start : start + _TOGETHER])
         except (RuntimeError, UnicodeDecodeError) as error:
             raise FormatError(f"{self._name}: {error}") from None
+        return found
 
     def find(self, texts: Sequence[str]) -> Int64Array:
         """Return the node id of each text, int64 [N], -1 for unknown texts."""
+        found = np.empty(len(texts), np.int64)
         try:
-            return find_texts(self._bytes, self._offsets, self._slots, list(texts))
+            for start in range(0, len(texts), _TOGETHER):
+                check_stop()
+                some = list(texts[start : start + _TOGETHER])
+                found[start : start + len(some)] = find_texts(self._bytes, self._offsets, self._slots, some)
         except RuntimeError as error:
             raise FormatError(f"{self._name}: {error}") from None
+        return found
 
     def num_bytes(self, node_ids: Int64Array) -> int:
         """Return the size of the texts of these node ids, int64 [N], in UTF-8."""
