@@ -177,10 +177,14 @@ bool DataConnections::RefuseOne(int listener) {
   reserve_ = Descriptor();
   Descriptor refused(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   const bool could = refused || errno == EAGAIN || errno == EWOULDBLOCK;
-  refused = Descriptor();
+  // The reserve takes the place of the connection, which closes it: no other thread can get the number meanwhile.
+  if (refused && dup3(waker_.get(), refused.get(), O_CLOEXEC) >= 0) {
+    reserve_ = std::move(refused);
+  } else {
+    reserve_ = OpenReserve();
+  }
   const std::lock_guard lock(strangers_.mutex);
   DropStranger("no descriptor is left");
-  reserve_ = OpenReserve();
   return could;
 }
 
