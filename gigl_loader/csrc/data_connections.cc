@@ -177,10 +177,14 @@ bool DataConnections::RefuseOne(int listener) {
   reserve_ = Descriptor();
   Descriptor refused(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   const bool could = refused || errno == EAGAIN || errno == EWOULDBLOCK;
-  refused = Descriptor();
+  // The reserve takes the place of the connection, which closes it: no other thread can get the number meanwhile.
+  if (refused && dup3(waker_.get(), refused.get(), O_CLOEXEC) >= 0) {
+    reserve_ = std::move(refused);
+  } else {
+    reserve_ = OpenReserve();
+  }
   const std::lock_guard lock(strangers_.mutex);
   DropStranger("no descriptor is left");
-  reserve_ = OpenReserve();
   return could;
 }
 
@@ -240,10 +244,10 @@ void DataConnections::EndCall(const HeldConnection& connection, bool closes) {
   if (connection->head.capacity() > kMaxHeaderText + kHeadBytes) connection->head.shrink_to_fit();
   if (connection->stream.HasPending()) closes = true;  // bytes that follow a request
   if (closes) shutdown(connection->stream.fd(), SHUT_WR);
-  connection->lingers = closes;
   connection->linger_end = connection->stream.overhead() + limits.linger_bytes;
   Pool& pool = PoolOf(*connection);
   const std::lock_guard lock(pool.mutex);
+  connection->lingers = closes;
   connection->deadline = In(closes ? limits.linger_s : limits.idle_s);
   RestLocked(pool, connection, EPOLLIN);
 }
