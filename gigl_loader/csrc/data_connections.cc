@@ -240,10 +240,10 @@ void DataConnections::EndCall(const HeldConnection& connection, bool closes) {
   if (connection->head.capacity() > kMaxHeaderText + kHeadBytes) connection->head.shrink_to_fit();
   if (connection->stream.HasPending()) closes = true;  // bytes that follow a request
   if (closes) shutdown(connection->stream.fd(), SHUT_WR);
-  connection->lingers = closes;
   connection->linger_end = connection->stream.overhead() + limits.linger_bytes;
   Pool& pool = PoolOf(*connection);
   const std::lock_guard lock(pool.mutex);
+  connection->lingers = closes;
   connection->deadline = In(closes ? limits.linger_s : limits.idle_s);
   RestLocked(pool, connection, EPOLLIN);
 }

@@ -79,12 +79,12 @@ struct DataConnection {
   bool handshaken = false;
   bool trusted = false;  // its caller has shown a token: it rests among those of callers
   bool complete = false;  // `head` is, and no thread has begun its call
-  bool lingers = false;  // was refused; what it still sends is dropped
   uint64_t lingered = 0, linger_end = 0;  // bytes that were dropped, and TLS around them, and where they end
   std::vector<std::byte> head;  // that came so far, at most 4 KiB until it is complete
   std::string certificate;
   // ---
-  bool resting = true;  // in its epoll
+  bool resting = true;   // in its epoll
+  bool lingers = false;  // was refused; what it still sends is dropped
   Clock::time_point deadline;  // for what is waited for
 };
 
