@@ -73,7 +73,7 @@ class Server {
 
   void Run(Input& input) {
     input_ = &input;
-    caller_.emplace(RawSocket::ConnectTo(server_.port()));
+    caller_.emplace(server_.Connect());
     honest_ = true;
     trusted_ = false;
     unsent_ = {};

@@ -21,7 +21,8 @@ namespace gigl {
 namespace {
 
 constexpr double kSoonS = 5.0, kShortS = 0.002;
-constexpr size_t kMaxFlood = 200, kFloods = 40;  // more messages without data than a connection may send
+constexpr size_t kMaxFlood = 200, kFloods = 20;  // more messages without data than a connection may send
+constexpr size_t kMostRecords = 6000;       // in floods of one input
 constexpr size_t kMaxRecordBytes = 17 << 10;  // more than TLS allows
 constexpr size_t kKeptBytes = 64 << 10;  // more than an idle connection takes, by both sides
 constexpr uint8_t kChangeCipher = 20, kAlert = 21, kHandshake = 22, kData = 23;
@@ -74,8 +75,8 @@ class Actor {
   }
 
  private:
-  // Whether the other side has ended the connection, looked at each 32 records.
-  bool Ended(size_t record) const { return record % 32 == 0 && socket_.HasEnd(); }
+  // Whether a flood is over: the other side has ended the connection, looked at each 32 records, or enough were sent.
+  bool Ended(size_t record) { return ++flood_ > kMostRecords || (record % 32 == 0 && socket_.HasEnd()); }
 
   void SendRecord(uint8_t type, const Buffer& text) { socket_.Send(peer_.Seal(type, text)); }
 
@@ -127,6 +128,7 @@ class Actor {
 
   TlsPeer& peer_;
   RawSocket& socket_;
+  size_t flood_ = 0;
 };
 
 // --- at the server
@@ -143,7 +145,7 @@ class Server {
       Input nothing(std::span<const uint8_t>{});
       Run(nothing, version, false);
     }
-    RawSocket socket = RawSocket::ConnectTo(server_.port());
+    RawSocket socket = server_.Connect();
     TlsPeer peer(socket.fd(), version, nullptr);
     const auto until = Clock::now() + std::chrono::seconds(5);
     while (!peer.Handshake()) {

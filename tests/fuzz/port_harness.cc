@@ -14,6 +14,7 @@
 #include <fstream>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "../../gigl_loader/csrc/data_wire.h"
 
@@ -57,6 +58,7 @@ namespace {
 
 constexpr auto kStep = std::chrono::milliseconds(20);
 constexpr double kSoonS = 5.0;
+constexpr auto kPoll = std::chrono::microseconds(20);
 constexpr auto kSettle = std::chrono::seconds(5);
 
 template <typename Head>
@@ -147,6 +149,16 @@ SteppedServer::SteppedServer(std::shared_ptr<const TlsContext> tls, std::shared_
                              std::function<void(DataCall&)> answer)
     : server_("127.0.0.1", 0, std::move(tls), DataLimits{}, std::move(tokens)), answer_(std::move(answer)) {}
 
+RawSocket SteppedServer::Connect() {
+  RawSocket caller = RawSocket::ConnectTo(server_.port());
+  const auto until = Clock::now() + kSettle;
+  while (server_.num_networks() == 0) {
+    FUZZ_CHECK(Clock::now() < until);
+    std::this_thread::sleep_for(kPoll);
+  }
+  return caller;
+}
+
 bool SteppedServer::Answer(double timeout_s) {
   const auto call = server_.Next(timeout_s);
   if (!call) return false;
@@ -172,11 +184,13 @@ void SteppedServer::Expect() {
 
 void SteppedServer::Settle() {
   const auto until = Clock::now() + kSettle;
-  while (server_.num_connections() != 0) {
+  // Networks, not connections: these leave out one that is being handed over from strangers to callers.
+  while (server_.num_networks() != 0) {
     FUZZ_CHECK(Clock::now() < until);  // a connection whose caller is gone stays
     const uint64_t seen = receives;
-    if (!Answer(0.0) && server_.num_connections() != 0) AwaitReceive(seen);
+    if (!Answer(0.0) && server_.num_networks() != 0) AwaitReceive(seen);
   }
+  FUZZ_CHECK(server_.num_connections() == 0 && server_.num_strangers() == 0);
   server_.Sweep();
 }
 

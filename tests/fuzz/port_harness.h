@@ -101,7 +101,8 @@ class SteppedServer {
   SteppedServer(std::shared_ptr<const TlsContext> tls, std::shared_ptr<const AcceptedTokens> tokens,
                 std::function<void(DataCall&)> answer);
 
-  uint16_t port() const { return server_.port(); }
+  // A caller that the server has accepted. There is one at a time: `Settle` waits for the end of it.
+  RawSocket Connect();
 
   // Runs the server until it has received all that this caller sent, or ended the connection, or has answered.
   void Step(const RawSocket& caller);

@@ -11,7 +11,7 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _SECONDS = 5
-"""Of hostile bytes and of traffic each. ``make fuzz-port`` and ``make sanitize SANITIZER=thread`` take a minute."""
+"""Of hostile bytes and of traffic each. ``make fuzz-port`` and ``make sanitize`` take a minute by default."""
 _COMPILER = os.environ.get("CXX", "g++")
 
 

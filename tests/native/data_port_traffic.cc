@@ -29,6 +29,7 @@
 
 #include "../../gigl_loader/csrc/data_client.h"
 #include "../../gigl_loader/csrc/data_server.h"
+#include "../../gigl_loader/csrc/stop.h"
 #include "../fuzz/tls_peer.h"
 
 namespace gigl {
@@ -116,7 +117,7 @@ class Round {
     ending_ = true;
     for (auto& thread : threads_) thread.join();
     server_->Sweep();
-    if (server_->num_connections() != 0) ++counts_.wrong;
+    if (server_->num_connections() != 0 || server_->num_networks() != 0) ++counts_.wrong;
   }
 
  private:
@@ -183,20 +184,26 @@ class Round {
     ++(head.status == kReplyOk ? counts_.replies : counts_.refusals);
   }
 
-  // A caller whose other thread cancels it at some moment.
+  // A caller whose other thread cancels it, or stops its work, at some moment.
   void GiveUp(Dice& dice) {
     DataClient client("127.0.0.1", server_->port(), clients_);
+    StopFlag flag;
+    const bool stops = dice.Below(2) == 0;
     const auto delay = std::chrono::microseconds(dice.Below(20'000));
-    std::thread canceller([&client, delay] {
+    std::thread other([&client, &flag, stops, delay] {
       std::this_thread::sleep_for(delay);
-      client.Cancel();
+      if (stops) flag.Stop("enough");
+      else client.Cancel();
     });
+    flag.Enter();
     try {
       client.Connect(kSoonS);
-      while (true) Echo(client, dice);
+      while (flag.reason().empty()) Echo(client, dice);
     } catch (const StreamError&) {
+    } catch (const Stopped&) {
     }
-    canceller.join();
+    StopFlag::Leave();
+    other.join();
   }
 
   // Sweeps, renewals, metrics and cancelled calls, each some hundred times a second.
