@@ -21,10 +21,10 @@ namespace gigl {
 namespace {
 
 constexpr double kSoonS = 5.0, kShortS = 0.002;
-constexpr size_t kMaxFlood = 200, kFloods = 20;  // more messages without data than a connection may send
-constexpr size_t kMostRecords = 6000;       // in floods of one input
+constexpr size_t kMaxFlood = 200, kFloods = 15;  // more messages without data than a connection may send
+constexpr size_t kMostRecords = 3000;         // in floods of one input
 constexpr size_t kMaxRecordBytes = 17 << 10;  // more than TLS allows
-constexpr size_t kKeptBytes = 64 << 10;  // more than an idle connection takes, by both sides
+constexpr size_t kKeptBytes = 64 << 10;       // more than an idle connection takes, by both sides
 constexpr uint8_t kChangeCipher = 20, kAlert = 21, kHandshake = 22, kData = 23;
 constexpr uint8_t kUpdateMessage = 24;
 
