@@ -7,8 +7,8 @@
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers; with
 #                        SANITIZER=thread the data port under traffic (TRAFFIC_SECONDS=60), to find races
-#   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then fuzz-port, then hostile
-#                        bytes at live ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run
+#   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
+#                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run, then fuzz-port
 #   make fuzz-port       coverage-guided fuzzing of the data port and its TLS (FUZZ_SECONDS=60 each); needs clang
 #   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1)
 #   make docs            the documentation as a site in build/site, with a reference from the docstrings
@@ -133,8 +133,8 @@ FUZZ_SEED ?= 1
 fuzz: $(VENV)/.installed-fuzz
 	mkdir -p build
 	$(BIN)/python tests/fuzz/fuzz_frame.py build/corpus -max_total_time=$(FUZZ_SECONDS)
-	$(MAKE) fuzz-port
 	$(BIN)/python -m tests.fuzz.live --requests $(FUZZ_REQUESTS) --seed $(FUZZ_SEED) --json build/fuzz.json
+	$(MAKE) fuzz-port
 
 PORT_TARGETS := fuzz_data_heads fuzz_data_tls
 FUZZ_OPTIONS ?= -max_len=2048 -timeout=25 -rss_limit_mb=1024
