@@ -261,6 +261,7 @@ std::vector<std::vector<uint8_t>> Seeds() {
     seeds.push_back({mode, 3, 0, 4, 0, 1, 9, 13, 1, 2, 'h', 'i', 3, 'y', 'o', 'u', 0, 0, 0, 13});  // updates of keys
     seeds.push_back({mode, 3, 0, 199, 1, 1, 9, 13, 3, 1, 199, 1, 1, 9, 13});           // many of them
     seeds.push_back({mode, 5, 9, 0, 0, 0, 13, 5, 9, 1, 2, 2, 13, 4, 1, 0, 13});              // empty records, warnings
+    seeds.push_back({mode, 5, 29, 0, 255, 0, 0, 1, 'G', 0, 13});                       // padding, then a byte
     seeds.push_back({mode, 11, 0, 0, 0, 0, 13, 6, 4, 'a', 'b', 'c', 'd', 9, 0, 1, 13});  // a message, damage
     seeds.push_back({mode, 0, 3, 'G', 'I', 'G', 0, 8, 3, 'a', 'b', 'c', 4, 12, 13});   // half a head, half a record
   }
