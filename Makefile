@@ -5,9 +5,11 @@
 #   make test            install with the test extras, then lint, format check, types and tests, a file of
 #                        tests per core at a time (JOBS=1: one after the other)
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
-#   make sanitize        the native tests under the address and undefined-behaviour sanitizers
+#   make sanitize        the native tests under the address and undefined-behaviour sanitizers; with
+#                        SANITIZER=thread the data port under traffic (TRAFFIC_SECONDS=60), to find races
 #   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
-#                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run
+#                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run, then fuzz-port
+#   make fuzz-port       coverage-guided fuzzing of the data port and its TLS (FUZZ_SECONDS=60 each); needs clang
 #   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1)
 #   make docs            the documentation as a site in build/site, with a reference from the docstrings
 #   make torch-versions  one wheel, the native tests under several versions of torch
@@ -28,7 +30,7 @@ CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
 # What the installed package depends on. Python sources are not here: the install is editable.
 INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
 
-.PHONY: demo test lint types unit bench docs sanitize fuzz chaos torch-versions format clean
+.PHONY: demo test lint types unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
@@ -83,7 +85,12 @@ SANITIZE_BIN := $(SANITIZE_VENV)/bin
 NATIVE_TEST_NEEDS := numpy scipy cryptography pytest pytest-timeout hypothesis psutil
 LIBRARY = $$(realpath "$$($(or $(CXX),g++) -print-file-name=$(1))")
 
-sanitize: $(SANITIZE_VENV)/.installed
+SANITIZER ?= address
+TRAFFIC_SECONDS ?= 60
+
+sanitize: sanitize-$(SANITIZER)
+
+sanitize-address: $(SANITIZE_VENV)/.installed
 	LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	$(SANITIZE_BIN)/python -m pytest tests/native --timeout 600 -p no:cacheprovider $(PYTEST)
@@ -95,6 +102,28 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 	  -C build-dir=build/sanitize -C cmake.define.GIGL_SANITIZE=ON -C install.strip=false
 	@touch $@
 
+# The data port as a program of its own: no interpreter hides its threads from ThreadSanitizer, or its code from
+# the coverage that guides libFuzzer. It loads the OpenSSL of this machine, which has no part in either.
+PORT_SOURCES := $(wildcard gigl_loader/csrc/data_*.cc gigl_loader/csrc/tls*.cc) \
+  $(addprefix gigl_loader/csrc/,crc32c.cc listening.cc stop.cc) tests/fuzz/tls_peer.cc
+PORT_HEADERS := $(wildcard gigl_loader/csrc/*.h tests/fuzz/*.h)
+PORT_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -Wno-unused-parameter
+PORT_LIBRARIES := -l:libssl.so.3 -l:libcrypto.so.3 -ldl -pthread
+CLANGXX ?= clang++
+
+# ThreadSanitizer of older compilers does not know the addresses that newer kernels choose at random.
+FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+sanitize-thread: build/thread/data_port_traffic
+	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $(FIXED_ADDRESSES) $< $(TRAFFIC_SECONDS)
+
+build/thread/%.o: %.cc $(PORT_HEADERS)
+	@mkdir -p $(@D)
+	$(CXX) $(PORT_FLAGS) -fsanitize=thread -c $< -o $@
+
+build/thread/data_port_traffic: $(patsubst %.cc,build/thread/%.o,$(PORT_SOURCES) tests/native/data_port_traffic.cc)
+	$(CXX) -fsanitize=thread $^ $(PORT_LIBRARIES) -o $@
+
 # --- fuzzing ----------------------------------------------------------------------------------------
 
 FUZZ_SECONDS ?= 60
@@ -105,6 +134,36 @@ fuzz: $(VENV)/.installed-fuzz
 	mkdir -p build
 	$(BIN)/python tests/fuzz/fuzz_frame.py build/corpus -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python -m tests.fuzz.live --requests $(FUZZ_REQUESTS) --seed $(FUZZ_SEED) --json build/fuzz.json
+	$(MAKE) fuzz-port
+
+PORT_TARGETS := fuzz_data_heads fuzz_data_tls
+FUZZ_OPTIONS ?= -max_len=2048 -timeout=25 -rss_limit_mb=1024
+
+fuzz-port: $(PORT_TARGETS:%=build/fuzz/%)
+	for target in $(PORT_TARGETS); do \
+	  mkdir -p build/corpus-$$target; \
+	  ASAN_OPTIONS=quarantine_size_mb=16 build/fuzz/$$target build/corpus-$$target -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS) \
+	    -artifact_prefix=build/ -print_final_stats=1; \
+	done
+
+build/fuzz/%.o: %.cc $(PORT_HEADERS)
+	@command -v $(CLANGXX) >/dev/null || { echo "coverage-guided fuzzing needs clang: apt-get install clang"; exit 1; }
+	@mkdir -p $(@D)
+	$(CLANGXX) $(PORT_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -c $< -o $@
+
+build/fuzz/%: $(patsubst %.cc,build/fuzz/%.o,$(PORT_SOURCES) tests/fuzz/port_harness.cc) build/fuzz/tests/fuzz/%.o
+	$(CLANGXX) -fsanitize=fuzzer,address,undefined -Wl,--wrap=recv $^ $(PORT_LIBRARIES) -o $@
+
+.PRECIOUS: build/thread/%.o build/fuzz/%.o build/address/%.o
+
+# The same targets by the compiler that is there, without coverage: for the suite.
+build/address/%.o: %.cc $(PORT_HEADERS)
+	@mkdir -p $(@D)
+	$(CXX) $(PORT_FLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -c $< -o $@
+
+build/address/%: $(patsubst %.cc,build/address/%.o,$(PORT_SOURCES) tests/fuzz/port_harness.cc tests/fuzz/fuzz_main.cc) \
+    build/address/tests/fuzz/%.o
+	$(CXX) -fsanitize=address,undefined -Wl,--wrap=recv $^ $(PORT_LIBRARIES) -o $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	$(BIN)/python $(PIP_INSTALL) atheris
