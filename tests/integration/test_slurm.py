@@ -87,6 +87,15 @@ def submit(slurm: Slurm, folder: Path, graph: Path, *command: str) -> Job:
     return Job(slurm, folder, sbatch)
 
 
+def that_trains(slurm: Slurm, folder: Path, graph: Path) -> Job:
+    """Submit a job that would train for minutes. Returns when its servers and its trainer are up."""
+    (folder / "train.py").write_text(SLEEPING)
+    job = submit(slurm, folder, graph, "train.py")
+    job.wait_for("training")
+    job.wait_for("ready: storage server 0")
+    return job
+
+
 def test_a_job_trains_and_its_servers_are_drained(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
     script = str(ROOT / "examples/graph_store.py")
     job = submit(slurm, tmp_path, graph, script, "--epochs", "2", "--batch-size", "64")
@@ -115,10 +124,7 @@ def test_a_server_that_cannot_start_ends_the_job_with_its_reason(slurm: Slurm, t
 
 
 def test_a_server_that_dies_ends_the_job(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SLEEPING)
-    job = submit(slurm, tmp_path, graph, "train.py")
-    job.wait_for("training")
-    job.wait_for("ready: storage server 0")
+    job = that_trains(slurm, tmp_path, graph)
     slurm.kill("gigl-loader serve")
     assert job.code() == 137, job.output
     assert "Killed" in job.output
@@ -126,10 +132,7 @@ def test_a_server_that_dies_ends_the_job(slurm: Slurm, graph: Path, tmp_path: Pa
 
 
 def test_nothing_is_left_of_a_job_that_is_cancelled(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SLEEPING)
-    job = submit(slurm, tmp_path, graph, "train.py")
-    job.wait_for("training")
-    job.wait_for("ready: storage server 0")
+    job = that_trains(slurm, tmp_path, graph)
     slurm.run("scancel", "--user", "root")
     assert job.code() != 0
 
