@@ -70,6 +70,7 @@ def test_another_graph_on_a_host(fork_server: ForkServer, graph: Path, tmp_path:
     check(ended, *["ValueError: hosts have different graphs: .* on rank 0, .*other on rank 1"] * 2)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

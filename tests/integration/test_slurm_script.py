@@ -30,14 +30,22 @@ printf '%s\\n' localhost localhost
 """
 SRUN = """\
 #!/usr/bin/env bash
-# Runs the one task of the step here. Options come first, each with its value.
-while [[ $1 == --* ]]; do echo "$1 $2" >>"$STEPS"; shift 2; done
-SLURM_PROCID=0 SLURMD_NODENAME=localhost exec "$@"
+# Runs the one task of the step here. Options come first, each with its value. The step's number is its pid.
+while [[ $1 == --* ]]; do
+  [[ $1 == *=* ]] && { shift; continue; }
+  echo "$1 $2" >>"$STEPS"
+  shift 2
+done
+SLURM_PROCID=0 SLURM_STEP_ID=$$ SLURMD_NODENAME=localhost exec "$@"
+"""
+SCANCEL = """\
+#!/usr/bin/env bash
+kill -TERM "${2#*.}"
 """
 
 
 def run_job(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN), ("scancel", SCANCEL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "localhost[0-1]"}
@@ -68,6 +76,7 @@ def test_a_job_serves_trains_and_cleans_up(tmp_path: Path) -> None:
     assert accuracies[-1] > 70
     steps = (tmp_path / "steps").read_text()
     assert steps.count("--nodelist localhost\n") == 2
+    assert "the storage servers ended with exit code 0" in done.stderr
     assert not list(tmp_path.glob("gigl-7-*")), "the token of the job outlived it"
 
 
@@ -76,4 +85,5 @@ def test_a_job_that_fails_ends_its_servers_and_says_so(tmp_path: Path) -> None:
     done = run_job(tmp_path, "train.py")
     assert done.returncode != 0
     assert "exitcode" in done.stderr
+    assert "the storage servers ended with exit code 0" in done.stderr
     assert not list(tmp_path.glob("gigl-7-*"))
