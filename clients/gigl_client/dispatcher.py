@@ -25,7 +25,6 @@ from gigl_client.response_threads import Response, ResponseThreads
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.cancellation import Cancelled
-from gigl_loader.rpc.checksums import message_is_whole
 from gigl_loader.rpc.control import PENDING_HEADER
 from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
@@ -240,16 +239,20 @@ class Dispatcher:
                 self._changed.notify_all()
             current = self._in_flight.replied(sent)
             self._hand_out()
+        client = sent.channel.server.client
         try:
             reply: SampleReply = response.call.result()
         except Exception as error:
             if not sent.cancellation.cancelled:
                 self._call_failed(sent, _translated(sent, error))
             return
-        sent.channel.server.client.heard(response.call.trailing_metadata())
-        if not message_is_whole(reply, response.call.trailing_metadata()):
+        trailers = response.call.trailing_metadata()
+        client.heard(trailers)
+        try:
+            client.check_reply("Sample", reply, trailers)
+        except Damaged as error:
             sent.give_slot()
-            self._came_damaged(sent, f"{sent.channel}: a reply does not match its checksum")
+            self._came_damaged(sent, str(error))
             return
         if not current or reply.skipped:
             sent.give_slot()

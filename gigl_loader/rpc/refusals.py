@@ -23,6 +23,7 @@ __all__ = [
     "FaultKind",
     "FaultRule",
     "Gone",
+    "NoRing",
     "Refusal",
     "RefusalKind",
     "Retry",
@@ -90,6 +91,10 @@ class TooLarge(SamplingError):
 
 class RingRefused(SamplingError):
     """The server's memory is not available here: frames must come over the network."""
+
+
+class NoRing(RingRefused, StorageUnavailable):
+    """The server's memory is not available now: retry, or have frames come over the network."""
 
 
 class Gone(StorageUnavailable):
@@ -175,8 +180,8 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     FaultRule(FaultKind.PROTOCOL, Retry.AGAIN, StorageUnavailable, first=ValueError),
     FaultRule(FaultKind.NOT_READY, Retry.AGAIN, StorageUnavailable),
     FaultRule(FaultKind.RESOURCES, Retry.AGAIN, StorageUnavailable),
-    FaultRule(FaultKind.RING, Retry.AGAIN, StorageUnavailable),
-    FaultRule(FaultKind.RING_ELSEWHERE, Retry.AGAIN, StorageUnavailable, first=RingRefused),
+    FaultRule(FaultKind.RING, Retry.AGAIN, NoRing),
+    FaultRule(FaultKind.RING_ELSEWHERE, Retry.AGAIN, NoRing, first=RingRefused),
 )
 """What callers do about each fault. The reader of docs/faults.md sees the same rows in the same order."""
 

@@ -240,7 +240,7 @@ class StoreClient:
         except grpc.RpcError as error:
             raise self._explained(error) from None
         trailers = call.trailing_metadata()
-        self._check_reply("Cluster", reply, trailers)
+        self.check_reply("Cluster", reply, trailers)
         try:
             return ClusterView.read(
                 reply,
@@ -442,8 +442,11 @@ class StoreClient:
         metadata = (*self._metadata, *headers)
         return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(_PATHS[name], metadata)))
 
-    def _check_reply(self, name: str, reply: Any, trailers: Any) -> None:
-        """Raise ``Damaged`` unless the reply matches its checksum. A whole one establishes the contact."""
+    def check_reply(self, name: str, reply: Any, trailers: Any) -> None:
+        """Raise ``Damaged`` unless a reply matches its checksum in the trailers.
+
+        A whole one establishes the contact. After a damaged one, later calls use a new connection.
+        """
         if not message_is_whole(reply, trailers):
             self._connect_anew()
             text = (
@@ -479,7 +482,7 @@ class StoreClient:
             self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
             raise
         self.heard(call.trailing_metadata())
-        self._check_reply(name, reply, call.trailing_metadata())
+        self.check_reply(name, reply, call.trailing_metadata())
         _LOGGER.debug("%s: %s: %.1f ms", self.endpoint, name, 1e3 * (time.monotonic() - began))
         return reply
 
