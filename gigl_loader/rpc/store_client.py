@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -30,7 +31,13 @@ from gigl_loader.rpc.control import (
     STORE_SERVICE,
     control_channel,
 )
-from gigl_loader.rpc.control_errors import control_error, is_marked, refused_token, speaks_otherwise
+from gigl_loader.rpc.control_errors import (
+    control_error,
+    explained,
+    is_marked,
+    is_of_connection,
+    refused_token,
+)
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Contact, Damaged, FaultKind, rule_of
@@ -45,8 +52,6 @@ from gigl_loader.rpc.server_proof import (
     shows,
     view_proof,
 )
-from gigl_loader.rpc.tcp_probe import tcp_probe
-from gigl_loader.rpc.tls import tls_fault
 from gigl_loader.rpc.versions import newest_wire
 
 if TYPE_CHECKING:
@@ -58,25 +63,18 @@ __all__ = ["ClusterView", "StoreClient"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_PROBE_S = 2.0
-
 Result = TypeVar("Result")
 _MAX_DIGITS = 19
-_MAX_DAMAGED = 3
-"""Attempts of one call, where each was damaged."""
+_MAX_DAMAGED = 3  # Attempts of one call, where each was damaged.
 _ANEW_S = 0.25
 """Age of a connection from which it is replaced after an answer that no service of this library gives."""
-_PATHS = {
-    name: f"/{service}/{name}"
+_CERTAIN_S = 0.7
+"""Pause before a mistake that no server of this library told is looked at again: it may be damage."""
+_CALLS = {
+    name: (f"/{service}/{name}", request, reply)
     for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
-    for name in methods
+    for name, (request, reply) in methods.items()
 }
-_MESSAGES = {**STORE_METHODS, **ADMIN_METHODS}
-_OF_CONNECTIONS = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-)
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -231,14 +229,7 @@ class StoreClient:
         if announce and cluster_key:
             proof = announcement_proof(cluster_key, challenge, announce)
             headers += [(CHALLENGE, challenge), (PROOF, proof)]
-        try:
-            reply, call = self._with_renewal(
-                lambda: self._calls["Cluster"].with_call(
-                    messages.ClusterRequest(), timeout=timeout_s, metadata=self._headed("Cluster", *headers)
-                )
-            )
-        except grpc.RpcError as error:
-            raise self._explained(error) from None
+        reply, call = self._cluster_call(headers, timeout_s)
         trailers = call.trailing_metadata()
         self.check_reply("Cluster", reply, trailers)
         try:
@@ -298,7 +289,7 @@ class StoreClient:
         _LOGGER.debug("%s: Sample batch %d of epoch %d", self.endpoint, request.batch, request.epoch)
         try:
             return self._calls["Sample"].future(
-                request, timeout=timeout_s, metadata=self._headed("Sample", _checksum(request))
+                request, timeout=timeout_s, metadata=self._headed("Sample", request)
             )
         except ValueError:
             self._check_open()
@@ -309,7 +300,7 @@ class StoreClient:
         self._check_open()
         request = messages.HeartbeatRequest(channels=[channel])
         return self._calls["Heartbeat"].future(
-            request, timeout=timeout_s, metadata=self._headed("Heartbeat", _checksum(request))
+            request, timeout=timeout_s, metadata=self._headed("Heartbeat", request)
         )
 
     def heard(self, trailers: Iterable[Any] | None) -> None:
@@ -386,11 +377,9 @@ class StoreClient:
         self._connected_at = time.monotonic()
         self._calls = {
             name: channel.unary_unary(
-                path,
-                request_serializer=_MESSAGES[name][0].SerializeToString,
-                response_deserializer=_MESSAGES[name][1].FromString,
+                path, request_serializer=request.SerializeToString, response_deserializer=reply.FromString
             )
-            for name, path in _PATHS.items()
+            for name, (path, request, reply) in _CALLS.items()
         }
         return old
 
@@ -428,6 +417,28 @@ class StoreClient:
                     raise
         return call()
 
+    def _cluster_call(
+        self, headers: Sequence[tuple[str, str]], timeout_s: float, *, again: bool = True
+    ) -> tuple[Any, Any]:
+        """Return reply and call. A mistake that is no marked refusal is raised when it was found twice."""
+        request = messages.ClusterRequest()
+        metadata = partial(self._headed, "Cluster", request, *headers)
+        try:
+            reply, call = self._with_renewal(
+                lambda: self._calls["Cluster"].with_call(request, timeout=timeout_s, metadata=metadata())
+            )
+            return reply, call
+        except grpc.RpcError as error:
+            found = self._translated(error)
+            if not is_marked(error):
+                found = explained(self.endpoint, self._caller, error, found, self._contact)
+                again = again and not isinstance(found, StorageUnavailable)
+            if is_marked(error) or not again:
+                raise found from None
+        time.sleep(_CERTAIN_S)
+        self._connect_anew()
+        return self._cluster_call(headers, timeout_s, again=False)
+
     def _call(
         self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
     ) -> Any:
@@ -437,10 +448,10 @@ class StoreClient:
                 return self._call_once(name, request, timeout_s, headers)
         return self._call_once(name, request, timeout_s, headers)
 
-    def _headed(self, name: str, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-        """Return the headers of a call, with their checksum."""
-        metadata = (*self._metadata, *headers)
-        return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(_PATHS[name], metadata)))
+    def _headed(self, name: str, request: Any, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+        """Return the headers of a call, with checksums of its message and of themselves."""
+        metadata = (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)), *headers)
+        return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(_CALLS[name][0], metadata)))
 
     def check_reply(self, name: str, reply: Any, trailers: Any) -> None:
         """Raise ``Damaged`` unless a reply matches its checksum in the trailers.
@@ -458,8 +469,7 @@ class StoreClient:
     def _translated(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
         found = control_error(self.endpoint, self._caller, error, self._contact)
-        code = error.code() if hasattr(error, "code") else None
-        if isinstance(found, Damaged) or not (is_marked(error) or code in _OF_CONNECTIONS):
+        if isinstance(found, Damaged) or not (is_marked(error) or is_of_connection(error)):
             self._connect_anew()
         return found
 
@@ -473,7 +483,7 @@ class StoreClient:
                 lambda: self._calls[name].with_call(
                     request,
                     timeout=timeout_s,
-                    metadata=self._headed(name, _checksum(request), *headers),
+                    metadata=self._headed(name, request, *headers),
                 )
             )
         except grpc.RpcError as error:
@@ -489,24 +499,3 @@ class StoreClient:
     def _check_open(self) -> None:
         if self._closed:
             raise SamplingError(f"the connection to {self.endpoint} was closed")
-
-    def _explained(self, error: grpc.RpcError) -> Exception:
-        """Return an error that says why a server does not respond. Takes up to two connections."""
-        found = self._translated(error)
-        if is_marked(error):
-            return found
-        port = self.endpoint.control_port
-        try:
-            tcp_probe(self.endpoint, port, time.monotonic() + _PROBE_S)
-        except StorageUnavailable as silence:
-            return silence
-        fault = tls_fault(self.endpoint, self._caller, port, _PROBE_S)
-        if fault is not None:
-            return rule_of(FaultKind.TLS).error_class(self._contact)(f"{self.endpoint}: {fault}")
-        if speaks_otherwise(error):
-            return rule_of(FaultKind.PROTOCOL).error_class(self._contact)(str(found))
-        return found
-
-
-def _checksum(request: Any) -> tuple[str, str]:
-    return CHECKSUM_HEADER, message_checksum(request)
