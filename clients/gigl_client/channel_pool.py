@@ -108,7 +108,7 @@ class ChannelPool:
     def lose(self, channel: Channel, error: Exception) -> None:
         """Give up a channel, and open another to the same server."""
         before, channel.failure = self._leave(channel), error
-        channel.lost_by, channel.lost_at = error, time.monotonic()
+        channel.note_fault(error)
         if channel.gone:
             return
         _LOGGER.warning("%s: lost, opening another channel: %s", str(channel), str(error))

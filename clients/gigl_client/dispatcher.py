@@ -82,6 +82,7 @@ class Dispatcher:
         # Longer than the search for a lost server, so that the error names the server that is away and not
         # one that waits for it.
         self._call_s = timeout_s + min(timeout_s / 4, _LONGER_S)
+        self._silent_s, self._check_s = (min(each, timeout_s / 4) for each in (_SILENT_S, _CHECK_S))
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
@@ -122,7 +123,7 @@ class Dispatcher:
         sent = self._in_flight.oldest_awaited()
         if sent is None or sent.replied:
             return math.inf
-        return max(sent.since + _SILENT_S, self._check_from)
+        return max(sent.since + self._silent_s, self._check_from)
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
         """End the threads, close the channels and call ``others``. ``wait``: wait for them, 3 s at most."""
@@ -167,7 +168,7 @@ class Dispatcher:
         if sent is None or now < self.check_at() or sent.channel.opened is not sent.opened:
             return
         try:
-            call = sent.channel.server.client.probe(sent.opened.id, _CHECK_S)
+            call = sent.channel.server.client.probe(sent.opened.id, self._check_s)
         except Exception:  # The client was closed.
             return
         self._check_from = math.inf
@@ -391,13 +392,13 @@ class Dispatcher:
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
-            self._check_from = time.monotonic() + _SILENT_S
+            self._check_from = time.monotonic() + self._silent_s
             self._changed.notify_all()
         try:
             response.call.result()
             trailers = response.call.trailing_metadata() or ()
         except Exception as error:
-            _translated(sent, error)  # It may connect anew.
+            sent.channel.note_fault(bare(_translated(sent, error)))
             return
         pending = [value.split(",") for key, value in trailers if key == PENDING_HEADER]
         if not pending or str(sent.request.batch) in pending[0]:

@@ -216,8 +216,7 @@ class StoreClient:
 
         A calling storage server says so by ``by_server``, and passes its own address as ``announce``
         (HOST:PORT). With ``cluster_key``, it requires a proof, and proves itself with ``challenge`` from an
-        earlier view. Where the server does not respond, the error says why: an unknown name, a port without a
-        listener, an expired certificate.
+        earlier view. Where the server does not respond, the error says why, as an expired certificate.
         """
         self._check_open()
         nonce = new_nonce()
