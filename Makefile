@@ -8,7 +8,8 @@
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers
 #   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
 #                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run
-#   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1)
+#   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1);
+#                        CHAOS="--bursts" those of a moment only, of which none may be raised
 #   make docs            the documentation as a site in build/site, with a reference from the docstrings
 #   make torch-versions  one wheel, the native tests under several versions of torch
 #   make format          let ruff rewrite what it can
@@ -114,10 +115,11 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 FAULTS ?= 1000
 CHAOS_SEED ?= 1
+CHAOS ?=
 
 chaos: $(VENV)/.installed-test
 	mkdir -p build
-	$(BIN)/python -m tests.chaos --faults $(FAULTS) --seed $(CHAOS_SEED) --json build/chaos.json
+	$(BIN)/python -m tests.chaos $(CHAOS) --faults $(FAULTS) --seed $(CHAOS_SEED) --json build/chaos.json
 
 # --- one wheel, every torch -------------------------------------------------------------------------
 

@@ -108,10 +108,10 @@ class BatchWait:
         if retry is not None:  # No server is away for longer.
             return _unavailable(self._in_flight.epoch, *retry, now)
         waiting = _waiting_text(self._channels, self._in_flight, timeout, now)
-        channel = max(self._channels, key=lambda each: each.fault_at, default=None)
-        if channel is None or channel.last_fault is None or channel.fault_at < now - timeout:
+        latest = max(self._channels, key=lambda channel: channel.fault_at, default=None)
+        if latest is None or latest.last_fault is None or latest.fault_at < now - timeout:
             return TimeoutError(waiting)
-        return StorageUnavailable(f"{_named(channel, channel.last_fault)}; {waiting}")
+        return StorageUnavailable(f"{_named(latest, latest.last_fault)}; {waiting}")
 
     def check_refused(self) -> None:
         """Raise the error of a server that refused, where a retry cannot help."""

@@ -234,6 +234,7 @@ class ChannelPool:
         try:
             return open_channel(channel.server, self._config, defers=self._defers, contact=channel.contact)
         except Exception as error:
+            channel.server.client.connect_anew()  # No call under way is in need of the old connection.
             return bare(error)
 
     def _tried(self, channel: Channel, error: Exception) -> None:

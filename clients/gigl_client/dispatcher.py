@@ -403,6 +403,7 @@ class Dispatcher:
         pending = [value.split(",") for key, value in trailers if key == PENDING_HEADER]
         if not pending or str(sent.request.batch) in pending[0]:
             return
+        sent.channel.server.client.connect_anew()
         sent.checks_failed += 1
         if sent.checks_failed < _MAX_CHECKS or sent.replied:  # The request may have come just now.
             return

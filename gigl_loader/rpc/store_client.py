@@ -23,12 +23,9 @@ from gigl_loader.rpc.checksums import (
     message_is_whole,
 )
 from gigl_loader.rpc.control import (
-    ADMIN_METHODS,
-    ADMIN_SERVICE,
     ANNOUNCEMENT,
+    CALLS,
     MEMBERSHIP_HEADER,
-    STORE_METHODS,
-    STORE_SERVICE,
     control_channel,
 )
 from gigl_loader.rpc.control_errors import (
@@ -70,11 +67,6 @@ _ANEW_S = 0.25
 """Age of a connection from which it is replaced after an answer that no service of this library gives."""
 _CERTAIN_S = 0.7
 """Pause before a mistake that no server of this library told is looked at again: it may be damage."""
-_CALLS = {
-    name: (f"/{service}/{name}", request, reply)
-    for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
-    for name, (request, reply) in methods.items()
-}
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -172,9 +164,7 @@ class ClusterView:
 class StoreClient:
     """Calls to one storage server, for one job. Thread-safe; a call holds no thread.
 
-    Calls raise what ``refusals.FAULT_RULES`` says: ``ValueError`` for an invalid request,
-    ``StorageUnavailable`` where a retry may succeed, such as ``Unknown`` for an unknown producer or channel
-    and ``Busy`` beyond a limit, and ``SamplingError`` without the right to call and after ``close``.
+    Calls raise what ``refusals.FAULT_RULES`` says, and ``SamplingError`` after ``close``.
     """
 
     def __init__(
@@ -214,9 +204,9 @@ class StoreClient:
     ) -> ClusterView:
         """Return the server's view of its cluster, ready or not.
 
-        A calling storage server says so by ``by_server``, and passes its own address as ``announce``
-        (HOST:PORT). With ``cluster_key``, it requires a proof, and proves itself with ``challenge`` from an
-        earlier view. Where the server does not respond, the error says why, as an expired certificate.
+        A storage server passes ``by_server``, and its own address as ``announce`` (HOST:PORT). With
+        ``cluster_key``, it requires a proof, and proves itself with ``challenge`` from an earlier view. Where
+        the server does not respond, the error says why, such as an expired certificate.
         """
         self._check_open()
         nonce = new_nonce()
@@ -378,16 +368,23 @@ class StoreClient:
             name: channel.unary_unary(
                 path, request_serializer=request.SerializeToString, response_deserializer=reply.FromString
             )
-            for name, (path, request, reply) in _CALLS.items()
+            for name, (path, request, reply) in CALLS.items()
         }
         return old
 
-    def _connect_anew(self) -> None:
-        """Leave a connection whose answers make no sense: compressed headers stay as they were damaged."""
+    def connect_anew(self) -> None:
+        """Leave a connection whose answers make no sense, or that loses calls, unless it is a new one.
+
+        Damage stays for as long as a connection lives: in tables of compressed headers, in windows of flow
+        control that were not extended.
+        """
         with self._lock:
             if self._closed or time.monotonic() - self._connected_at < _ANEW_S:
                 return
-            old = self._connect()
+            try:
+                old = self._connect()
+            except (OSError, ValueError):  # Its certificates cannot be read: the next call says so.
+                return
         for each in old:
             each.close()
 
@@ -435,7 +432,7 @@ class StoreClient:
             if is_marked(error) or not again:
                 raise found from None
         time.sleep(_CERTAIN_S)
-        self._connect_anew()
+        self.connect_anew()
         return self._cluster_call(headers, timeout_s, again=False)
 
     def _call(
@@ -450,7 +447,7 @@ class StoreClient:
     def _headed(self, name: str, request: Any, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
         """Return the headers of a call, with checksums of its message and of themselves."""
         metadata = (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)), *headers)
-        return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(_CALLS[name][0], metadata)))
+        return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(CALLS[name][0], metadata)))
 
     def check_reply(self, name: str, reply: Any, trailers: Any) -> None:
         """Raise ``Damaged`` unless a reply matches its checksum in the trailers.
@@ -458,7 +455,7 @@ class StoreClient:
         A whole one establishes the contact. After a damaged one, later calls use a new connection.
         """
         if not message_is_whole(reply, trailers):
-            self._connect_anew()
+            self.connect_anew()
             text = (
                 f"{self.endpoint}: a reply to {name} that does not match its checksum, or without a message"
             )
@@ -469,7 +466,7 @@ class StoreClient:
         """Return the exception for a failed call."""
         found = control_error(self.endpoint, self._caller, error, self._contact)
         if isinstance(found, Damaged) or not (is_marked(error) or is_of_connection(error)):
-            self._connect_anew()
+            self.connect_anew()
         return found
 
     def _call_once(
