@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ _SILENT_S = 2.0
 """Silence of a server that the trainer waits for, after which it is asked whether it has the request. A
 damaged frame of HTTP/2 may lose a call without ending its connection."""
 _CHECK_S = 5.0
+_MAX_BROKEN = 3
 _MAX_CHECKS = 2
 """Checks in a row without the request, after which it was lost: it may wait to be read."""
 
@@ -87,6 +89,7 @@ class Dispatcher:
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
         self.hedging = BatchHedging(in_flight)
+        self._times_broken: Counter[int] = Counter()  # By batch of the current epoch.
         self.needed = False
         """The trainer waits for a batch."""
         self._check_from = 0.0
@@ -101,6 +104,7 @@ class Dispatcher:
         """Leave the current epoch, and request the first batches of another."""
         with self._changed:
             self._in_flight.start(epoch, first_batch)
+            self._times_broken.clear()
             self._channels.forget_loads()
             self._hand_out()
 
@@ -264,8 +268,10 @@ class Dispatcher:
             frame = self._receiver.frame(sent, reply, scratch)
         except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
             self._give_up(sent, error.reason)
-        except (Damaged, FormatError) as error:
+        except Damaged as error:
             self._came_damaged(sent, str(error))
+        except FormatError as error:
+            self._came_broken(sent, error)
         except StorageUnavailable as error:  # Of the owner of deferred features; or the frame is gone.
             self._again(sent, error)
         else:
@@ -317,6 +323,19 @@ class Dispatcher:
             self.damaged += 1
         _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, text)
         self._again(sent, rule_of(FaultKind.REPLY).error(text))
+
+    def _came_broken(self, sent: InFlightRequest, error: FormatError) -> None:
+        """Retry a batch whose frame was whole, and breaks a rule. It fails after ``_MAX_BROKEN`` of them."""
+        with self._changed:
+            self.damaged += 1
+            if self._in_flight.is_current(sent):
+                self._times_broken[sent.request.batch] += 1
+            last = self._times_broken[sent.request.batch] >= _MAX_BROKEN
+        _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, error)
+        if last:
+            self._land(sent, error)
+        else:
+            self._again(sent, error)
 
     def _give_up(self, sent: InFlightRequest, error: Exception) -> None:
         """Retry a batch after a delay, and give up its channel."""

@@ -445,7 +445,7 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
     """The request holds them, too, and gives out copies."""
 
     class Request:
-        pass
+        channel, batch = b"c" * 16, 0
 
     class Service:
         done: Any = None
