@@ -10,7 +10,8 @@
 #   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
 #                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run, then fuzz-port
 #   make fuzz-port       coverage-guided fuzzing of the data port and its TLS (FUZZ_SECONDS=60 each); needs clang
-#   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1)
+#   make chaos           commit faults by seed in every mode and compare every batch (FAULTS=1000, CHAOS_SEED=1);
+#                        CHAOS="--bursts" those of a moment only, of which none may be raised
 #   make docs            the documentation as a site in build/site, with a reference from the docstrings
 #   make torch-versions  one wheel, the native tests under several versions of torch
 #   make format          let ruff rewrite what it can
@@ -173,10 +174,11 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 FAULTS ?= 1000
 CHAOS_SEED ?= 1
+CHAOS ?=
 
 chaos: $(VENV)/.installed-test
 	mkdir -p build
-	$(BIN)/python -m tests.chaos --faults $(FAULTS) --seed $(CHAOS_SEED) --json build/chaos.json
+	$(BIN)/python -m tests.chaos $(CHAOS) --faults $(FAULTS) --seed $(CHAOS_SEED) --json build/chaos.json
 
 # --- one wheel, every torch -------------------------------------------------------------------------
 

@@ -107,11 +107,11 @@ class BatchWait:
                 return _not_reached(channel, channel.failure, now)
         if retry is not None:  # No server is away for longer.
             return _unavailable(self._in_flight.epoch, *retry, now)
-        lost = max(self._channels, key=lambda channel: channel.lost_at, default=None)
-        if lost is not None and lost.lost_by is not None and lost.lost_at >= now - timeout:
-            waiting = _waiting_text(self._channels, self._in_flight, timeout, now)
-            return StorageUnavailable(f"{_named(lost, lost.lost_by)}; {waiting}")
-        return TimeoutError(_waiting_text(self._channels, self._in_flight, timeout, now))
+        waiting = _waiting_text(self._channels, self._in_flight, timeout, now)
+        latest = max(self._channels, key=lambda channel: channel.fault_at, default=None)
+        if latest is None or latest.last_fault is None or latest.fault_at < now - timeout:
+            return TimeoutError(waiting)
+        return StorageUnavailable(f"{_named(latest, latest.last_fault)}; {waiting}")
 
     def check_refused(self) -> None:
         """Raise the error of a server that refused, where a retry cannot help."""

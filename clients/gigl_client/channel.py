@@ -56,9 +56,9 @@ class Channel:
         """When the current series of attempts to open the channel began."""
         self.failure: Exception | None = None
         """Error of the last attempt to open the channel."""
-        self.lost_by: Exception | None = None
-        self.lost_at = 0.0
-        """Error that last ended the channel, and when (monotonic)."""
+        self.last_fault: Exception | None = None
+        self.fault_at = 0.0
+        """Error that last ended the channel or a check of it, and when (monotonic)."""
         self.retry_at = 0.0
         """When the channel may be opened again if attempts were given up and the server is not needed."""
         self.gone = False
@@ -91,6 +91,10 @@ class Channel:
             self._backoff.reset()
             return 0.0
         return self._backoff.next_s()
+
+    def note_fault(self, error: Exception) -> None:
+        """Keep an error as the last cause: that of a wait that comes to nothing."""
+        self.last_fault, self.fault_at = error, time.monotonic()
 
     @property
     def late(self) -> bool:

@@ -108,7 +108,7 @@ class ChannelPool:
     def lose(self, channel: Channel, error: Exception) -> None:
         """Give up a channel, and open another to the same server."""
         before, channel.failure = self._leave(channel), error
-        channel.lost_by, channel.lost_at = error, time.monotonic()
+        channel.note_fault(error)
         if channel.gone:
             return
         _LOGGER.warning("%s: lost, opening another channel: %s", str(channel), str(error))
@@ -234,6 +234,7 @@ class ChannelPool:
         try:
             return open_channel(channel.server, self._config, defers=self._defers, contact=channel.contact)
         except Exception as error:
+            channel.server.client.connect_anew()  # No call under way is in need of the old connection.
             return bare(error)
 
     def _tried(self, channel: Channel, error: Exception) -> None:

@@ -144,7 +144,13 @@ class Cluster:
 
     def open_replicas(self, *, timeout_s: float) -> Replicas:
         """Return connections to the holders of all partitions. The caller closes them."""
-        return Replicas(self.holders, self.caller, timeout_s=timeout_s, on_membership=self._follower.told)
+        return Replicas(
+            self.holders,
+            self.caller,
+            timeout_s=timeout_s,
+            on_membership=self._follower.told,
+            contact=Contact.ESTABLISHED,
+        )
 
     def follow(self, channels: Follower) -> None:
         """Tell ``channels`` the servers after every change, while it lives."""
@@ -154,7 +160,9 @@ class Cluster:
         """Return a server. Sends nothing yet. Requests to the data port are retried for ``timeout_s``."""
         told = self._follower.told
         client = StoreClient(endpoint, self.caller, self.job, on_membership=told, contact=Contact.ESTABLISHED)
-        connection = Connection(endpoint, self.caller, timeout_s=self.timeout_s, job=self.job)
+        connection = Connection(
+            endpoint, self.caller, timeout_s=self.timeout_s, job=self.job, contact=Contact.ESTABLISHED
+        )
         connection.on_membership = told
         return Server(endpoint, client, connection, self.heartbeats.add(client.heartbeat))
 

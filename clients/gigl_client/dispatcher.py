@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from gigl_client.response_threads import Response, ResponseThreads
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc.cancellation import Cancelled
-from gigl_loader.rpc.checksums import message_is_whole
 from gigl_loader.rpc.control import PENDING_HEADER
 from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
@@ -53,6 +53,7 @@ _SILENT_S = 2.0
 """Silence of a server that the trainer waits for, after which it is asked whether it has the request. A
 damaged frame of HTTP/2 may lose a call without ending its connection."""
 _CHECK_S = 5.0
+_MAX_BROKEN = 3
 _MAX_CHECKS = 2
 """Checks in a row without the request, after which it was lost: it may wait to be read."""
 
@@ -83,10 +84,12 @@ class Dispatcher:
         # Longer than the search for a lost server, so that the error names the server that is away and not
         # one that waits for it.
         self._call_s = timeout_s + min(timeout_s / 4, _LONGER_S)
+        self._silent_s, self._check_s = (min(each, timeout_s / 4) for each in (_SILENT_S, _CHECK_S))
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
         self.hedging = BatchHedging(in_flight)
+        self._times_broken: Counter[int] = Counter()  # By batch of the current epoch.
         self.needed = False
         """The trainer waits for a batch."""
         self._check_from = 0.0
@@ -101,6 +104,7 @@ class Dispatcher:
         """Leave the current epoch, and request the first batches of another."""
         with self._changed:
             self._in_flight.start(epoch, first_batch)
+            self._times_broken.clear()
             self._channels.forget_loads()
             self._hand_out()
 
@@ -123,7 +127,7 @@ class Dispatcher:
         sent = self._in_flight.oldest_awaited()
         if sent is None or sent.replied:
             return math.inf
-        return max(sent.since + _SILENT_S, self._check_from)
+        return max(sent.since + self._silent_s, self._check_from)
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
         """End the threads, close the channels and call ``others``. ``wait``: wait for them, 3 s at most."""
@@ -168,7 +172,7 @@ class Dispatcher:
         if sent is None or now < self.check_at() or sent.channel.opened is not sent.opened:
             return
         try:
-            call = sent.channel.server.client.probe(sent.opened.id, _CHECK_S)
+            call = sent.channel.server.client.probe(sent.opened.id, self._check_s)
         except Exception:  # The client was closed.
             return
         self._check_from = math.inf
@@ -240,16 +244,20 @@ class Dispatcher:
                 self._changed.notify_all()
             current = self._in_flight.replied(sent)
             self._hand_out()
+        client = sent.channel.server.client
         try:
             reply: SampleReply = response.call.result()
         except Exception as error:
             if not sent.cancellation.cancelled:
                 self._call_failed(sent, _translated(sent, error))
             return
-        sent.channel.server.client.heard(response.call.trailing_metadata())
-        if not message_is_whole(reply, response.call.trailing_metadata()):
+        trailers = response.call.trailing_metadata()
+        client.heard(trailers)
+        try:
+            client.check_reply("Sample", reply, trailers)
+        except Damaged as error:
             sent.give_slot()
-            self._came_damaged(sent, f"{sent.channel}: a reply does not match its checksum")
+            self._came_damaged(sent, str(error))
             return
         if not current or reply.skipped:
             sent.give_slot()
@@ -260,8 +268,10 @@ class Dispatcher:
             frame = self._receiver.frame(sent, reply, scratch)
         except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
             self._give_up(sent, error.reason)
-        except (Damaged, FormatError) as error:
+        except Damaged as error:
             self._came_damaged(sent, str(error))
+        except FormatError as error:
+            self._came_broken(sent, error)
         except StorageUnavailable as error:  # Of the owner of deferred features; or the frame is gone.
             self._again(sent, error)
         else:
@@ -313,6 +323,19 @@ class Dispatcher:
             self.damaged += 1
         _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, text)
         self._again(sent, rule_of(FaultKind.REPLY).error(text))
+
+    def _came_broken(self, sent: InFlightRequest, error: FormatError) -> None:
+        """Retry a batch whose frame was whole, and breaks a rule. It fails after ``_MAX_BROKEN`` of them."""
+        with self._changed:
+            self.damaged += 1
+            if self._in_flight.is_current(sent):
+                self._times_broken[sent.request.batch] += 1
+            last = self._times_broken[sent.request.batch] >= _MAX_BROKEN
+        _LOGGER.warning("batch %d of epoch %d: %s", sent.request.batch, sent.request.epoch, error)
+        if last:
+            self._land(sent, error)
+        else:
+            self._again(sent, error)
 
     def _give_up(self, sent: InFlightRequest, error: Exception) -> None:
         """Retry a batch after a delay, and give up its channel."""
@@ -388,17 +411,18 @@ class Dispatcher:
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
-            self._check_from = time.monotonic() + _SILENT_S
+            self._check_from = time.monotonic() + self._silent_s
             self._changed.notify_all()
         try:
             response.call.result()
             trailers = response.call.trailing_metadata() or ()
         except Exception as error:
-            _translated(sent, error)  # It may connect anew.
+            sent.channel.note_fault(bare(_translated(sent, error)))
             return
         pending = [value.split(",") for key, value in trailers if key == PENDING_HEADER]
         if not pending or str(sent.request.batch) in pending[0]:
             return
+        sent.channel.server.client.connect_anew()
         sent.checks_failed += 1
         if sent.checks_failed < _MAX_CHECKS or sent.replied:  # The request may have come just now.
             return

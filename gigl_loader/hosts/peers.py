@@ -15,6 +15,7 @@ from gigl_loader.logs import log_from_environment
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.holders import Holders
+from gigl_loader.rpc.refusals import Contact
 from gigl_loader.rpc.remote_store import replicated_stores
 from gigl_loader.rpc.replicas import Replicas
 from gigl_loader.rpc.requests import SplitRequest
@@ -64,7 +65,7 @@ class Peers:
         """Return connections to the other hosts that hold each partition. The caller closes them."""
         others = [each for each in self.endpoints if each.host_index != self.host_index]
         holders = Holders(others, key=f"host {self.host_index}")
-        return Replicas(holders, self.caller, timeout_s=timeout_s)
+        return Replicas(holders, self.caller, timeout_s=timeout_s, contact=Contact.ESTABLISHED)
 
     def open_store(self, graph: Graph, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
         """Return a store of all partitions: local for those that ``graph`` has opened, remote for the rest.

@@ -52,7 +52,7 @@ def message_checksum(message: Any) -> str:
 def head_checksum(path: str, metadata: Iterable[Any]) -> str:
     """Return the value of ``HEAD_CHECKSUM_HEADER`` for a call with this path and metadata."""
     covered = sorted((key, value) for key, value in metadata if _is_covered(key))
-    return checksum_text("\n".join([path, *(f"{key}: {value!r}" for key, value in covered)]).encode())
+    return checksum_text("\n".join([path, *(f"{key}: {value}" for key, value in covered)]).encode())
 
 
 def head_is_whole(path: str, metadata: Iterable[Any]) -> bool:

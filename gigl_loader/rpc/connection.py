@@ -81,7 +81,7 @@ class Connection:
         timeout_s: float,
         attempt_s: float = 30.0,
         job: str = "",
-        contact: Contact = Contact.ESTABLISHED,
+        contact: Contact = Contact.FIRST,
     ) -> None:
         """Connects at the first call. A call is retried for ``timeout_s``; each attempt has ``attempt_s``.
 

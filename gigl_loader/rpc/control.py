@@ -19,6 +19,7 @@ __all__ = [
     "ADMIN_METHODS",
     "ADMIN_SERVICE",
     "ANNOUNCEMENT",
+    "CALLS",
     "MEMBERSHIP_HEADER",
     "METHODS",
     "PENDING_HEADER",
@@ -51,6 +52,12 @@ ADMIN_SERVICE = "gigl.v1.Admin"
 ADMIN_METHODS: Mapping[str, tuple[Any, Any]] = {
     "Adopt": (messages.AdoptRequest, messages.AdoptReply),
 }
+CALLS: Mapping[str, tuple[str, Any, Any]] = {
+    name: (f"/{service}/{name}", request, reply)
+    for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
+    for name, (request, reply) in methods.items()
+}
+"""Path, request and reply of each call of a storage server."""
 ANNOUNCEMENT = "gigl-server"
 """Header of a ``Cluster`` call: the address of the storage server that calls."""
 

@@ -6,13 +6,16 @@ text. A status without that mark is gRPC's own, a proxy's or a damaged one, and 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.checksums import checksum_text
 from gigl_loader.rpc.refusals import Contact, FaultKind, RefusalKind, rule_of
-from gigl_loader.rpc.tcp_probe import NOBODY
+from gigl_loader.rpc.tcp_probe import NOBODY, tcp_probe
+from gigl_loader.rpc.tls import tls_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +27,11 @@ __all__ = [
     "NO_TOKEN",
     "REFUSAL_HEADER",
     "control_error",
+    "explained",
     "is_marked",
+    "is_of_connection",
     "refusal_mark",
     "refused_token",
-    "speaks_otherwise",
     "status_of",
 ]
 
@@ -39,6 +43,12 @@ NO_TOKEN = (
 )
 
 _MAX_CHARACTERS = 1_000
+_PROBE_S = 2.0
+_OF_CONNECTION = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 
 
 _STATUSES: Mapping[RefusalKind, grpc.StatusCode] = {
@@ -118,6 +128,27 @@ def is_marked(error: grpc.RpcError) -> bool:
     return _marked_kind(error) is not None
 
 
+def is_of_connection(error: grpc.RpcError) -> bool:
+    """Return whether the status says that the connection, the time or the call has ended."""
+    return _read(error)[0] in _OF_CONNECTION
+
+
+def explained(
+    endpoint: Endpoint, caller: Caller, error: grpc.RpcError, found: Exception, contact: Contact
+) -> Exception:
+    """Return ``found``, or an exception that says why no server responds. Takes up to two connections."""
+    try:
+        tcp_probe(endpoint, endpoint.control_port, time.monotonic() + _PROBE_S)
+    except StorageUnavailable as silence:
+        return silence
+    fault = tls_fault(endpoint, caller, endpoint.control_port, _PROBE_S)
+    if fault is not None:
+        return rule_of(FaultKind.TLS).error_class(contact)(f"{endpoint}: {fault}")
+    if _NO_GRPC in _read(error)[1]:
+        return rule_of(FaultKind.PROTOCOL).error_class(contact)(str(found))
+    return found
+
+
 def refused_token(error: grpc.RpcError) -> bool:
     """Return whether the call may have been refused for its token."""
     return _marked_kind(error) is RefusalKind.UNAUTHENTICATED or (
@@ -146,14 +177,9 @@ def _unmarked(code: grpc.StatusCode, details: str) -> tuple[RefusalKind | FaultK
     words = _WORDS.get(code, plain)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return FaultKind.PROTOCOL, words
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+    if code in _OF_CONNECTION:
         return FaultKind.CONNECTION, words
     return _PASSING.get(code, FaultKind.STATUS), words
-
-
-def speaks_otherwise(error: grpc.RpcError) -> bool:
-    """Return whether the port seems to belong to another program, or to be another port of the server."""
-    return _NO_GRPC in _read(error)[1]
 
 
 def _read(error: Any) -> tuple[grpc.StatusCode, str]:

@@ -14,7 +14,6 @@ from gigl_loader.rpc.certificates import check_dates
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.control_errors import NO_TOKEN
-from gigl_loader.rpc.refusals import Contact
 from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.rpc.tcp_probe import tcp_probe
@@ -116,7 +115,7 @@ def _left(deadline: float) -> float:
 def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, timeout_s: float) -> None:
     if not endpoint.partitions:
         return
-    connection = Connection(endpoint, caller, timeout_s=timeout_s, contact=Contact.FIRST)
+    connection = Connection(endpoint, caller, timeout_s=timeout_s)
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0], wire=wire))
         connection.call(request, assembled)

@@ -23,6 +23,7 @@ __all__ = [
     "FaultKind",
     "FaultRule",
     "Gone",
+    "NoRing",
     "Refusal",
     "RefusalKind",
     "Retry",
@@ -76,6 +77,7 @@ class FaultKind(Enum):
     CONNECTION = "no connection, a cut or a silent one"
     STATUS = "a status of gRPC without the mark of a server of this library"
     REPLY = "a reply that does not match its checksum, or breaks a rule"
+    CONTENT = "a frame that is whole, or lies in a ring, and breaks a rule"
     TLS = "a TLS handshake that fails"
     PROTOCOL = "a port that does not speak gRPC, or has no such call"
     NOT_READY = "a server that is not ready, or a view of the cluster that is incomplete"
@@ -90,6 +92,10 @@ class TooLarge(SamplingError):
 
 class RingRefused(SamplingError):
     """The server's memory is not available here: frames must come over the network."""
+
+
+class NoRing(RingRefused, StorageUnavailable):
+    """The server's memory is not available now: retry, or have frames come over the network."""
 
 
 class Gone(StorageUnavailable):
@@ -120,6 +126,7 @@ class Retry(Enum):
     AGAIN = "with growing pauses, at another holder where there is one"
     CHANNEL = "over a new channel"
     BATCH = "by a new request for its batch"
+    THRICE = "by new requests for its batch, three in all; it alone fails"
 
 
 class Contact(Enum):
@@ -171,20 +178,21 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     FaultRule(FaultKind.CONNECTION, Retry.AGAIN, StorageUnavailable),
     FaultRule(FaultKind.STATUS, Retry.AGAIN, StorageUnavailable),
     FaultRule(FaultKind.REPLY, Retry.AGAIN, Damaged),
+    FaultRule(FaultKind.CONTENT, Retry.THRICE, FormatError),
     FaultRule(FaultKind.TLS, Retry.AGAIN, StorageUnavailable, first=ValueError),
     FaultRule(FaultKind.PROTOCOL, Retry.AGAIN, StorageUnavailable, first=ValueError),
     FaultRule(FaultKind.NOT_READY, Retry.AGAIN, StorageUnavailable),
     FaultRule(FaultKind.RESOURCES, Retry.AGAIN, StorageUnavailable),
-    FaultRule(FaultKind.RING, Retry.AGAIN, StorageUnavailable),
-    FaultRule(FaultKind.RING_ELSEWHERE, Retry.AGAIN, StorageUnavailable, first=RingRefused),
+    FaultRule(FaultKind.RING, Retry.AGAIN, NoRing),
+    FaultRule(FaultKind.RING_ELSEWHERE, Retry.AGAIN, NoRing, first=RingRefused),
 )
 """What callers do about each fault. The reader of docs/faults.md sees the same rows in the same order."""
 
 _RULES = {rule.kind: rule for rule in FAULT_RULES}
 _RETRIES: dict[type[BaseException], Retry] = {
-    # Rules of one class agree (tests/unit/test_rpc_refusals.py); those of the first contact come last.
+    # Rules of one class agree (tests/unit/test_rpc_refusals.py), but for frames: no call raises theirs.
     **{rule.first: Retry.NEVER for rule in FAULT_RULES if rule.first is not None},
-    **{rule.error: rule.retry for rule in FAULT_RULES},
+    **{rule.error: rule.retry for rule in FAULT_RULES if rule.retry is not Retry.THRICE},
 }
 
 

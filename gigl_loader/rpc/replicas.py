@@ -14,6 +14,7 @@ from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.attempt_threads import AttemptThreads
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.hedging import Hedging
+from gigl_loader.rpc.refusals import Contact
 from gigl_loader.rpc.replica_call import ReplicaCall
 from gigl_loader.sampling.store import WireCounts
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplicaConnection", "Replicas"]
 
+_ATTEMPT_S, _SHORTEST_ATTEMPT_S = 30.0, 2.0
+
 Result = TypeVar("Result")
 
 
@@ -39,22 +42,26 @@ class Replicas:
         caller: Caller,
         *,
         timeout_s: float,
-        attempt_s: float = 30.0,
+        attempt_s: float | None = None,
         job: str = "",
         on_membership: Callable[[int], None] | None = None,
+        contact: Contact = Contact.FIRST,
     ) -> None:
-        """A call is retried for ``timeout_s`` in total; each attempt at a holder has ``attempt_s``.
+        """A call is retried for ``timeout_s`` in total; each attempt at a holder has ``attempt_s``, by
+        default 30 s, or a third of ``timeout_s`` if that is less: a silent connection takes one attempt.
 
         ``job`` is the secret of the training job. ``on_membership`` is called with the version of the
-        membership that a reply told.
+        membership that a reply told. ``contact``: whether handshakes with the holders have succeeded.
         """
         self.holders = holders
         self.hedging = Hedging()
-        self.timeout_s, self.attempt_s = timeout_s, attempt_s
+        self.timeout_s = timeout_s
+        self.attempt_s = attempt_s or min(_ATTEMPT_S, max(timeout_s / 3, _SHORTEST_ATTEMPT_S))
         self.threads = AttemptThreads("attempt")
         self._caller = caller
         self._job = job
         self._on_membership = on_membership
+        self._contact = contact
         self._lock = threading.Lock()
         self._opened: dict[int | None, ReplicaConnection] = {}
         self._left: dict[str, WireCounts] = {}
@@ -71,7 +78,12 @@ class Replicas:
     def connect(self, endpoint: Endpoint) -> Connection:
         """Return a new connection to one holder."""
         connection = Connection(
-            endpoint, self._caller, timeout_s=self.timeout_s, attempt_s=self.attempt_s, job=self._job
+            endpoint,
+            self._caller,
+            timeout_s=self.timeout_s,
+            attempt_s=self.attempt_s,
+            job=self._job,
+            contact=self._contact,
         )
         connection.on_membership = self._on_membership
         return connection

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -22,15 +23,18 @@ from gigl_loader.rpc.checksums import (
     message_is_whole,
 )
 from gigl_loader.rpc.control import (
-    ADMIN_METHODS,
-    ADMIN_SERVICE,
     ANNOUNCEMENT,
+    CALLS,
     MEMBERSHIP_HEADER,
-    STORE_METHODS,
-    STORE_SERVICE,
     control_channel,
 )
-from gigl_loader.rpc.control_errors import control_error, is_marked, refused_token, speaks_otherwise
+from gigl_loader.rpc.control_errors import (
+    control_error,
+    explained,
+    is_marked,
+    is_of_connection,
+    refused_token,
+)
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Contact, Damaged, FaultKind, rule_of
@@ -45,8 +49,6 @@ from gigl_loader.rpc.server_proof import (
     shows,
     view_proof,
 )
-from gigl_loader.rpc.tcp_probe import tcp_probe
-from gigl_loader.rpc.tls import tls_fault
 from gigl_loader.rpc.versions import newest_wire
 
 if TYPE_CHECKING:
@@ -58,25 +60,13 @@ __all__ = ["ClusterView", "StoreClient"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_PROBE_S = 2.0
-
 Result = TypeVar("Result")
 _MAX_DIGITS = 19
-_MAX_DAMAGED = 3
-"""Attempts of one call, where each was damaged."""
+_MAX_DAMAGED = 3  # Attempts of one call, where each was damaged.
 _ANEW_S = 0.25
 """Age of a connection from which it is replaced after an answer that no service of this library gives."""
-_PATHS = {
-    name: f"/{service}/{name}"
-    for service, methods in ((STORE_SERVICE, STORE_METHODS), (ADMIN_SERVICE, ADMIN_METHODS))
-    for name in methods
-}
-_MESSAGES = {**STORE_METHODS, **ADMIN_METHODS}
-_OF_CONNECTIONS = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-)
+_CERTAIN_S = 0.7
+"""Pause before a mistake that no server of this library told is looked at again: it may be damage."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -174,9 +164,7 @@ class ClusterView:
 class StoreClient:
     """Calls to one storage server, for one job. Thread-safe; a call holds no thread.
 
-    Calls raise what ``refusals.FAULT_RULES`` says: ``ValueError`` for an invalid request,
-    ``StorageUnavailable`` where a retry may succeed, such as ``Unknown`` for an unknown producer or channel
-    and ``Busy`` beyond a limit, and ``SamplingError`` without the right to call and after ``close``.
+    Calls raise what ``refusals.FAULT_RULES`` says, and ``SamplingError`` after ``close``.
     """
 
     def __init__(
@@ -216,10 +204,9 @@ class StoreClient:
     ) -> ClusterView:
         """Return the server's view of its cluster, ready or not.
 
-        A calling storage server says so by ``by_server``, and passes its own address as ``announce``
-        (HOST:PORT). With ``cluster_key``, it requires a proof, and proves itself with ``challenge`` from an
-        earlier view. Where the server does not respond, the error says why: an unknown name, a port without a
-        listener, an expired certificate.
+        A storage server passes ``by_server``, and its own address as ``announce`` (HOST:PORT). With
+        ``cluster_key``, it requires a proof, and proves itself with ``challenge`` from an earlier view. Where
+        the server does not respond, the error says why, such as an expired certificate.
         """
         self._check_open()
         nonce = new_nonce()
@@ -231,16 +218,9 @@ class StoreClient:
         if announce and cluster_key:
             proof = announcement_proof(cluster_key, challenge, announce)
             headers += [(CHALLENGE, challenge), (PROOF, proof)]
-        try:
-            reply, call = self._with_renewal(
-                lambda: self._calls["Cluster"].with_call(
-                    messages.ClusterRequest(), timeout=timeout_s, metadata=self._headed("Cluster", *headers)
-                )
-            )
-        except grpc.RpcError as error:
-            raise self._explained(error) from None
+        reply, call = self._cluster_call(headers, timeout_s)
         trailers = call.trailing_metadata()
-        self._check_reply("Cluster", reply, trailers)
+        self.check_reply("Cluster", reply, trailers)
         try:
             return ClusterView.read(
                 reply,
@@ -298,7 +278,7 @@ class StoreClient:
         _LOGGER.debug("%s: Sample batch %d of epoch %d", self.endpoint, request.batch, request.epoch)
         try:
             return self._calls["Sample"].future(
-                request, timeout=timeout_s, metadata=self._headed("Sample", _checksum(request))
+                request, timeout=timeout_s, metadata=self._headed("Sample", request)
             )
         except ValueError:
             self._check_open()
@@ -309,7 +289,7 @@ class StoreClient:
         self._check_open()
         request = messages.HeartbeatRequest(channels=[channel])
         return self._calls["Heartbeat"].future(
-            request, timeout=timeout_s, metadata=self._headed("Heartbeat", _checksum(request))
+            request, timeout=timeout_s, metadata=self._headed("Heartbeat", request)
         )
 
     def heard(self, trailers: Iterable[Any] | None) -> None:
@@ -386,20 +366,25 @@ class StoreClient:
         self._connected_at = time.monotonic()
         self._calls = {
             name: channel.unary_unary(
-                path,
-                request_serializer=_MESSAGES[name][0].SerializeToString,
-                response_deserializer=_MESSAGES[name][1].FromString,
+                path, request_serializer=request.SerializeToString, response_deserializer=reply.FromString
             )
-            for name, path in _PATHS.items()
+            for name, (path, request, reply) in CALLS.items()
         }
         return old
 
-    def _connect_anew(self) -> None:
-        """Leave a connection whose answers make no sense: compressed headers stay as they were damaged."""
+    def connect_anew(self) -> None:
+        """Leave a connection whose answers make no sense, or that loses calls, unless it is a new one.
+
+        Damage stays for as long as a connection lives: in tables of compressed headers, in windows of flow
+        control that were not extended.
+        """
         with self._lock:
             if self._closed or time.monotonic() - self._connected_at < _ANEW_S:
                 return
-            old = self._connect()
+            try:
+                old = self._connect()
+            except (OSError, ValueError):  # Its certificates cannot be read: the next call says so.
+                return
         for each in old:
             each.close()
 
@@ -428,6 +413,28 @@ class StoreClient:
                     raise
         return call()
 
+    def _cluster_call(
+        self, headers: Sequence[tuple[str, str]], timeout_s: float, *, again: bool = True
+    ) -> tuple[Any, Any]:
+        """Return reply and call. A mistake that is no marked refusal is raised when it was found twice."""
+        request = messages.ClusterRequest()
+        metadata = partial(self._headed, "Cluster", request, *headers)
+        try:
+            reply, call = self._with_renewal(
+                lambda: self._calls["Cluster"].with_call(request, timeout=timeout_s, metadata=metadata())
+            )
+            return reply, call
+        except grpc.RpcError as error:
+            found = self._translated(error)
+            if not is_marked(error):
+                found = explained(self.endpoint, self._caller, error, found, self._contact)
+                again = again and not isinstance(found, StorageUnavailable)
+            if is_marked(error) or not again:
+                raise found from None
+        time.sleep(_CERTAIN_S)
+        self.connect_anew()
+        return self._cluster_call(headers, timeout_s, again=False)
+
     def _call(
         self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
     ) -> Any:
@@ -437,15 +444,18 @@ class StoreClient:
                 return self._call_once(name, request, timeout_s, headers)
         return self._call_once(name, request, timeout_s, headers)
 
-    def _headed(self, name: str, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-        """Return the headers of a call, with their checksum."""
-        metadata = (*self._metadata, *headers)
-        return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(_PATHS[name], metadata)))
+    def _headed(self, name: str, request: Any, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+        """Return the headers of a call, with checksums of its message and of themselves."""
+        metadata = (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)), *headers)
+        return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(CALLS[name][0], metadata)))
 
-    def _check_reply(self, name: str, reply: Any, trailers: Any) -> None:
-        """Raise ``Damaged`` unless the reply matches its checksum. A whole one establishes the contact."""
+    def check_reply(self, name: str, reply: Any, trailers: Any) -> None:
+        """Raise ``Damaged`` unless a reply matches its checksum in the trailers.
+
+        A whole one establishes the contact. After a damaged one, later calls use a new connection.
+        """
         if not message_is_whole(reply, trailers):
-            self._connect_anew()
+            self.connect_anew()
             text = (
                 f"{self.endpoint}: a reply to {name} that does not match its checksum, or without a message"
             )
@@ -455,9 +465,8 @@ class StoreClient:
     def _translated(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
         found = control_error(self.endpoint, self._caller, error, self._contact)
-        code = error.code() if hasattr(error, "code") else None
-        if isinstance(found, Damaged) or not (is_marked(error) or code in _OF_CONNECTIONS):
-            self._connect_anew()
+        if isinstance(found, Damaged) or not (is_marked(error) or is_of_connection(error)):
+            self.connect_anew()
         return found
 
     def _call_once(
@@ -470,7 +479,7 @@ class StoreClient:
                 lambda: self._calls[name].with_call(
                     request,
                     timeout=timeout_s,
-                    metadata=self._headed(name, _checksum(request), *headers),
+                    metadata=self._headed(name, request, *headers),
                 )
             )
         except grpc.RpcError as error:
@@ -479,31 +488,10 @@ class StoreClient:
             self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
             raise
         self.heard(call.trailing_metadata())
-        self._check_reply(name, reply, call.trailing_metadata())
+        self.check_reply(name, reply, call.trailing_metadata())
         _LOGGER.debug("%s: %s: %.1f ms", self.endpoint, name, 1e3 * (time.monotonic() - began))
         return reply
 
     def _check_open(self) -> None:
         if self._closed:
             raise SamplingError(f"the connection to {self.endpoint} was closed")
-
-    def _explained(self, error: grpc.RpcError) -> Exception:
-        """Return an error that says why a server does not respond. Takes up to two connections."""
-        found = self._translated(error)
-        if is_marked(error):
-            return found
-        port = self.endpoint.control_port
-        try:
-            tcp_probe(self.endpoint, port, time.monotonic() + _PROBE_S)
-        except StorageUnavailable as silence:
-            return silence
-        fault = tls_fault(self.endpoint, self._caller, port, _PROBE_S)
-        if fault is not None:
-            return rule_of(FaultKind.TLS).error_class(self._contact)(f"{self.endpoint}: {fault}")
-        if speaks_otherwise(error):
-            return rule_of(FaultKind.PROTOCOL).error_class(self._contact)(str(found))
-        return found
-
-
-def _checksum(request: Any) -> tuple[str, str]:
-    return CHECKSUM_HEADER, message_checksum(request)

@@ -190,7 +190,9 @@ class InlineSource:
             self._check()
         began = time.perf_counter()
         try:
-            frame = self._sample(self._slots)
+            frame = None
+            while frame is None:
+                frame = self._attempt(self._slots, began + timeout)
         except Exception as error:
             record = Failure.of(error, epoch=self._epoch, batch=self._position, worker=None)
             if not isinstance(error, StorageUnavailable):
@@ -227,6 +229,15 @@ class InlineSource:
             "restarts": 0,
             "workers": [],
         }
+
+    def _attempt(self, slots: SlotPool, deadline: float) -> Frame | None:
+        """Return the next batch. ``None`` where a peer did not answer, and the time is not over yet."""
+        try:
+            return self._sample(slots)
+        except StorageUnavailable:  # The store has waited for a part of the time.
+            if time.perf_counter() >= deadline:
+                raise
+        return None
 
     def _sample(self, slots: SlotPool) -> Frame:
         sampled = self._sampler.sample(self._schedule.request(self._epoch, self._position))

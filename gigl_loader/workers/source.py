@@ -135,8 +135,7 @@ class WorkerSource:
         try:
             if self._returned:  # A batch that was not available: no worker may be busy, so send it now.
                 self._hand_out()
-            while (batch := self._next_ready()) is None:
-                self._wait(began + timeout, timeout)
+            batch = self._awaited(began + timeout, timeout)
         finally:
             self._seconds_waiting += time.monotonic() - began
         return self._deliver(batch)
@@ -231,11 +230,29 @@ class WorkerSource:
                 batch, self._next_batch = self._next_batch, self._next_batch + 1
             handle.send(self._schedule.request(self._epoch, batch))
 
+    def _awaited(self, deadline: float, timeout: float) -> int:
+        """Wait for the next batch. One that was not available is requested again until ``deadline``.
+
+        Raises the last reason why it was not available then.
+        """
+        reason: Exception | None = None
+        while (batch := self._next_ready()) is None or self._ready[batch].unavailable:
+            if batch is not None:
+                reason = self._request_again(self._ready.pop(batch))
+                if time.monotonic() >= deadline:
+                    raise reason
+                self._hand_out()
+            try:
+                self._wait(deadline, timeout)
+            except TimeoutError:
+                if reason is None:
+                    raise
+                raise reason from None
+        return batch
+
     def _deliver(self, batch: int) -> Frame:
         self._graph.verifier.check()
         delivery = self._ready.pop(batch)
-        if delivery.unavailable:
-            self._raise_unavailable(delivery)
         self._remaining -= 1
         self._position = batch + 1
         memory = delivery.handle.hand_out(delivery)
@@ -246,17 +263,17 @@ class WorkerSource:
         frame.raise_failure()
         return frame
 
-    def _raise_unavailable(self, delivery: Delivery) -> None:
-        """Raise the ``StorageUnavailable`` that a frame records. No batch counts as received.
+    def _request_again(self, delivery: Delivery) -> Exception:
+        """Return the ``StorageUnavailable`` that a frame records. No batch counts as received.
 
-        All ready batches that failed the same way are requested again later: the owner may be back by then.
+        All ready batches that failed the same way are requested again: the owner may be back by then.
         """
         heapq.heappush(self._returned, delivery.batch)
         record = delivery.handle.take_back(delivery)
         for other in [each for each in self._ready.values() if each.unavailable]:
             other.handle.drop(self._ready.pop(other.batch))
             heapq.heappush(self._returned, other.batch)
-        raise Failure.parse(record).error()
+        return Failure.parse(record).error()
 
     def _replace(self, handle: WorkerHandle, fd: int) -> None:
         """Restart a worker whose process is gone, or raise ``WorkerDied`` where a restart cannot help."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.campaign import run_leg
+from tests.chaos.campaign import BURSTS, run_leg
 from tests.chaos.faults import draw_faults
 from tests.chaos.ground import Ground
 from tests.chaos.modes import disk, hosts, replicas, resumed, store, workers
@@ -15,6 +15,7 @@ from tests.chaos.record import Record
 _SEED = 20
 _FAULTS = 2
 """In each mode. ``make chaos`` commits a thousand."""
+_BURSTS = 3
 _MODES = [
     hosts.NAME,
     workers.NAME,
@@ -34,6 +35,16 @@ def test_a_short_campaign_in_eight_modes_loses_nothing(tmp_path: Path) -> None:
         records = [run_leg(ground, mode, seed=_SEED, leg=0, count=_FAULTS) for mode in _MODES]
     assert [defect for record in records for defect in record.defects] == []
     assert sum(len(record.faults) for record in records) == _FAULTS * len(_MODES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("no_leftovers")
+def test_a_few_bursts_in_every_mode_raise_nothing(tmp_path: Path) -> None:
+    with Ground.of(tmp_path) as ground:
+        records = [run_leg(ground, mode, seed=_SEED, leg=0, count=_BURSTS) for mode in BURSTS]
+    assert [defect for record in records for defect in record.defects] == []
+    assert sum(len(record.faults) for record in records) == _BURSTS * len(BURSTS)
 
 
 def test_faults_repeat_by_their_seed() -> None:

@@ -24,11 +24,12 @@ class Authority:
         self.pem = self._sign(self._name, self._key.public_key(), basic, (-10.0, 10.0))
 
     def sign(
-        self, host: str = "127.0.0.1", *, days: tuple[float, float] = (-1.0, 1.0)
+        self, host: str = "127.0.0.1", *others: str, days: tuple[float, float] = (-1.0, 1.0)
     ) -> tuple[bytes, bytes]:
-        """Return a certificate for an address, valid between two days from now, and its key, as PEM."""
+        """Return a certificate for addresses, valid between two days from now, and its key, as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+        hosts = [x509.IPAddress(ipaddress.ip_address(each)) for each in (host, *others)]
+        names = x509.SubjectAlternativeName(hosts)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )

@@ -21,6 +21,8 @@ from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
 from gigl_loader.rpc.row_reader import RowReader
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import FeatureRequest
+from gigl_server.ports.queries import Queries
+from tests.support.made import record_made
 from tests.support.peers import CALLER, served
 from tests.support.ports import free_port
 from tests.support.stores import store_graphs
@@ -112,6 +114,26 @@ def test_what_every_holder_refuses_is_told_at_once() -> None:
         with (
             store([endpoint, other], timeout_s=600, caller=Caller(token="wrong" * 8)) as found,
             pytest.raises(SamplingError, match="token"),
+        ):
+            gathered(found)
+
+
+def test_the_failure_of_one_holder_leaves_the_call_to_sound_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``FAILED`` says that something is wrong with that service, not with the request."""
+    respond, queries = Queries.respond, record_made(monkeypatch, Queries)
+
+    def failing(self: Queries, *request: Any) -> Any:
+        if self is queries[0]:
+            raise RuntimeError("an error of this service")
+        return respond(self, *request)
+
+    monkeypatch.setattr(Queries, "respond", failing)
+    with served(GRAPH) as broken, served(GRAPH) as sound:
+        with store([broken, sound]) as found:
+            assert (gathered(found) == EXPECTED).all()
+        with (
+            store([broken], timeout_s=0.5) as found,
+            pytest.raises(StorageUnavailable, match="its log says why"),
         ):
             gathered(found)
 

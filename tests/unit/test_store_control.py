@@ -21,8 +21,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_checksum
+from gigl_loader.rpc.checksums import (
+    CHECKSUM_HEADER,
+    HEAD_CHECKSUM_HEADER,
+    checksum_text,
+    head_checksum,
+    message_checksum,
+)
 from gigl_loader.rpc.control import STORE_METHODS, STORE_SERVICE
+from gigl_loader.rpc.control_errors import REFUSAL_HEADER, is_marked
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
@@ -33,6 +40,7 @@ from gigl_server.cluster.readiness import PeerTraffic, View
 from gigl_server.counters import Counters
 from gigl_server.ports.announcements import Announcements
 from gigl_server.ports.control import ControlService
+from gigl_server.ports.control_call import ControlCall
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
 from gigl_server.ports.message_reader import Patience
 from gigl_server.sessions.channel import SKIPPED
@@ -178,6 +186,68 @@ def test_a_job_that_came_damaged_is_told_apart_by_the_checksum(served: Served) -
         with pytest.raises(grpc.RpcError) as raised:
             call(request.SerializeToString(), timeout=10, metadata=metadata)
         assert raised.value.code() is grpc.StatusCode.DATA_LOSS
+
+
+@pytest.mark.parametrize(
+    ("damaged", "path"),
+    [
+        ((("authorization", "Bearer another-token-of-some-length"), (JOB_HEADER, JOB)), "Heartbeat"),
+        ((TOKEN_HEADER, (JOB_HEADER, OTHER)), "Heartbeat"),
+        ((TOKEN_HEADER, ("gigl-joc", JOB)), "Heartbeat"),
+        ((TOKEN_HEADER, (JOB_HEADER, JOB)), "Load"),
+    ],
+    ids=["token", "job", "name", "path"],
+)
+def test_headers_that_came_damaged_are_told_apart_from_wrong_ones(
+    served: Served, damaged: tuple[tuple[str, str], ...], path: str
+) -> None:
+    checksum = (CHECKSUM_HEADER, message_checksum(messages.HeartbeatRequest()))
+    sent = head_checksum(f"/{STORE_SERVICE}/Heartbeat", (TOKEN_HEADER, (JOB_HEADER, JOB), checksum))
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/{path}")
+        with pytest.raises(grpc.RpcError) as raised:
+            call(b"", timeout=10, metadata=(*damaged, checksum, (HEAD_CHECKSUM_HEADER, sent)))
+    assert raised.value.code() is grpc.StatusCode.DATA_LOSS
+    assert is_marked(raised.value)
+
+
+def test_every_refusal_is_marked_and_every_reply_has_a_checksum(served: Served) -> None:
+    metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
+    refused = {"Format": "unimplemented", "Sample": "not found", "OpenChannel": "invalid"}
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        for name, kind in refused.items():
+            with pytest.raises(grpc.RpcError) as raised:
+                channel.unary_unary(f"/{STORE_SERVICE}/{name}")(b"", timeout=10, metadata=metadata)
+            assert dict(raised.value.trailing_metadata())[REFUSAL_HEADER].startswith(f"{kind};")
+            assert is_marked(raised.value)
+        for name in ("Cluster", "Load", "Heartbeat"):
+            reply, call = channel.unary_unary(f"/{STORE_SERVICE}/{name}").with_call(
+                b"", timeout=10, metadata=metadata
+            )
+            assert dict(call.trailing_metadata())[CHECKSUM_HEADER] == checksum_text(reply)
+
+
+def test_a_damaged_reply_is_asked_for_again_over_another_connection(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed headers stay as they were damaged for as long as their connection lives."""
+    peers: list[str] = []
+
+    def wrong(data: bytes) -> str:
+        return checksum_text(data + b"x" * (not peers))
+
+    tell = ControlCall._tell_trailers
+
+    def told(self: ControlCall, *more: tuple[str, str]) -> None:
+        peers.append(self.connection)
+        tell(self, *more)
+
+    monkeypatch.setattr("gigl_server.ports.control_call.checksum_text", wrong)
+    monkeypatch.setattr(ControlCall, "_tell_trailers", told)
+    monkeypatch.setattr("gigl_loader.rpc.store_client._ANEW_S", 0.0)
+    with client_of(served.endpoint) as client:
+        assert client.heartbeat([], 10) == []
+    assert len(set(peers)) == 2
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer another-token-of-some-length"),)])
@@ -375,7 +445,7 @@ def test_seeds_are_kept_once_while_a_call_waits() -> None:
     """The request holds them, too, and gives out copies."""
 
     class Request:
-        pass
+        channel, batch = b"c" * 16, 0
 
     class Service:
         done: Any = None

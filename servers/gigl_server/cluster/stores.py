@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.holders import Holders
+from gigl_loader.rpc.refusals import Contact
 from gigl_loader.rpc.remote_store import replicated_stores
 from gigl_loader.rpc.replicas import Replicas
 from gigl_loader.sampling.local_store import LocalStore
@@ -71,6 +72,7 @@ class ClusterStores:
                 timeout_s=_TIMEOUT_S,
                 attempt_s=_TIMEOUT_S,
                 on_membership=self._on_membership,
+                contact=Contact.ESTABLISHED,
             )
             undo.callback(replicas.close)
             self._opened.append(replicas)

@@ -125,8 +125,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             except Refusal as refusal:
                 refuse = partial(_refuse_with, refusal)
                 return handler(partial(self._begin, refuse, name, token))
-        receive = methods.get(name)
-        return None if receive is None else handler(partial(self._begin, receive, name, token))
+        return handler(partial(self._begin, methods.get(name, _refuse_unknown), name, token))
 
     def renew(self, credentials: Credentials) -> None:
         """Accept the tokens of ``credentials`` from now on, and no others."""
@@ -220,6 +219,10 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             call.refuse(Refusal(RefusalKind.BUSY, text))
         else:
             call.refuse(Refusal(RefusalKind.INVALID, "the message did not come in time"))
+
+
+def _refuse_unknown(call: ControlCall) -> None:
+    call.refuse(Refusal(RefusalKind.UNIMPLEMENTED, "this version has no such call"))
 
 
 def _refuse_damaged(call: ControlCall) -> None:

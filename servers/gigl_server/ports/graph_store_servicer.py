@@ -57,8 +57,8 @@ class GraphStoreServicer:
         self._announced = announced
         self._show_names = show_names
         self._pending_lock = threading.Lock()
-        self._pending: defaultdict[tuple[bytes, bytes], dict[_Waiting, int]] = defaultdict(dict)
-        """Calls that wait, and their batches, by job and channel."""
+        self._pending: defaultdict[tuple[bytes, bytes], dict[object, int]] = defaultdict(dict)
+        """Batches of calls that wait, by job and channel."""
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -126,9 +126,10 @@ class GraphStoreServicer:
         channel, batch = held[0].channel, held[0].batch
 
         def submit(job: bytes) -> SampleTask:
-            waiting.ended = partial(self._ended, (job, channel), waiting)
+            token = object()  # Not the call itself, which would be kept by a cycle.
+            waiting.ended = partial(self._ended, (job, channel), token)
             with self._pending_lock:
-                self._pending[job, channel][waiting] = batch
+                self._pending[job, channel][token] = batch
             try:
                 return self._service.submit(job, held.pop(), waiting.settle)
             except BaseException:
@@ -138,10 +139,10 @@ class GraphStoreServicer:
         call.on_gone(waiting.abandon)
         waiting.begun(self._in_job(call, submit))
 
-    def _ended(self, key: tuple[bytes, bytes], waiting: _Waiting) -> None:
+    def _ended(self, key: tuple[bytes, bytes], token: object) -> None:
         """Forget a call that waits no more."""
         with self._pending_lock:
-            self._pending[key].pop(waiting, None)
+            self._pending[key].pop(token, None)
             if not self._pending[key]:
                 del self._pending[key]
 

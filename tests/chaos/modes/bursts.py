@@ -25,7 +25,8 @@ __all__ = ["WAYS", "Way"]
 
 _NO_DESCRIPTORS = "cut line to a server without descriptors"
 _BURST_S = 0.6
-_SPACING = (3, 6)
+_SPACING = (6, 12)
+"""Batches between two bursts: more than are in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +84,12 @@ class Way:
             faults = draw_faults(
                 seed, self.name, leg, count, kinds=kinds, spacing=_SPACING, most_seconds=_BURST_S
             )
-            commit = repairs.run
-            drive(
-                loader,
-                faults,
-                lambda fault: commit(0, lambda _: harm(fault)),
-                ground=ground,
-                record=record,
-                allowed=(),
-            )
+
+            def commit(fault: Fault) -> None:
+                repairs.finish()  # So that each burst falls on batches that are on their way.
+                repairs.run(0, lambda _: harm(fault))
+
+            drive(loader, faults, commit, ground=ground, record=record, allowed=())
             repairs.finish()
             for server in range(self.servers):
                 if not cluster.running(server):
@@ -111,7 +109,7 @@ def _secrets(folder: Path, *, tls: bool) -> tuple[Caller, dict[str, str]]:
     if not tls:
         return Caller(), {}
     authority = Authority()
-    certificate, key = authority.sign(ADDRESS)
+    certificate, key = authority.sign(ADDRESS, "127.0.0.1")
     contents = {"cert": certificate, "key": key, "ca": authority.pem}
     for name, content in contents.items():
         (folder / name).write_bytes(content)

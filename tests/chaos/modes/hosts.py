@@ -93,6 +93,8 @@ def _run(ground: Ground, record: Record, faults: list[Fault]) -> Record:
         watch = _Watch(ranks, record)
         for fault in faults:
             watch.until(f"batch {fault.at_batch}")
+            if name == BURSTS_NAME:
+                repairs.finish()  # So that each burst falls on batches that are on their way.
             record.committed(fault)
             repairs.run(fault.target, lambda host, fault=fault: _harm(ranks, host, lines, fault))  # type: ignore[misc]
             open_gate(folder, f"batch {fault.at_batch}", rank=0)
