@@ -156,6 +156,7 @@ class ServerParts:
         """Return the bytes of known objects, by kind of ``MemoryAccount``."""
         kinds = Counter(self.service.held_bytes())
         kinds.update(self.data.held_bytes())
+        kinds["graph"] = self.holdings.graph.derived_bytes
         return dict(kinds)
 
     def _meet_others(self, graph: Graph, incarnation: int) -> None:

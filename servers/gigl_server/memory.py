@@ -13,7 +13,8 @@ rings        written slots of rings
 requests     inputs of queued batches, and bodies of requests that are received
 connections  of the data port, estimated
 journal      of the batches under way
-graph        mapped pages of files, which the system takes back when it needs memory
+graph        lists made from the files of the graph, such as edges by their source
+files        mapped pages of files, which the system takes back when it needs memory
 python       small objects of the interpreter, estimated
 other        other blocks in use: gRPC, OpenSSL, arrays of calls under way
 allocator    freed blocks that the C library keeps for later ones
@@ -35,7 +36,7 @@ __all__ = ["MemoryAccount", "ProcessMemory"]
 
 _BLOCK_BYTES = 96
 """Mean of the interpreter's small blocks (16 to 512 bytes) in a server, with what its pools waste."""
-_IN_BLOCKS = ("samplers", "scratch", "frames", "requests", "connections")
+_IN_BLOCKS = ("samplers", "scratch", "frames", "requests", "connections", "graph")
 """Kinds whose memory comes from the C library, which counts it as in use."""
 
 
@@ -107,5 +108,5 @@ class MemoryAccount:
         # Freed blocks count as free also after their pages were given back: they hold at most what is left.
         left = more.anonymous - blocks - kinds["python"] - kinds["other"]
         kinds["allocator"] = max(min(more.free, left), 0)
-        kinds["graph"] = more.files
+        kinds["files"] = more.files
         return kinds

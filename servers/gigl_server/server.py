@@ -149,12 +149,12 @@ class StorageServer:
         self._ending.set()
         self._introduce()
         if self.parts.readiness.ends("draining"):
-            _LOGGER.info("draining: %g s at most", timeout_s)
+            _LOGGER.info("draining: %.3g s at most", timeout_s)
         self._tell_health()
         self.parts.discovery.close()
         done = self.parts.service.drain(timeout_s)
         if not done:
-            _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
+            _LOGGER.warning("batches were left when %.3g s were over; trainers ask again for them", timeout_s)
             self._stop_batches()
         return done
 
