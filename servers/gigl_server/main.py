@@ -2,7 +2,9 @@
 
 ====  ================================================================================================
 code  meaning
-        wait_free(options.listening_addresses)  # Before signals are held: one of them ends the wait.
+====  ================================================================================================
+0     ended on request: drained, or the drain timed out, or the end took 2 s longer than the drain may
+1     a failure: a port stays taken, the other servers do not come or do not fit, a second signal
 2     the user's mistake: options, files, certificates; nothing was bound
 3     a part of the server died, a port or a thread; the log names it. To be started again
 ====  ================================================================================================

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -298,6 +299,36 @@ def test_it_ends_while_it_is_told_to_read_its_files_again_and_again(server: Serv
         server.process.send_signal(signal.SIGHUP)
         time.sleep(0.002)
     assert server.end() < DRAIN_S + WITHIN_S
+
+
+@pytest.fixture
+def unlimited_cores() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+def wrote_core(process: subprocess.Popen[str]) -> bool:
+    """Wait for a process that aborts, and return whether the kernel wrote its core."""
+    status = os.waitpid(process.pid, 0)[1]
+    process.returncode = -signal.SIGABRT
+    assert os.WTERMSIG(status) == signal.SIGABRT
+    return os.WCOREDUMP(status)
+
+
+@pytest.mark.usefixtures("unlimited_cores")
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_crash_writes_no_core_unless_it_is_allowed(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    if not wrote_core(subprocess.Popen([sys.executable, "-c", "import os; os.abort()"], text=True)):
+        pytest.skip("the system writes no cores")
+    with serving(graph, tmp_path / "log", *(["--allow-core"] if allowed else [])) as server:
+        server.process.send_signal(signal.SIGABRT)
+        assert wrote_core(server.process) == allowed
 
 
 STUCK = """

@@ -43,7 +43,7 @@ _MAX_TURNS = 64
 _WAIT_FOR_A_TURN_S = 0.5
 _RECEIVED_BYTES = 512 << 20
 _SMALL_BYTES = 1 << 20  # Bodies up to this size are not counted: calls are limited in number.
-_CONNECTION_BYTES, _TLS_CONNECTION_BYTES = 4 << 10, 64 << 10  # Measured with 1,000 that rest.
+_CONNECTION_BYTES, _TLS_CONNECTION_BYTES = 3 << 10, 16 << 10  # Measured with 400 that rest.
 _BODY_S, _BODY_STALL_S = 20.0, 5.0
 _REPLY_S = 60.0
 """Time for a reply to be read. Trainers give up after 30 s and retry."""
