@@ -6,21 +6,26 @@ Three servers hold two copies of each partition of a random graph. Two trainers,
 ring, open loaders, run epochs, leave epochs early, close loaders and connect anew, until the time is over. A
 third trainer does the same and is killed (SIGKILL) every two minutes, and replaced. Every batch is compared
 with the one that a process with the whole graph samples. Prints for each process that lived all the time what
-it used after a fifth of the time and at the end, and the growth per hour of a line fitted in between. Exits
-with 1 where a batch differed, a trainer failed, or threads or descriptors grew.
+it used after a fifth of the time and at the end, and the growth per hour of a line fitted in between; for the
+servers also by kind of object (``gigl_memory_bytes``). Exits with 1 where a batch differed, a trainer failed,
+or threads or descriptors grew.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import http.client
 import json
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import tempfile
 import time
+import urllib.request
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -60,6 +65,10 @@ class Use:
     rss_mb: list[float] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
+    metrics: str = ""
+    """URL of the metrics; empty for a trainer."""
+    kinds_mb: dict[str, list[float]] = field(default_factory=dict)
+    """Memory by kind of object."""
 
     def look(self, process: psutil.Process, at: float) -> None:
         """Add what the process uses now."""
@@ -68,6 +77,8 @@ class Use:
             self.rss_mb.append(process.memory_info().rss / 1e6)
             self.threads.append(process.num_threads())
             self.descriptors.append(process.num_fds())
+        for kind, nbytes in kinds_of(self.metrics).items():
+            self.kinds_mb.setdefault(kind, []).append(nbytes / 1e6)
 
     def steady(self) -> slice:
         """Return the samples after the first fifth of the time."""
@@ -93,6 +104,38 @@ class Use:
             f"| {min(threads)} to {max(threads)} | {min(files)} to {max(files)} |"
         )
 
+    def kinds(self) -> str:
+        """Return the growth by kind of object, in rows of a table."""
+        span = self.steady()
+        return "\n".join(
+            f"| {self.name} | {kind} | {values[span][0]:.1f} | {values[-1]:.1f} "
+            f"| {self.growth(values):+.1f} |"
+            for kind, values in self.kinds_mb.items()
+            if max(values) > 0
+        )
+
+
+def metrics_of(process: psutil.Process, known: set[int]) -> str:
+    """Return the URL of the metrics of a server: the port at which it listens and that is not ``known``."""
+    for each in process.net_connections("tcp"):
+        url = f"http://127.0.0.1:{each.laddr.port}/metrics"
+        if each.status == psutil.CONN_LISTEN and each.laddr.port not in known and kinds_of(url):
+            return url
+    raise SystemExit(f"process {process.pid} has no metrics")
+
+
+def kinds_of(url: str) -> dict[str, float]:
+    """Return the memory by kind of object; nothing where there are no metrics."""
+    text = ""
+    with (
+        suppress(OSError, ValueError, http.client.HTTPException),
+        urllib.request.urlopen(url, timeout=10) as found,
+    ):
+        text = found.read().decode()
+    return {
+        kind: float(nbytes) for kind, nbytes in re.findall(r'gigl_memory_bytes\{of="(\w+)"\} (\S+)', text)
+    }
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -103,12 +146,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = random_graph(Path(folder) / "graph")
         expected = {seed: expected_batches(path, seed) for seed in SEEDS}
-        with LocalCluster(path, servers=3, replicas=2, log_level="ERROR") as cluster:
+        # With cores: else nobody but root may count the descriptors of a server.
+        extra = {"metrics": "127.0.0.1:0", "allow_core": True}
+        with LocalCluster(path, servers=3, replicas=2, log_level="ERROR", options=extra) as cluster:
             uses, batches, wrong = soak(cluster, expected, seconds=60 * options.minutes, rate=options.rate)
     print("| process | RSS after 1/5, MB | at the end | most | growth, MB/h | threads | descriptors |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for use in uses:
         print(use.line())
+    print("\n| process | memory of | after 1/5, MB | at the end | growth, MB/h |\n|---|---|---:|---:|---:|")
+    for use in uses:
+        if use.kinds_mb:
+            print(use.kinds())
     grown = [use.name for use in uses if use.grew(use.threads) or use.grew(use.descriptors)]
     print(
         f"\n{batches} batches, {wrong} differed or failed; threads or descriptors grew: {grown or 'nowhere'}"
@@ -135,7 +184,12 @@ def soak(
 
     steady = {"trainer by network": trainer("network"), "trainer by ring": trainer("ring")}
     victim = trainer("network")
-    watched = [(psutil.Process(pid), Use(f"server {rank}")) for rank, pid in enumerate(cluster.pids)]
+    servers = list(map(psutil.Process, cluster.pids))
+    known = {int(address.rpartition(":")[2]) for address in cluster.addresses}
+    watched = [
+        (process, Use(f"server {rank}", metrics=metrics_of(process, known)))
+        for rank, process in enumerate(servers)
+    ]
     watched += [(psutil.Process(process.pid), Use(name)) for name, process in steady.items()]
     batches = wrong = 0
     try:

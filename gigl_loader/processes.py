@@ -26,6 +26,7 @@ __all__ = [
     "describe_status",
     "die_with_starter",
     "enter",
+    "forbid_cores",
     "in_main_thread",
     "is_stopped",
     "keep_freed_memory",
@@ -50,7 +51,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # the same modules; `-m` would put the working directory first, where another gigl_loader may lie.
 _BOOT = "import sys; sys.path[:] = sys.argv[4:]; from gigl_loader.processes import enter; enter()"
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4  # prctl.h
 
 _RUN_STATES = {
     "R": "running",
@@ -187,6 +188,16 @@ def die_with_starter() -> None:
     """
     with suppress(OSError, AttributeError):  # Not Linux: ``leave_with`` must do.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def forbid_cores() -> None:
+    """Have the kernel write no core of this process, which would hold its tokens and keys.
+
+    Other processes of the same user cannot trace it either, nor read its memory and descriptors in ``/proc``,
+    whose files of this process now belong to root. Programs that it starts are not affected. Linux only.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def leave_with(parent_pid: int) -> None:

@@ -36,7 +36,7 @@ def serve(config: Path | None, **given: Any) -> None:
     check_serve_limits(options)  # Before libraries are imported that crash or hang at a low limit.
     with importing():
         from gigl_server.main import run
-    raise typer.Exit(run(options))
+    run(options)
 
 
 def _parameters() -> Iterator[Parameter]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -61,6 +63,10 @@ class Graph:
         """Further values for processes that open the graph by its ``reference``, JSON-able."""
         self.verifier = verifier
         """Verifies the files. Call ``check`` before a batch is used."""
+        self.derived: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+        """Objects made from the files, with their ``nbytes``, shared by their users while there are any."""
+        self.deriving = threading.Lock()
+        """Held while an object is made for ``derived``."""
         self._documents = documents
         self._directories = {node_type: self._directory(node_type) for node_type in self.schema.nodes}
         self._text_ids = {
@@ -114,6 +120,12 @@ class Graph:
         graph._check_counts()
         graph.notes = self.notes
         return graph
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of all objects in ``derived``."""
+        alive = (reference() for reference in self.derived.valuerefs())
+        return sum(each.nbytes for each in alive if each is not None)
 
     @property
     def damaged_parts(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,7 +35,6 @@ class LocalStore:
             (edge_type, None, None): self._open_lists(edge_type) for edge_type in graph.schema.edges
         }
         self._outward: dict[EdgeType, _Outward] = {}
-        self._making_outward = threading.Lock()
         self._columns: dict[tuple[NodeType | EdgeType, str], _Column] = {}
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
@@ -147,12 +146,17 @@ class LocalStore:
         """Return the out-edges that lie in this partition of a graph of in-edges, by their source.
 
         Made when they are first asked for: 8 bytes for each node of the source type, 8 to 16 for each edge.
+        All stores of the graph share them, since a server has a store for each sampler.
         """
-        with self._making_outward:  # It takes long, and memory.
-            lists = self._outward.get(ask.edge_type)
-            if lists is None:
-                lists = self._outward[ask.edge_type] = _turned(self._graph, ask.edge_type, self._part)
-            return lists
+        lists = self._outward.get(ask.edge_type)
+        if lists is None:
+            key = ("outward", ask.edge_type, self._part)
+            with self._graph.deriving:  # It takes long, and memory.
+                lists = self._graph.derived.get(key)
+                if lists is None:
+                    lists = self._graph.derived[key] = _turned(self._graph, ask.edge_type, self._part)
+            self._outward[ask.edge_type] = lists  # The graph does not keep them.
+        return lists
 
     def _open_lists(
         self, edge_type: EdgeType, *, weight: str | None = None, time: str | None = None
@@ -241,7 +245,8 @@ class _Lists(NamedTuple):
     address: int
 
 
-class _Outward(NamedTuple):
+@dataclass(frozen=True, eq=False)  # No slots: the graph refers to it weakly.
+class _Outward:
     """The edges of one type in a partition, by source."""
 
     adjacency: Adjacency
@@ -250,6 +255,7 @@ class _Outward(NamedTuple):
     num_neighbors: int
     address: int
     indptr: Int64Array
+    nbytes: int
 
 
 def _turned(graph: Graph, edge_type: EdgeType, part: int) -> _Outward:
@@ -261,18 +267,15 @@ def _turned(graph: Graph, edge_type: EdgeType, part: int) -> _Outward:
     order = np.empty(len(edges.targets), np.int64)
     neighbor_ids = edges.targets if ids is None else ids[edges.targets]
     build_adjacency(edges.neighbors, neighbor_ids, edges.edge_ids, indptr, order)
+    indices, edge_ids = _narrow(edges.targets[order]), _narrow(edges.edge_ids[order])
     return _Outward(
-        adjacency=Adjacency(
-            np.array([0, len(indptr) - 1], np.int64),
-            [indptr],
-            [_narrow(edges.targets[order])],
-            [_narrow(edges.edge_ids[order])],
-        ),
+        adjacency=Adjacency(np.array([0, len(indptr) - 1], np.int64), [indptr], [indices], [edge_ids]),
         target_ids=graph.node_ids(source),
         neighbor_ids=ids,
         num_neighbors=graph.schema.nodes[destination].count,
         address=edge_type_address(edge_type),
         indptr=indptr,
+        nbytes=indptr.nbytes + indices.nbytes + edge_ids.nbytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters
 from gigl_server.frames.ring_server import RingServer
 from gigl_server.limits import Limits
+from gigl_server.memory import MemoryAccount
 from gigl_server.partitions.adoption import Adopter
 from gigl_server.partitions.file_sources import FileSourceFinder
 from gigl_server.partitions.holdings import Holdings
@@ -80,6 +82,7 @@ class ServerParts:
         """Make all parts. The last is closed first: ports close before the parts that serve their calls."""
         options, credentials = self.options, self.credentials
         metrics_tokens = options.load_metrics_tokens()
+        self.memory = MemoryAccount(self._held_bytes)
         counters, audit, self.readiness = Counters(), AuditLog(), Readiness()
         incarnation, name = incarnation_of_now(), Path(str(graph.folder)).resolve().name
         self._access = Access(credentials, graph=name, digest=self.digest)
@@ -119,6 +122,7 @@ class ServerParts:
                 service=self.service,
                 counters=counters,
                 view=self.health,
+                memory=self.memory.read,
                 audit=audit,
                 tokens=metrics_tokens,
                 tls=credentials if options.metrics_tls else None,
@@ -147,6 +151,13 @@ class ServerParts:
         )
         stack.callback(self.control.close)
         self._meet_others(graph, incarnation)
+
+    def _held_bytes(self) -> dict[str, int]:
+        """Return the bytes of known objects, by kind of ``MemoryAccount``."""
+        kinds = Counter(self.service.held_bytes())
+        kinds.update(self.data.held_bytes())
+        kinds["graph"] = self.holdings.graph.derived_bytes
+        return dict(kinds)
 
     def _meet_others(self, graph: Graph, incarnation: int) -> None:
         self.own = Endpoint(

@@ -181,6 +181,12 @@ class ServeOptions:
         "Tell the names of loaders to every caller with a token, for gigl-loader top. By default, a job sees "
         "only its own.",
     )
+    allow_core: bool = option(
+        False,
+        FLAG,
+        "Let the kernel write cores of this process, and its user trace it and read its /proc. A core holds "
+        "tokens and keys.",
+    )
     log_file: str | None = option(None, TEXT, "File that the log is appended to.", shown="stderr")
     join_timeout_s: float = option(
         300.0, seconds(0.1), "Seconds to wait for the other servers.", name="join_timeout"

@@ -8,23 +8,30 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gigl_loader.errors import GiglError
-from gigl_loader.processes import leave_with
+from gigl_loader.processes import forbid_cores, leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.config import ServeOptions
+from gigl_server.forced_exit import leave, leave_within
 from gigl_server.logs import configure_logging, quiet_grpc
 from gigl_server.preflight import check_serve_limits
+from gigl_server.signals import Signals, leave_on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from queue import SimpleQueue
     from typing import BinaryIO
 
     from gigl_server.server import StorageServer
 
 __all__ = ["main"]
+
+_LOGGER = logging.getLogger(__name__)
+_CLOSE_S = 4.0
+"""Timeout of closing everything. The parent waits 5 s before it sends SIGTERM, and a second more."""
 
 
 def main(link: socket.socket) -> None:
@@ -34,6 +41,7 @@ def main(link: socket.socket) -> None:
     where there are none. This process sends a line with its endpoint, then one when it is ready; or an error
     at any time.
     """
+    leave_on_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end this process sees.
     quiet_grpc()
     with link, link.makefile("rb") as lines:
@@ -47,31 +55,34 @@ def main(link: socket.socket) -> None:
         except ValueError as error:
             _say(link, {"error": _told(error)})
             raise SystemExit(2) from None
-        from gigl_server.main import prepare_process, serve_until_told
-        from gigl_server.server import build_storage_server
-
+        if not options.allow_core:
+            forbid_cores()
         configure_logging(options.log_file, name=config["name"], level=config["log_level"])
-        prepare_process()
-        told: SimpleQueue[str] = SimpleQueue()
-        signal.signal(signal.SIGTERM, lambda *_: told.put("SIGTERM"))
+        _serve(link, lines, options, Credentials.from_json(config["credentials"]))
+
+
+def _serve(link: socket.socket, lines: BinaryIO, options: ServeOptions, credentials: Credentials) -> NoReturn:
+    from gigl_server.main import END_S, prepare_process, serve_until_told
+    from gigl_server.server import build_storage_server
+
+    prepare_process()
+    with Signals(end_at_once=_LOGGER.warning, within_s=options.drain_s + END_S) as signals:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.hold()
         try:
-            server = build_storage_server(
-                options,
-                credentials=Credentials.from_json(config["credentials"]),
-                introduced=threading.Event(),
-            )
+            server = build_storage_server(options, credentials=credentials, introduced=threading.Event())
         except Exception as error:
             _say(link, {"error": _told(error)})
             raise SystemExit(1) from None
         with server:
             _say(link, {"endpoint": server.endpoint.to_json()})
-            threading.Thread(target=_talk, args=(link, lines, server, told), daemon=True).start()
-            code = serve_until_told(server, told, options.drain_s)
+            talk = (link, lines, server, signals.told)
+            threading.Thread(target=_talk, args=talk, name="parent", daemon=True).start()
+            code = serve_until_told(server, signals.told, partial(signals.left_of, options.drain_s))
             if server.failure is not None:
                 _say(link, {"error": _told(server.failure)})
-        with suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)  # Else the reading thread would keep ``lines`` open.
-    raise SystemExit(code)
+            leave_within(_CLOSE_S, code)
+        leave(code)
 
 
 def _talk(link: socket.socket, lines: BinaryIO, server: StorageServer, told: SimpleQueue[str]) -> None:
@@ -106,6 +117,6 @@ def _told(error: Exception) -> list[str]:
 
 
 def _say(link: socket.socket, document: object) -> None:
-    logging.getLogger(__name__).debug("telling the parent: %s", document)
+    _LOGGER.debug("telling the parent: %s", document)
     with suppress(OSError):  # The parent is gone.
         link.sendall(json.dumps(document).encode() + b"\n")

@@ -1,13 +1,13 @@
 """Main function of a storage server's process: signals, log and exit code.
 
-====  ==================================================================
+====  ================================================================================================
 code  meaning
-====  ==================================================================
-0     ended on request: drained, or the drain timed out
+====  ================================================================================================
+0     ended on request: drained, or the drain timed out, or the end took 2 s longer than the drain may
 1     a failure: a port stays taken, the other servers do not come or do not fit, a second signal
 2     the user's mistake: options, files, certificates; nothing was bound
 3     a part of the server died, a port or a thread; the log names it. To be started again
-====  ==================================================================
+====  ================================================================================================
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import logging
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from gigl_loader.processes import keep_freed_memory
+from gigl_loader.processes import forbid_cores, keep_freed_memory
 from gigl_loader.resources import raise_file_limit
 from gigl_loader.rpc.file_watch import FileWatch
 from gigl_server.bind_check import wait_free
 from gigl_server.certificate_renewal import Renewal
-from gigl_server.forced_exit import leave_within
+from gigl_server.forced_exit import leave, leave_within
 from gigl_server.logs import configure_logging
 from gigl_server.opening import open_graph
 from gigl_server.preflight import warn_of_limits
@@ -39,24 +39,30 @@ if TYPE_CHECKING:
     from gigl_server.logs import LineHandler
     from gigl_server.server import StorageServer
 
-__all__ = ["LET_GO", "prepare_process", "run", "serve_until_told"]
+__all__ = ["END_S", "LET_GO", "prepare_process", "run", "serve_until_told"]
 
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
 _PART_DIED = 3
-_END_S = 8.0
-"""Timeout of closing everything after the drain. Each part waits some seconds at most."""
+END_S = 1.8
+"""Time from the end of the drain, at a signal, to the forced end of the process."""
+_CLOSE_S = 8.0
+"""Timeout of closing everything, however early the drain ended. Each part waits some seconds at most."""
 _CANNOT = "cannot become ready"
 _DIED = "a part of the server died"
 LET_GO = "the parent let go"
 
 
-def run(options: ServeOptions) -> int:
-    """Serve until a signal arrives. Return the exit code.
+def run(options: ServeOptions) -> NoReturn:
+    """Serve until a signal arrives, and exit the process with the code.
 
     Raises what ``build_storage_server`` raises. Invalid options are raised before anything else is done.
     """
-    with Signals(end_at_once=_LOGGER.warning) as signals:
+    with suppress(OSError), open("/proc/self/comm", "w") as comm:  # Of root once there are no cores.
+        comm.write("gigl-store")
+    if not options.allow_core:
+        forbid_cores()
+    with Signals(end_at_once=_LOGGER.warning, within_s=options.drain_s + END_S) as signals:
         watch = FileWatch(options.credential_files)
         credentials = options.load_credentials()
         credentials.check_reach(options.address)
@@ -69,22 +75,21 @@ def run(options: ServeOptions) -> int:
             graph = open_graph(options, credentials)
         warn_of_limits(options)
         prepare_process()
-        with suppress(OSError), open("/proc/self/comm", "w") as comm:
-            comm.write("gigl-store")
         wait_free(options.listening_addresses)  # Before signals are held: one of them ends the wait.
         signals.hold()
         with build_storage_server(options, graph=graph, credentials=credentials) as server:
             renewal = Renewal(watch, partial(_renew, server, options))
             reload = partial(_reload, renewal, log)
-            code = serve_until_told(server, signals.told, options.drain_s, reload=reload, look=renewal.look)
-            leave_within(_END_S, code)
-            return code
+            drain_s = partial(signals.left_of, options.drain_s)
+            code = serve_until_told(server, signals.told, drain_s, reload=reload, look=renewal.look)
+            leave_within(_CLOSE_S, code)
+        leave(code)
 
 
 def serve_until_told(
     server: StorageServer,
     told: SimpleQueue[str],
-    drain_s: float,
+    drain_s: Callable[[], float],
     *,
     reload: Callable[[], None] = lambda: None,
     look: Callable[[], None] = lambda: None,
@@ -93,7 +98,8 @@ def serve_until_told(
     3 if a part of it died.
 
     After ``LET_GO`` no trainer is left to fetch frames, so the server does not drain. ``RELOAD`` calls
-    ``reload``; ``look`` is called about once per second.
+    ``reload``; ``look`` is called about once per second. ``drain_s`` returns the seconds that a drain may
+    take from now on.
     """
     for event, word, name in ((server.failed, _CANNOT, "readiness"), (server.died, _DIED, "death")):
         threading.Thread(target=_tell, args=(event, word, told), name=name, daemon=True).start()
@@ -106,7 +112,7 @@ def serve_until_told(
         return _PART_DIED
     if word == LET_GO:
         return 0
-    server.drain(drain_s)
+    server.drain(drain_s())
     return 0
 
 

@@ -7,34 +7,38 @@ import json
 import logging
 import signal
 import socket
-import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gigl_loader.errors import GiglError
 from gigl_loader.graph.folder import folder_from
 from gigl_loader.graph.graph import Graph
-from gigl_loader.processes import leave_with
+from gigl_loader.processes import forbid_cores, leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_server.audit import GrpcLogFilter
-from gigl_server.forced_exit import leave_within
+from gigl_server.forced_exit import leave, leave_within
 from gigl_server.logs import quiet_grpc
 from gigl_server.preflight import check_peer_limits
+from gigl_server.signals import RELOAD, Signals, leave_on_signals, wait_for_word
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from queue import SimpleQueue
 
     from gigl_server.peer_server import PeerServer
 
 __all__ = ["main"]
 
-_END_S = 5.0
+_LOGGER = logging.getLogger(__name__)
+_END_S = 1.8
 _PART_DIED = 3
 
 
 def main(link: socket.socket) -> None:
     """Serve until the parent closes its end of ``link``, or ends. The first line is the configuration."""
+    leave_on_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end this process sees.
     quiet_grpc()
     with link, link.makefile("rb") as lines:
@@ -43,30 +47,38 @@ def main(link: socket.socket) -> None:
             return
         leave_with(config["parent_pid"])
         _introduce(config["host_index"])
+        forbid_cores()
         try:
             server = _server(config)
         except (GiglError, OSError, ValueError) as error:
             _say(link, {"error": [_kind(error), str(error)]})
             return
-        with server:
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-            _say(link, {"endpoint": server.endpoint.to_json()})
-            threading.Thread(target=_end_with, args=(server.died, link), name="death", daemon=True).start()
-            code = 0
-            try:
-                with suppress(OSError):
-                    link.recv(1)
-                code = _PART_DIED if server.died.is_set() else 0  # The parent restarts the service.
-            finally:
-                leave_within(_END_S, code)
-        raise SystemExit(code)
+        _serve(link, server)
 
 
-def _end_with(died: threading.Event, link: socket.socket) -> None:
-    """Wake the main thread when a part of the service is dead."""
-    died.wait()
+def _serve(link: socket.socket, server: PeerServer) -> NoReturn:
+    with Signals(end_at_once=_LOGGER.warning, within_s=_END_S) as signals, server:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.hold()
+        _say(link, {"endpoint": server.endpoint.to_json()})
+        for wait in (server.died.wait, partial(_wait_for_end, link)):
+            threading.Thread(target=_tell, args=(wait, signals.told), name="end", daemon=True).start()
+        while wait_for_word(signals.told) == RELOAD:
+            pass
+        code = _PART_DIED if server.died.is_set() else 0  # The parent restarts the service.
+        leave_within(_END_S, code)
+    leave(code)
+
+
+def _wait_for_end(link: socket.socket) -> None:
+    """Wait until the parent closes its end."""
     with suppress(OSError):
-        link.shutdown(socket.SHUT_RD)
+        link.recv(1)
+
+
+def _tell(wait: Callable[[], object], told: SimpleQueue[str]) -> None:
+    wait()
+    told.put("end")
 
 
 def _server(config: Mapping[str, Any]) -> PeerServer:

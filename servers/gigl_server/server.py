@@ -149,13 +149,19 @@ class StorageServer:
         self._ending.set()
         self._introduce()
         if self.parts.readiness.ends("draining"):
-            _LOGGER.info("draining: %g s at most", timeout_s)
+            _LOGGER.info("draining: %.3g s at most", timeout_s)
         self._tell_health()
         self.parts.discovery.close()
         done = self.parts.service.drain(timeout_s)
         if not done:
-            _LOGGER.warning("batches were left when %g s were over; trainers ask again for them", timeout_s)
+            _LOGGER.warning("batches were left when %.3g s were over; trainers ask again for them", timeout_s)
+            self._stop_batches()
         return done
+
+    def _stop_batches(self) -> None:
+        stop = getattr(self.parts.service, "stop_batches", None)
+        if stop is not None:
+            stop("the server ends")
 
     def close(self) -> None:
         """End calls under way, and release ports, memory and threads. Closing twice is fine."""

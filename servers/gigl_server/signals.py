@@ -3,7 +3,8 @@
 =========  ====================================================================================
 signal     effect
 =========  ====================================================================================
-SIGTERM    before the server exists: exit code 0 at once. Then: drain, exit code 0. The second
+SIGTERM    before the server exists: exit code 0 at once. Then: drain, exit code 0, at the latest
+           2 s after the time for the drain: with 0, or 1 where the main thread hangs. The second
            one ends the process at once, with 1
 SIGINT     the same
 SIGHUP     read log file, certificates and tokens again; nothing before the server exists, as it
@@ -18,8 +19,11 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+from gigl_server.forced_exit import describe_threads, leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +38,8 @@ _STDERR = 2
 _SAME_S = 0.5
 _WAKE_S = 1.0
 _STUCK_S = 10.0
+_PROMPT_S = 0.5
+"""Time for the main thread to handle a signal, before another thread ends a process without a server."""
 
 
 def leave_on_signals() -> None:
@@ -46,19 +52,31 @@ def leave_on_signals() -> None:
 class Signals:
     """Context manager of the main thread that puts signals into a queue as words.
 
-    SIGTERM ends the process at once until ``hold`` is called, and also where the main thread does not handle
-    it: Python runs handlers on the main thread only, which may be blocked in a library.
+    SIGTERM ends the process at once until ``hold`` is called. After it, the process ends within a time that
+    counts from the arrival of the signal, whatever its threads do: Python runs handlers on the main thread
+    only, which may be blocked in a library, in a renewal or in the end of the server.
     """
 
-    def __init__(self, *, end_at_once: Callable[[str], None]) -> None:
-        """``end_at_once`` logs why the process ends, and is called just before its forced end."""
+    def __init__(self, *, end_at_once: Callable[[str], None], within_s: float = _STUCK_S) -> None:
+        """``end_at_once`` logs why the process ends, and is called just before its forced end.
+
+        ``within_s`` is the time from the first ending signal to the forced end.
+        """
         self.told: SimpleQueue[str] = SimpleQueue()
         self._end_at_once = end_at_once
+        self._within_s = within_s
+        self._arrived_s: float | None = None
         self._first_s: float | None = None
         self._held = False
         self._before: dict[int, Any] = {}
-        self._handled = threading.Event()
+        self._handled: SimpleQueue[None] = SimpleQueue()  # No event: a handler may interrupt another one.
+        self._over = threading.Event()
         self._read_fd = self._write_fd = -1
+
+    def left_of(self, seconds: float) -> float:
+        """Return what is left of ``seconds`` since the first ending signal arrived; all, before one has."""
+        arrived = self._arrived_s
+        return seconds if arrived is None else max(arrived + seconds - time.monotonic(), 0.0)
 
     def hold(self) -> None:
         """From now on, the reader of ``told`` ends the process."""
@@ -74,21 +92,39 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         signal.set_wakeup_fd(-1)
         os.close(self._write_fd)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _watch(self) -> None:
-        """Wait for the first ending signal, and for the main thread to handle it."""
+        """Wait for the first ending signal, and end the process if the main thread does not."""
         try:
             while (number := os.read(self._read_fd, 1)) and number[0] not in _ENDING:
                 pass
+            self._arrived_s = time.monotonic()
         finally:
             os.close(self._read_fd)
-        if number and not self._handled.wait(_STUCK_S):
-            self._end_at_once(f"{signal.Signals(number[0]).name}: the main thread hangs: ending at once")
-            os._exit(1)
+        if number:
+            self._see_to_the_end(signal.Signals(number[0]).name)
+
+    def _see_to_the_end(self, name: str) -> None:
+        if not self._is_handled(_PROMPT_S) and not self._held:
+            leave(0, partial(self._end_at_once, f"{name}: ending, nothing was started yet"))
+        if self._over.wait(self.left_of(self._within_s)):
+            return
+        if not self._is_handled():
+            leave(1, partial(self._end_at_once, f"{name}: the main thread hangs: ending at once"))
+        account = f"not ended {self._within_s:g} s after {name}: leaving all the same, with threads "
+        leave(0, partial(self._end_at_once, account + describe_threads()))
+
+    def _is_handled(self, timeout_s: float = 0.0) -> bool:
+        """Return whether the main thread handles the first ending signal within ``timeout_s``."""
+        with suppress(Empty):
+            self._handled.put(self._handled.get(timeout=timeout_s))
+            return True
+        return False
 
     def _end(self, number: int, _: object) -> None:
         """Queue the first signal; the second ends the process at once.
@@ -96,20 +132,20 @@ class Signals:
         A signal within half a second counts as the first: ``timeout`` and some supervisors send it to a
         process and to its group.
         """
-        self._handled.set()
+        self._handled.put(None)
         name, now = signal.Signals(number).name, time.monotonic()
         if not self._held:
-            self._end_at_once(f"{name}: ending, nothing was started yet")
-            os._exit(0)
+            leave(0, partial(self._end_at_once, f"{name}: ending, nothing was started yet"))
         if self._first_s is None:
             self._first_s = now
             self.told.put(name)
         elif now - self._first_s > _SAME_S:
-            self._end_at_once(f"{name} again: ending at once")
-            os._exit(1)
+            leave(1, partial(self._end_at_once, f"{name} again: ending at once"))
 
     def _reload(self, *_: object) -> None:
-        self.told.put(RELOAD)
+        """Queue a reload, unless one waits: a signal to end must not wait for many of them."""
+        if self.told.empty():
+            self.told.put(RELOAD)
 
 
 def wait_for_word(told: SimpleQueue[str], look: Callable[[], None] = lambda: None) -> str:

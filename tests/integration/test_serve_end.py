@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from gigl_client import RemoteDistDataset
+from gigl_loader import CustomSamplerOptions, DistNeighborLoader, GiglError
 from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.graph_requests import ListRequest, encode_graph_request
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.sampling.store import FeatureRequest
+from gigl_server.local_cluster import LocalCluster
 from gigl_server.ports.data import _FREELY_S
+from tests.support.leftovers import wait_until
 from tests.support.stalled import StalledCaller
 
 if TYPE_CHECKING:
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
 
 DRAIN_S = 2
 WITHIN_S = 8.0
-"""After the drain."""
+"""After the drain: the promise is 2 s, on a machine that is not busy with other work."""
+ENDLESS = "tests.support.user_samplers:Endless"
 
 READER = """
 import sys, time
@@ -42,20 +51,22 @@ time.sleep(600)
 class Server:
     """A process of ``gigl-loader serve``."""
 
-    def __init__(self, graph: Path, log: Path) -> None:
+    def __init__(self, graph: Path, log: Path, *options: str, ready: bool = True) -> None:
         self.log = log
         program = "from gigl_loader.cli import main; main()"
         command = ["-c", program, "serve", str(graph), "--listen", "127.0.0.1:0"]
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, *command, "--drain", str(DRAIN_S), "--data-port", "0"],
+                [sys.executable, *command, "--drain", str(DRAIN_S), "--data-port", "0", *options],
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        self.data = "127.0.0.1:" + self._told(r"data port (\d+)")
-        self._told("ready: (.)")
+        if ready:
+            self.control = "127.0.0.1:" + self.told(r"control port at 127.0.0.1:(\d+)")
+            self.data = "127.0.0.1:" + self.told(r"data port (\d+)")
+            self.told("ready: (.)")
 
-    def _told(self, pattern: str) -> str:
+    def told(self, pattern: str) -> str:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if found := re.search(pattern, self.log.read_text()):
@@ -73,8 +84,8 @@ class Server:
 
 
 @contextmanager
-def serving(graph: Path, log: Path) -> Iterator[Server]:
-    server = Server(graph, log)
+def serving(graph: Path, log: Path, *options: str, ready: bool = True) -> Iterator[Server]:
+    server = Server(graph, log, *options, ready=ready)
     try:
         yield server
     finally:
@@ -143,6 +154,181 @@ def test_it_ends_at_once_while_nobody_asks(server: Server) -> None:
     assert "connections are cut" not in text
     assert "leaving all the same" not in text
     assert _FREELY_S < WITHIN_S
+
+
+@contextmanager
+def endless_batch(address: str, sign: Path, how: str) -> Iterator[None]:
+    """Ask a server for a batch that never ends, and wait until it has begun."""
+    sampler = CustomSamplerOptions(ENDLESS, how=how, sign=str(sign))
+
+    def ask() -> None:
+        with (
+            suppress(GiglError, TimeoutError),
+            RemoteDistDataset.connect(address, timeout=5.0) as dataset,
+            DistNeighborLoader(
+                dataset, None, list(range(8)), batch_size=8, sampler_options=sampler, timeout=5.0
+            ) as loader,
+        ):
+            next(loader)
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        assert wait_until(lambda: sign.exists() or asked.done(), seconds=60)
+        assert not asked.done(), asked.result()
+        yield
+
+
+@pytest.mark.parametrize("how", ["native", "python", "waiting"])
+def test_it_ends_while_a_batch_never_does(graph: Path, tmp_path: Path, how: str) -> None:
+    """And its journal says so: it was no batch that killed the server."""
+    log, journal = tmp_path / "log", tmp_path / "journal"
+    options = ("--workers", "1", "--allow-sampler", ENDLESS, "--journal", str(journal))
+    with (
+        serving(graph, log, *options) as server,
+        endless_batch(server.control, tmp_path / "sign", how),
+    ):
+        assert server.end() < DRAIN_S + WITHIN_S
+    text = log.read_text()
+    assert re.search(
+        r"not ended 3\.8 s after SIGTERM: .*sampler 0 \(user_samplers\.py:\d+ sample\)", text
+    ) or (how == "waiting" and "sampler 0 (threading.py" in text), text
+    with serving(graph, tmp_path / "next", *options) as after:
+        after.end()
+    assert "died" not in (tmp_path / "next").read_text()
+
+
+def test_a_server_of_a_local_cluster_ends_while_a_batch_never_does(graph: Path, tmp_path: Path) -> None:
+    options = {"drain": DRAIN_S, "allow_sampler": (ENDLESS,)}
+    with (
+        LocalCluster(graph, servers=1, options=options) as cluster,
+        endless_batch(cluster.addresses[0], tmp_path / "sign", "native"),
+    ):
+        assert cluster.terminate(0) == 0
+
+
+def test_a_server_of_a_local_cluster_that_is_let_go_ends_while_a_batch_never_does(
+    graph: Path, tmp_path: Path
+) -> None:
+    with (
+        LocalCluster(graph, servers=1, options={"allow_sampler": (ENDLESS,)}) as cluster,
+        endless_batch(cluster.addresses[0], tmp_path / "sign", "native"),
+    ):
+        incarnation = cluster._incarnations[0]
+        incarnation.let_go()
+        assert incarnation.status(WITHIN_S) == 0
+
+
+def test_it_ends_while_it_joins(graph: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # Takes connections, and never answers.
+        peer = f"127.0.0.1:{silent.getsockname()[1]}"
+        with serving(graph, tmp_path / "log", "--partition", "0", "--peer", peer, ready=False) as server:
+            server.told("starting: (.)")
+            assert server.end() < DRAIN_S + WITHIN_S
+
+
+def test_it_ends_while_it_pulls_from_a_server_that_hangs(graph: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peer = f"127.0.0.1:{silent.getsockname()[1]}"
+        (tmp_path / "empty").mkdir()
+        options = ("--adopt", "0", "--peer", peer)
+        with serving(tmp_path / "empty", tmp_path / "log", *options, ready=False) as server:
+            silent.settimeout(60)
+            with silent.accept()[0]:
+                assert server.end() < DRAIN_S + WITHIN_S
+
+
+def test_it_ends_while_a_batch_waits_for_a_server_that_is_stopped(graph: Path, tmp_path: Path) -> None:
+    def ask(address: str) -> None:
+        with (
+            suppress(GiglError, TimeoutError),
+            RemoteDistDataset.connect(address, timeout=10.0) as dataset,
+            DistNeighborLoader(dataset, [3, 3], list(range(512)), batch_size=64, timeout=10.0) as loader,
+        ):
+            begun.release()
+            for _ in loader:
+                pass
+
+    begun = threading.Semaphore(0)
+    with (
+        LocalCluster(graph, servers=2, options={"drain": DRAIN_S}) as cluster,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(ask, cluster.addresses[0])
+        assert begun.acquire(timeout=60)
+        os.kill(cluster.pids[1], signal.SIGSTOP)
+        try:
+            assert cluster.terminate(0) == 0
+        finally:
+            os.kill(cluster.pids[1], signal.SIGCONT)
+
+
+@pytest.mark.parametrize("log_file", ["/dev/full", ""])
+def test_it_ends_where_no_line_can_be_logged(graph: Path, log_file: str) -> None:
+    """On a full disk; and into a pipe that is full and never read, with which every line waits."""
+    program = "from gigl_loader.cli import main; main()"
+    command = [sys.executable, "-c", program, "serve", str(graph), "--listen", "127.0.0.1:0"]
+    options = ["--drain", str(DRAIN_S), *(("--log-file", log_file) if log_file else ())]
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while not log_file:
+                os.write(writing, b" ")
+        os.set_blocking(writing, True)
+        process = subprocess.Popen([*command, *options], stderr=writing)
+        try:
+            assert wait_until(lambda: command_name(process.pid) == "gigl-store", seconds=60)
+            time.sleep(2)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def command_name(pid: int) -> str:
+    with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def test_it_ends_while_it_is_told_to_read_its_files_again_and_again(server: Server) -> None:
+    for _ in range(300):
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.002)
+    assert server.end() < DRAIN_S + WITHIN_S
+
+
+@pytest.fixture
+def unlimited_cores() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+def wrote_core(process: subprocess.Popen[str]) -> bool:
+    """Wait for a process that aborts, and return whether the kernel wrote its core."""
+    status = os.waitpid(process.pid, 0)[1]
+    process.returncode = -signal.SIGABRT
+    assert os.WTERMSIG(status) == signal.SIGABRT
+    return os.WCOREDUMP(status)
+
+
+@pytest.mark.usefixtures("unlimited_cores")
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_crash_writes_no_core_unless_it_is_allowed(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    if not wrote_core(subprocess.Popen([sys.executable, "-c", "import os; os.abort()"], text=True)):
+        pytest.skip("the system writes no cores")
+    with serving(graph, tmp_path / "log", *(["--allow-core"] if allowed else [])) as server:
+        server.process.send_signal(signal.SIGABRT)
+        assert wrote_core(server.process) == allowed
 
 
 STUCK = """

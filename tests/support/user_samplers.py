@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.native import philox_words
 from gigl_loader.sampling.custom import SampledEdges, Subgraph
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.custom import SamplingGraph, SeedBatch
 
-__all__ = ["Halved", "Wrong"]
+__all__ = ["Endless", "Halved", "Wrong"]
 
 
 class Halved:
@@ -82,3 +85,21 @@ class Wrong:
             "raises": lambda: 1 // 0,
         }
         return mistakes[self.mistake]()
+
+
+class Endless:
+    """Never returns from a batch: in native code, in Python, or waiting. Creates the file ``sign`` first."""
+
+    def __init__(self, graph: SamplingGraph, *, how: str, sign: str) -> None:
+        self.how, self.sign = how, Path(sign)
+
+    def sample(self, batch: SeedBatch) -> Any:
+        self.sign.touch()
+        if self.how == "waiting":
+            threading.Event().wait()
+        words = np.zeros(10_000_000, np.int64)
+        out = np.empty((2, len(words)), np.uint64)
+        while self.how == "native":  # Almost all the time without the interpreter's lock.
+            philox_words(1, words, words, out[0], out[1])
+        while True:
+            pass

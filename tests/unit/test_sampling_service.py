@@ -815,3 +815,39 @@ def test_load_counts_what_was_done() -> None:
         assert channel.sampling_s == pytest.approx(sum(each.sampling_s for each in outcomes))
         service.close_channel(JOB, trainer.channel.id)
         assert service.load().batches == 3
+
+
+def test_samplers_go_with_the_last_producer_of_their_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    samplers, clock, gate = record_made(monkeypatch, SamplerPool), Clock(), Gate()
+    gate.opened.set()
+    other = replace(PLAN, run_seed=1)
+    with service_of(clock=clock, gate=gate, lease_s=30.0) as service:
+        trainers = [
+            Trainer(service, key="a"),
+            Trainer(service, key="b"),
+            Trainer(service, key="c", plan=other),
+        ]
+        for trainer in trainers:
+            trainer.ask(0)
+            trainer.answers.next()
+        assert wait_until(lambda: samplers[0].idle == 2, seconds=5)  # One for the equal plans.
+        service.destroy_producer(JOB, "a")
+        assert samplers[0].idle == 2
+        service.close_channel(JOB, trainers[1].channel.id)
+        assert samplers[0].idle == 1
+        clock.now += 31
+        service.sweep()  # The lease of the last one is over.
+        assert samplers[0].idle == samplers[0].idle_bytes == 0
+
+
+def test_a_sampler_whose_producer_goes_while_it_works_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    samplers, gate = record_made(monkeypatch, SamplerPool), Gate()
+    with service_of(gate=gate) as service:
+        trainer = Trainer(service)
+        trainer.ask(0)
+        assert gate.entered.acquire(timeout=20)
+        service.destroy_producer(JOB, "train")
+        gate.opened.set()
+        trainer.answers.next()
+        assert wait_until(lambda: service.load().busy == 0, seconds=5)
+        assert samplers[0].idle == samplers[0].lent_bytes == 0

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gigl_server.cluster.readiness import View
     from gigl_server.counters import Counters
     from gigl_server.sampling.load import ServiceLoad
@@ -21,8 +23,14 @@ _Family = CounterMetricFamily | GaugeMetricFamily
 class LoadCollector:
     """Reads the state at each scrape: nothing is counted twice, and closed channels disappear."""
 
-    def __init__(self, service: SamplingService, counters: Counters, view: Callable[[], View]) -> None:
-        self._service, self._counters, self._view = service, counters, view
+    def __init__(
+        self,
+        service: SamplingService,
+        counters: Counters,
+        view: Callable[[], View],
+        memory: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._service, self._counters, self._view, self._memory = service, counters, view, memory
 
     def describe(self) -> Iterator[_Family]:
         """Yield families without values: registering must not collect."""
@@ -33,6 +41,7 @@ class LoadCollector:
         yield _gauge("ready", "1 while the server serves", int(view.ready))
         yield _gauge("servers", "Servers of the cluster that are known", len(view.members))
         yield from _of_server(load)
+        yield _of_memory(self._memory())
         totals = self._counters.read()
         yield _counter("data_requests", "Requests to the data port", totals.calls)
         yield _counter("data_received_bytes", "Bodies of requests", totals.bytes_in)
@@ -67,6 +76,14 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
     yield _counter(
         "waiting_seconds", "Time from an ask to the beginning of its batch, summed", load.waiting_s
     )
+
+
+def _of_memory(kinds: Mapping[str, int]) -> _Family:
+    text = "Memory of the process beyond its start, by kind of object"
+    metric = GaugeMetricFamily("gigl_memory_bytes", text, labels=("of",))
+    for kind, nbytes in kinds.items():
+        metric.add_metric((kind,), nbytes)
+    return metric
 
 
 _CALL_METRICS = (

@@ -28,7 +28,7 @@ from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.tokens import Token
@@ -57,19 +57,21 @@ class MetricsPort:
         service: SamplingService,
         counters: Counters,
         view: Callable[[], View],
+        memory: Callable[[], Mapping[str, int]] = dict,
         audit: AuditLog | None = None,
         tokens: Sequence[Token] = (),
         tls: Credentials | None = None,
     ) -> None:
         """Listen at ``HOST:PORT``; port 0 selects a free one. ``OSError`` where that fails.
 
+        ``memory`` returns bytes by kind of object (``MemoryAccount.read``).
         With ``tokens``, callers of ``/metrics`` must show one of them. With ``tls``, the port speaks TLS with
         its certificate.
         """
         address = Address.parse(where)
         check_free(address)
         registry = CollectorRegistry()
-        registry.register(LoadCollector(service, counters, view))
+        registry.register(LoadCollector(service, counters, view, memory))
         ProcessCollector(registry=registry)
         self._server = _Server((address.host, address.port), registry, view, audit or AuditLog())
         self._tls = tls is not None

@@ -92,6 +92,11 @@ class Journal:
         return cls(memory, str(path))
 
     @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return 0 if self._memory is None else _NBYTES
+
+    @property
     def suspects(self) -> int:
         """Number of plans and batches that were under way when a process died, without success since."""
         with self._lock:

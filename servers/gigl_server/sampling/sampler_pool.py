@@ -12,7 +12,7 @@ from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.sampling.costs import CostCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -42,7 +42,10 @@ class _Source:
 
 
 class SamplerPool:
-    """Lends samplers by plan. Any sampler of a plan gives the same batch. Thread-safe."""
+    """Lends samplers by plan. Any sampler of a plan gives the same batch. Thread-safe.
+
+    Samplers of a plan are kept while a producer has it (``keep_only``).
+    """
 
     def __init__(self, graph: Graph, *, keep_bytes: int) -> None:
         """Keep at most ``keep_bytes`` of idle samplers, the most recently used ones.
@@ -50,7 +53,7 @@ class SamplerPool:
         A sampler of more than a quarter of ``keep_bytes`` is not kept: it grew for an unusually large batch.
         """
         self._keep_bytes = keep_bytes
-        self._idle_bytes = 0
+        self._idle_bytes = self._lent_bytes = 0
         self._source = _Source(graph, None)
         self._lock = threading.Lock()
         self._idle: OrderedDict[int, _Idle] = OrderedDict()  # Least recently used first.
@@ -80,26 +83,46 @@ class SamplerPool:
         with self._lock:
             return self._idle_bytes
 
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of lent samplers after their last batch. Those of a first batch are not known yet."""
+        with self._lock:
+            return self._lent_bytes
+
     @contextmanager
     def lent(self, channel: Channel) -> Iterator[PlanSampler]:
-        """Lend a sampler for a channel's producer. A sampler that raised is not used again.
+        """Lend a sampler for a channel's producer. A sampler that raised is not used again, nor kept.
+
+        Nor is one whose channel was closed meanwhile: its producer may be gone.
 
         ``StorageUnavailable``, before or afterwards, where damage of its graph is known.
         """
         key = (channel.producer.plan_text, channel.deferred_features)
         source = self._enter()
+        idle: _Idle | None = None
         try:
             source.check_sound()
-            sampler = self._take(key, source) or _make(channel, source)
+            idle = self._take(key, source)
+            sampler = _make(channel, source) if idle is None else idle.sampler
             try:
                 yield sampler
             except FormatError:
                 source.check_sound()
                 raise
             source.check_sound()
-            self._give(key, sampler, source)
+            self._give(key, sampler, source, channel)
         finally:
-            self._leave(source)
+            self._leave(source, 0 if idle is None else idle.nbytes)
+
+    def keep_only(self, plans: Collection[str]) -> int:
+        """Free idle samplers of all other plans. Return how many bytes those had."""
+        with self._lock:
+            gone = [place for place, each in self._idle.items() if each.key[0] not in plans]
+            before = self._idle_bytes
+            unused = [self._pop(place) for place in gone]
+            freed = before - self._idle_bytes
+        unused.clear()  # Outside the lock: freeing much memory takes long.
+        return freed
 
     def clear(self) -> None:
         """Free idle samplers."""
@@ -117,28 +140,35 @@ class SamplerPool:
             self._source.users += 1
             return self._source
 
-    def _leave(self, source: _Source) -> None:
+    def _leave(self, source: _Source, lent_bytes: int) -> None:
         with self._lock:
+            self._lent_bytes -= lent_bytes
             source.users -= 1
             last = source.retired and not source.users
         if last and source.store is not None:
             source.store.close()
 
-    def _take(self, key: _Key, source: _Source) -> PlanSampler | None:
+    def _take(self, key: _Key, source: _Source) -> _Idle | None:
         """Take the most recently used sampler: its memory is the warmest."""
         with self._lock:
             if source.retired:
                 return None
             found = next((place for place in reversed(self._idle) if self._idle[place].key == key), None)
-            return None if found is None else self._pop(found)
+            if found is None:
+                return None
+            idle = self._pop(found)
+            self._lent_bytes += idle.nbytes
+            return idle
 
-    def _give(self, key: _Key, sampler: PlanSampler, source: _Source) -> None:
+    def _give(self, key: _Key, sampler: PlanSampler, source: _Source, channel: Channel) -> None:
         nbytes = _OBJECTS_BYTES + len(key[0]) + sampler.scratch_bytes
         if nbytes > self._keep_bytes // 4:
             return
         spent = []
         with self._lock:
-            if source.retired:
+            if (
+                source.retired or channel.closed
+            ):  # ``keep_only`` follows the closing, so that it sees the rest.
                 return
             self._idle[id(sampler)] = _Idle(key, sampler, nbytes)
             self._idle_bytes += nbytes
@@ -146,10 +176,10 @@ class SamplerPool:
                 spent.append(self._pop(next(iter(self._idle))))
         spent.clear()  # Outside the lock: freeing much memory takes long.
 
-    def _pop(self, place: int) -> PlanSampler:
+    def _pop(self, place: int) -> _Idle:
         idle = self._idle.pop(place)
         self._idle_bytes -= idle.nbytes
-        return idle.sampler
+        return idle
 
 
 def _make(channel: Channel, source: _Source) -> PlanSampler:

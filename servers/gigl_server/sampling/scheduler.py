@@ -68,6 +68,12 @@ class Scheduler:
         self._refusal: Refusal | None = None
         self._closed = False
 
+    @property
+    def request_bytes(self) -> int:
+        """Bytes of the requests that have no result yet."""
+        with self._lock:
+            return self._nbytes.total()
+
     def submit(self, task: SampleTask) -> None:
         """Queue a request. A newer fence ends older requests. ``Refusal`` beyond a limit or after the end."""
         ended: list[SampleTask] = []

@@ -58,6 +58,8 @@ _JOIN_S = 5.0
 _IDLE_S = 60.0
 _RELEASE_EVERY_S = 10.0
 """While idle. Freed messages of refused callers stay with the process: 86 MB after 16 of 16 MiB."""
+_RELEASE_BYTES = 64 << 20
+"""So many freed bytes of samplers are given back to the system while others sample, too."""
 _LONG_PAUSE = 0.25  # Share of a lease.
 _UNFETCHED_S = 5.0
 """A frame that was ready for so long may be dropped for a waiting job: trainers fetch frames at once."""
@@ -123,6 +125,8 @@ class SamplingService:
         self._store: PartitionedStore | None = None
         self._pool: WorkerPool | None = None
         self._released = clock()
+        self._freed_bytes = 0
+        """Bytes of samplers that were freed since ``_released``. A lost update delays the release only."""
         self._housekeeper = Housekeeper(self.sweep, paused=self._resume)
 
     def make_ready(self, open_store: Callable[[], PartitionedStore] | None) -> None:
@@ -167,13 +171,19 @@ class SamplingService:
         return () if pool is None else (*pool.threads, self._housekeeper.thread)
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no more requests, finish those under way. Return whether all frames were fetched in time."""
+        """Take no more requests, finish those under way. Return whether all frames were fetched in time.
+
+        Batches that are left are not in the journal any more: the process ends on request, not because of
+        them.
+        """
         with self._lock:
             if self.state != "closed":
                 self.state = "draining"
             channels = list(self._sessions.channels.values())
         self._scheduler.refuse(channels, self._not_ready())
-        return self._scheduler.wait_until_delivered(timeout_s)
+        delivered = self._scheduler.wait_until_delivered(timeout_s)
+        self._journal.close()
+        return delivered
 
     def close(self) -> None:
         """End everything, within seconds. Closing twice is fine."""
@@ -249,13 +259,13 @@ class SamplingService:
         """Close a channel, and its producer with the last channel. Fine for an unknown channel."""
         with self._lock:
             ended = self._sessions.close_channel(job, channel)
-        self._scheduler.end(ended, _closed())
+        self._end(ended, _closed())
 
     def destroy_producer(self, job: bytes, key: str) -> None:
         """Remove a producer and its channels. Fine for an unknown producer."""
         with self._lock:
             ended = self._sessions.destroy_producer(job, key)
-        self._scheduler.end(ended, _closed())
+        self._end(ended, _closed())
 
     def ring_of(self, channel: bytes) -> int | None:
         """Return the descriptor of a channel's ring, once. The caller owns it then."""
@@ -295,6 +305,17 @@ class SamplingService:
             channels=channels,
         )
 
+    def held_bytes(self) -> dict[str, int]:
+        """Return the memory of the service by kind of ``MemoryAccount``."""
+        return {
+            "samplers": self._samplers.idle_bytes,
+            "scratch": self._samplers.lent_bytes,
+            "frames": self._memory.held,
+            "rings": self.rings.committed,
+            "requests": self._scheduler.request_bytes,
+            "journal": self._journal.nbytes,
+        }
+
     def sweep(self) -> None:
         """Reclaim expired channels and producers, and idle memory. Called every second."""
         with self._lock:
@@ -307,11 +328,18 @@ class SamplingService:
                 len(lapse.channels),
                 lapse.producers,
             )
-            self._scheduler.end(
+            self._end(
                 lapse.channels,
                 Refusal(RefusalKind.NOT_FOUND, "the lease of the channel is over: open it again"),
             )
         self._sweep_memory()
+
+    def _end(self, channels: Iterable[Channel], refusal: Refusal) -> None:
+        """End channels, and free the samplers of plans that no producer has any more."""
+        self._scheduler.end(channels, refusal)
+        with self._lock:
+            plans = self._sessions.plans
+        self._freed_bytes += self._samplers.keep_only(plans)
 
     def _resume(self, paused_s: float) -> None:
         """Resume after the process was stopped (SIGSTOP, a suspended machine): no lease could be renewed."""
@@ -330,8 +358,9 @@ class SamplingService:
         if idle_s > _IDLE_S:
             self._samplers.clear()
             self._memory.trim()
-        if idle_s > _RELEASE_EVERY_S and now - self._released > _RELEASE_EVERY_S:
-            self._released = now
+        pays = idle_s > _RELEASE_EVERY_S or self._freed_bytes > _RELEASE_BYTES
+        if pays and now - self._released > _RELEASE_EVERY_S:
+            self._released, self._freed_bytes = now, 0
             release_freed_memory()
 
     def _work(self, task: SampleTask, thread: int) -> None:

@@ -70,6 +70,11 @@ class Sessions:
         return sum(len(job.producers) for job in self._jobs.values())
 
     @property
+    def plans(self) -> set[str]:
+        """Texts of the plans of all producers."""
+        return {each.plan_text for job in self._jobs.values() for each in job.producers.values()}
+
+    @property
     def channels(self) -> dict[bytes, Channel]:
         """Channels of all jobs, by id."""
         return self._channels
