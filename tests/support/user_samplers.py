@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.native import check_stop
 from gigl_loader.sampling.custom import SampledEdges, Subgraph
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.custom import SamplingGraph, SeedBatch
 
-__all__ = ["Halved", "Wrong"]
+__all__ = ["Endless", "Halved", "Wrong"]
 
 
 class Halved:
@@ -52,6 +53,19 @@ class Halved:
     @property
     def seed_type(self) -> str:
         return "node" if self.graph.schema.homogeneous else "item"
+
+
+class Endless:
+    """Draws the neighbours of the seeds until the batch is stopped."""
+
+    def __init__(self, graph: SamplingGraph) -> None:
+        self.graph = graph
+
+    def sample(self, batch: SeedBatch) -> Subgraph:
+        edge_type = next(iter(self.graph.schema.edges))
+        while True:
+            self.graph.neighbors(edge_type, batch.seeds, batch=batch)
+            check_stop()
 
 
 class Wrong:
