@@ -89,7 +89,7 @@ BOMBS: Mapping[str, Bomb] = {
     "biased_walks": Bomb(
         WalkPlan(seed_type=_NODE, path=(_EDGE,) * 100, walks_per_seed=2, p=1e-6, q=1e6), seeds=2500
     ),
-    "plain_walks": Bomb(WalkPlan(seed_type=_NODE, path=(_EDGE,) * 250, walks_per_seed=3), seeds=5000),
+    "plain_walks": Bomb(WalkPlan(seed_type=_NODE, path=(_EDGE,) * 250, walks_per_seed=1), seeds=5000),
     "ppr": Bomb(
         PPRPlan(
             seed_type=_NODE,
@@ -103,10 +103,10 @@ BOMBS: Mapping[str, Bomb] = {
         seeds=100,
     ),
     "induced": Bomb(
-        NeighborPlan(seed_type=_NODE, num_neighbors=_ALL, subgraph_type="induced"), seeds=1_000_000
+        NeighborPlan(seed_type=_NODE, num_neighbors=_ALL, subgraph_type="induced"), seeds=100_000
     ),
     "labor": Bomb(
-        NeighborPlan(seed_type=_NODE, num_neighbors={_EDGE: (1000,) * 50}, labor=True), seeds=1_000_000
+        NeighborPlan(seed_type=_NODE, num_neighbors={_EDGE: (1000,) * 50}, labor=True), seeds=100_000
     ),
     "weighted": Bomb(
         NeighborPlan(seed_type=_NODE, num_neighbors={_EDGE: (2000, 20)}, weight_attr="w", disjoint=True),

@@ -119,7 +119,9 @@ def expensive_plans(scene: Scene) -> None:
 
 
 def bomb(scene: Scene, kind: str) -> None:
-    """Ask for batches that take as long as their kind can, again and again, and fetch none."""
+    """Train on batches that take as long as their kind can."""
+    from gigl_loader.rpc.graph_requests import encode_frame_request
+
     caller = _Caller(scene)
     made = BOMBS[kind]
     channels = [caller.open_plan(f"{kind} {number}", made.plan) for number in range(2)]
@@ -130,8 +132,11 @@ def bomb(scene: Scene, kind: str) -> None:
         calls = [caller.ask_for(each, batch + n, *requests[n]) for each in channels for n in range(2)]
         batch += 2
         for call in calls:
-            with suppress(grpc.RpcError):
-                call.result()
+            with suppress(grpc.RpcError, StreamError):
+                reply = messages.SampleReply.FromString(call.result())
+                if reply.handle:
+                    client, nbytes = caller.fetch(encode_frame_request(reply.handle))
+                    client.read(np.empty(nbytes, np.uint8))
         time.sleep(_PAUSE_S)
 
 

@@ -70,6 +70,7 @@ class Caller:
             [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)],
         )
         self._headers = [("authorization", f"Bearer {token}"), (JOB_HEADER, new_job())]
+        self._frames = server.parts.service.frames
         self._ended = threading.Event()
         self._calls: set[Any] = set()
         self.batches = 0
@@ -83,7 +84,7 @@ class Caller:
         return bytes(messages.Channel.FromString(self._call("OpenChannel", wanted).result()).id)
 
     def keep_asking(self, channel: bytes, index: bytes, inputs: bytes, *, requests: int) -> None:
-        """Keep so many requests for the same batch open, until ``leave``."""
+        """Keep so many requests for the same batch open, until ``leave``. Frames do not stay."""
         message = messages.SampleRequest(
             channel=channel, epoch=0, batch=0, index=index, inputs=inputs, inline_bytes=8 << 20
         )
@@ -98,6 +99,7 @@ class Caller:
             self._calls.discard(call)
             if not call.cancelled() and call.code() is grpc.StatusCode.OK:
                 self.batches += 1
+                self._frames.drop(messages.SampleReply.FromString(call.result()).handle)  # As if fetched.
             else:
                 self.errors.append(str(call.details()))
             with suppress(ValueError):  # The channel is closed.
@@ -105,6 +107,11 @@ class Caller:
 
         for _ in range(requests):
             ask()
+
+    def ask_once(self, channel: bytes, index: bytes, inputs: bytes, timeout_s: float = 600.0) -> Any:
+        """Ask for a batch, and return the call."""
+        message = messages.SampleRequest(channel=channel, epoch=0, batch=0, index=index, inputs=inputs)
+        return self._call("Sample", message, timeout_s)
 
     def leave(self) -> None:
         """Cancel what is asked for."""
@@ -116,9 +123,9 @@ class Caller:
         self.leave()
         self._channel.close()
 
-    def _call(self, method: str, message: Any) -> Any:
+    def _call(self, method: str, message: Any, timeout_s: float = 600.0) -> Any:
         stub = self._channel.unary_unary(f"/gigl.v1.GraphStore/{method}")
-        return stub.future(message.SerializeToString(), metadata=self._headers, timeout=600.0)
+        return stub.future(message.SerializeToString(), metadata=self._headers, timeout=timeout_s)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +195,27 @@ def test_eight_bombs_leave_an_honest_trainer_its_share_and_end_with_their_caller
             each.leave()
         assert wait_until(lambda: not service.load().busy, seconds=SOON_S)
         assert wait_until(lambda: service.drain(1.0), seconds=SOON_S)  # None was set aside, either.
+
+
+@pytest.mark.parametrize("way", ["cancelled", "deadline", "disconnected"])
+def test_a_batch_ends_with_its_call(bombs: ModuleType, bombed: Path, tmp_path: Path, way: str) -> None:
+    """The channel stays open meanwhile, so that nothing else ends the batch."""
+    bomb = bombs.BOMBS["custom"]
+    with serving(bombed, tmp_path, bombs) as server, ExitStack() as stack:
+        caller = Caller(server, TOKENS[1])
+        stack.callback(caller.close)
+        channel = caller.open(bomb.plan, server.parts.digest, "endless")
+        service = server.parts.service
+        call = caller.ask_once(
+            channel, *bomb.request(0, NODES), timeout_s=2.0 if way == "deadline" else 600.0
+        )
+        assert wait_until(lambda: service.load().busy == 1 or call.done(), seconds=SOON_S)
+        if way == "cancelled":
+            call.cancel()
+        elif way == "disconnected":
+            caller.close()
+        assert wait_until(lambda: service.load().busy == 0, seconds=SOON_S)
+        assert len(service.load().channels) == 1
 
 
 def test_the_kinds_are_all_there(bombs: ModuleType) -> None:
