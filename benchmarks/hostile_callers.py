@@ -15,10 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
 import numpy as np
+from hostile_bombs import BOMBS
 from hostile_server import Scene
 
 from gigl_loader.native import DataClient, StreamError, crc32c
@@ -28,7 +30,7 @@ from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
-__all__ = ["BEHAVIOURS", "connected", "ended", "request_head"]
+__all__ = ["BEHAVIOURS", "BOMBERS", "connected", "ended", "request_head"]
 
 _EDGE = ("node", "to", "node")
 _CALL_S = 600.0
@@ -58,7 +60,10 @@ class _Caller:
         """Make a producer with a channel and return the channel's id. ``grpc.RpcError``."""
         sampler = NeighborPlan(seed_type="node", num_neighbors={_EDGE: fanout}, replace=replace)
         plan = BatchPlan(sampler=sampler, run_seed=1, columns=ColumnPlan(nodes={"node": ("x",)}))
-        key = f"key {fanout} {replace}"
+        return self.open_plan(f"key {fanout} {replace}", plan, share=share)
+
+    def open_plan(self, key: str, plan: BatchPlan, *, share: int = 1) -> bytes:
+        """Make a producer of a plan with a channel, and return the channel's id. ``grpc.RpcError``."""
         create = messages.CreateProducerRequest(key=key, plan=plan.to_json(), graph=self.scene.graph)
         self.call("CreateProducer", create).result()
         order = messages.OpenChannelRequest(key=key, name="hostile", credit=64, share=share)
@@ -67,12 +72,12 @@ class _Caller:
     def ask(self, channel: bytes, batch: int, seeds: int) -> Any:
         """Ask for a batch. The call ends when it lies ready."""
         chosen = (np.arange(seeds, dtype="<i8") + batch * seeds) % self.scene.nodes
-        return self.call(
-            "Sample",
-            messages.SampleRequest(
-                channel=channel, epoch=0, batch=batch, inputs=chosen.tobytes(), index=chosen.tobytes()
-            ),
-        )
+        return self.ask_for(channel, batch, chosen.tobytes(), chosen.tobytes())
+
+    def ask_for(self, channel: bytes, batch: int, index: bytes, inputs: bytes) -> Any:
+        """Ask for a batch of these entries. The call ends when it lies ready."""
+        request = messages.SampleRequest(channel=channel, epoch=0, batch=batch, inputs=inputs, index=index)
+        return self.call("Sample", request)
 
     def fetch(self, ticket: bytes) -> tuple[DataClient, int]:
         """Ask the data port. Return the connection, and the size of the reply that it can read."""
@@ -111,6 +116,28 @@ def expensive_plans(scene: Scene) -> None:
     for fanout, seeds in (*plans, ((50, 50, 20), 64)):
         with suppress(grpc.RpcError):
             _asking(scene, fanout, seeds, replace=True, share=1, read=True)
+
+
+def bomb(scene: Scene, kind: str) -> None:
+    """Train on batches that take as long as their kind can."""
+    from gigl_loader.rpc.graph_requests import encode_frame_request
+
+    caller = _Caller(scene)
+    made = BOMBS[kind]
+    channels = [caller.open_plan(f"{kind} {number}", made.plan) for number in range(2)]
+    requests = [made.request(number, scene.nodes) for number in range(2)]
+    _say_ready()
+    batch = 0
+    while True:
+        calls = [caller.ask_for(each, batch + n, *requests[n]) for each in channels for n in range(2)]
+        batch += 2
+        for call in calls:
+            with suppress(grpc.RpcError, StreamError):
+                reply = messages.SampleReply.FromString(call.result())
+                if reply.handle:
+                    client, nbytes = caller.fetch(encode_frame_request(reply.handle))
+                    client.read(np.empty(nbytes, np.uint8))
+        time.sleep(_PAUSE_S)
 
 
 def unread_frames(scene: Scene) -> None:
@@ -282,6 +309,9 @@ def _say_ready() -> None:
     print("ready", flush=True)
 
 
+BOMBERS: Mapping[str, Callable[[Scene], None]] = {f"bomb:{kind}": partial(bomb, kind=kind) for kind in BOMBS}
+"""Bombs of each kind of plan, over the graph of ``build_bombed``."""
+
 BEHAVIOURS: Mapping[str, Callable[[Scene], None]] = {
     behaviour.__name__: behaviour
     for behaviour in (
@@ -300,4 +330,4 @@ BEHAVIOURS: Mapping[str, Callable[[Scene], None]] = {
 
 
 if __name__ == "__main__":
-    BEHAVIOURS[sys.argv[1]](Scene(**json.loads(sys.argv[2])))
+    {**BEHAVIOURS, **BOMBERS}[sys.argv[1]](Scene(**json.loads(sys.argv[2])))

@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gigl_client import Caller, RemoteDistDataset
-from gigl_loader.bench.workload import QUICK
 from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.schema import HOMOGENEOUS_NODE
 from gigl_loader.rpc.certificates import self_signed
 
 __all__ = ["Held", "HostileServer", "Scene"]
@@ -87,31 +87,34 @@ class HostileServer:
     @classmethod
     @contextmanager
     def running(
-        cls, graph: Path, folder: Path, *, callers: int, tls: bool = False
+        cls, graph: Path, folder: Path, *, callers: int, tls: bool = False, options: Sequence[str] = ()
     ) -> Iterator[HostileServer]:
-        """Serve ``graph`` with two workers until the end of the block."""
+        """Serve ``graph`` with two workers, and more options, until the end of the block."""
         tokens = [secrets.token_hex(16) for _ in range(1 + callers)]
         names = [f"caller-{number} {token}" for number, token in enumerate(tokens)]
         _write(folder / "tokens", "\n".join(names).encode())
         port = _two_free_ports()
         command = [*_COMMAND, str(graph), "--listen", f"127.0.0.1:{port}", "--workers", "2"]
-        command += ["--token-file", str(folder / "tokens"), "--frame-memory", "512MB"]
+        command += ["--token-file", str(folder / "tokens"), "--frame-memory", "512MB", *options]
         certificate = b""
         if tls:
             certificate, key = self_signed(["127.0.0.1"])
             _write(folder / "cert", certificate)
             _write(folder / "key", key)
             command += ["--tls-cert", str(folder / "cert"), "--tls-key", str(folder / "key")]
+        opened = Graph.open(graph)
         scene = Scene(
             control=f"127.0.0.1:{port}",
             data=f"127.0.0.1:{port + 1}",
             token=tokens[0],
-            graph=Graph.open(graph).manifest.digest,
-            nodes=QUICK.nodes,
+            graph=opened.manifest.digest,
+            nodes=opened.schema.nodes[HOMOGENEOUS_NODE].count,
             certificate=certificate.decode(),
         )
         with (folder / "server.log").open("wb") as log:
-            process = subprocess.Popen(command, stderr=log)
+            # The class of the custom sampler among the bombs lies here.
+            environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+            process = subprocess.Popen(command, stderr=log, env=environment)
         try:
             server = cls(process, scene, tokens)
             with server.connected(timeout_s=_READY_S):

@@ -21,7 +21,7 @@ void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const i
   Require(indptr.shape(0) > 0, "indptr needs at least one entry");
   int64_t wrong;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     wrong = BuildAdjacency(Span(targets), Span(neighbor_ids), Span(edge_ids), Span(indptr), Span(order));
   }
   Require(wrong < 0, "edge " + std::to_string(wrong) + " has a target outside [0, " +
@@ -54,7 +54,7 @@ nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64
   Require(!node_ids || static_cast<int64_t>(node_ids->shape(0)) >= adjacency.view().end_target(), "node_ids must have an entry for every target");
   DrawnHop drawn;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr,
                     {num_neighbors, neighbor_ids ? neighbor_ids->data() : nullptr}, Span(targets), draw,
                     {with_edge_ids, with_slots}, max_edges);
@@ -73,7 +73,7 @@ nb::tuple BindInducedEdges(const Adjacency& adjacency, const NodeIds& neighbor_i
   Require(!neighbor_ids || static_cast<int64_t>(neighbor_ids->shape(0)) >= num_neighbors, "neighbor_ids must have an entry for every neighbour");
   DrawnHop found;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     found = InducedEdges(adjacency.view(), {num_neighbors, neighbor_ids ? neighbor_ids->data() : nullptr}, Span(targets),
                          Span(nodes), weighted, {with_edge_ids, with_slots}, max_edges);
   }
@@ -88,7 +88,7 @@ void BindFindEdges(const Adjacency& adjacency, const NodeIds& neighbor_ids, int6
   Require(num_neighbors >= 0, "num_neighbors must not be negative");
   Require(!neighbor_ids || static_cast<int64_t>(neighbor_ids->shape(0)) >= num_neighbors, "neighbor_ids must have an entry for every neighbour");
   Require(neighbors.shape(0) == targets.shape(0) && found.shape(0) == targets.shape(0), "targets, neighbors and found differ in length");
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   FindEdges(adjacency.view(), neighbor_ids ? neighbor_ids->data() : nullptr, num_neighbors, Span(targets), Span(neighbors),
             Span(found));
 }

@@ -16,7 +16,7 @@ NewArray<uint32_t> BindFindBuckets(const Array<const int64_t>& cuts, const AnyAr
   const size_t size = positions.shape(0);
   std::unique_ptr<uint32_t[]> buckets(new uint32_t[size + 1]);
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     const std::span<uint32_t> found(buckets.get(), size);
     if (wide) {
       FindBuckets<int64_t>(Span(cuts), SpanAs<int64_t>(positions), found);
@@ -34,7 +34,7 @@ nb::tuple BindOrderByBucket(const Array<const uint32_t>& buckets, int64_t num_bu
   std::unique_ptr<int64_t[]> starts(new int64_t[num_buckets + 1]);
   int64_t wrong;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     wrong = OrderByBucket(Span(buckets), {order.get(), size}, {starts.get(), static_cast<size_t>(num_buckets) + 1});
   }
   Require(wrong < 0, "row " + std::to_string(wrong) + " is in no bucket below " + std::to_string(num_buckets));

@@ -162,6 +162,7 @@ void BindData(nb::module_& m) {
         nb::gil_scoped_release release;
         call.Refuse(BytesOf(record), closes, Patience::Of(total_s, total_s));
       }, "record"_a, "total_s"_a, "closes"_a = false)
+      .def_prop_ro("gone", &DataCall::Gone)
       .def("cancel", &DataCall::Cancel);
 
   nb::class_<DataServer>(m, "DataServer")

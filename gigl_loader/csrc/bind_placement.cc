@@ -44,7 +44,7 @@ void Place(GreedyPlacement& placement, const Array<const uint16_t>& kinds, const
   for (const int64_t count : Span(more)) Require(count >= 0, "more must not be negative");
   int64_t wrong;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     wrong = wide ? PlaceAs<int64_t>(placement, Span(kinds), targets, neighbors, Span(more))
                  : PlaceAs<int32_t>(placement, Span(kinds), targets, neighbors, Span(more));
   }

@@ -25,7 +25,7 @@ nb::tuple BindRelabel(const Array<const int64_t>& first, const Array<const int64
   std::vector<int64_t> distinct;
   std::unique_ptr<int32_t[]> places(new int32_t[std::max<size_t>(values.shape(0), 1)]);
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     distinct = Relabel(Span(first), Span(values), {places.get(), values.shape(0)});
   }
   return nb::make_tuple(ArrayOf<int64_t>(distinct, [](int64_t each) { return each; }), HandOver(std::move(places), values.shape(0)));
@@ -49,7 +49,7 @@ nb::tuple BindMostVisited(const Array<const int32_t>& owners, int32_t num_owners
   RequireIds(Span(visits), ids);
   std::vector<Visited> found;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     found = MostVisited(all, num_owners, Span(visits), ids ? ids->data() : nullptr, most);
   }
   return nb::make_tuple(ArrayOf<int32_t>(found, [](const Visited& each) { return each.owner; }),
@@ -67,7 +67,7 @@ void BindSortLists(const Array<const int64_t>& counts, const NodeIds& ids, const
   const std::span<const int64_t> all = Span(positions);
   Require(!ids || std::all_of(all.begin(), all.end(), [](int64_t each) { return each >= 0; }), "a position without a node id");
   RequireIds(all, ids);
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   SortLists(Span(counts), ids ? ids->data() : nullptr, Span(positions));
 }
 

@@ -75,7 +75,7 @@ class BoundPprSampler : public BoundPpr {
 
   void Sample(const Array<const int64_t>& seeds, int64_t max_edges) {
     RequireBound(max_edges);
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     sampler_->Sample(Span(seeds), max_edges);
   }
 
@@ -110,7 +110,7 @@ class BoundPprBuilder : public BoundPpr {
 
   void Begin(const Array<const int64_t>& seeds, int64_t max_edges) {
     RequireBound(max_edges);
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     builder_->Begin(Span(seeds), max_edges);
   }
 
@@ -120,7 +120,7 @@ class BoundPprBuilder : public BoundPpr {
   nb::list Advance() {
     std::vector<PprRequest> requests;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       requests = builder_->Advance();
     }
     nb::list result;
@@ -137,7 +137,7 @@ class BoundPprBuilder : public BoundPpr {
     for (const auto& [counts, neighbors] : arrays) {
       answers.push_back({Span(counts), neighbors.data(), static_cast<int64_t>(neighbors.shape(0)), IsWide(neighbors, "neighbors")});
     }
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     builder_->Append(type, fanout, Span(positions), answers);
   }
 

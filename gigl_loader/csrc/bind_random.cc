@@ -21,19 +21,19 @@ uint64_t BindBatchKey(uint64_t run_seed, uint64_t epoch, const Array<const int64
 // Draws distinct numbers as a hop draws the neighbours of a node, from words of (low, place | block).
 void BindDrawDistinct(uint64_t key, uint64_t low, uint64_t place, int64_t below, const Array<int64_t>& out) {
   Require(below > static_cast<int64_t>(out.shape(0)) && out.shape(0) <= INT32_MAX, "below must be more than is drawn");
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   Picker picker;
   int64_t* next = out.data();
   picker.Pick({key, low, place}, below, static_cast<int32_t>(out.shape(0)), false, [&](int64_t drawn) { *next++ = drawn; });
 }
 
 void BindPermutation(uint64_t run_seed, uint64_t epoch, const Array<int64_t>& out) {
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   Permutation(run_seed, epoch, Span(out));
 }
 
 void BindUniforms(uint64_t key, const Array<double>& out) {
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   Uniforms(key, Span(out));
 }
 
@@ -42,7 +42,7 @@ void BindPhiloxWords(uint64_t key, const Array<const int64_t>& low, const Array<
   const size_t count = low.shape(0);
   Require(high.shape(0) == count && first.shape(0) == count && second.shape(0) == count,
           "low, high, first and second differ in length");
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   PhiloxWords(key, Span(low), Span(high), Span(first), Span(second));
 }
 

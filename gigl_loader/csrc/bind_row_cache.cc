@@ -18,7 +18,7 @@ int64_t BindCountRows(const Array<const uint64_t>& bits, const Array<int32_t>& r
   Require(ranks.shape(0) == bits.shape(0), "bits and ranks differ in length");
   int64_t count;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     count = CountRows(Span(bits), Span(ranks));
   }
   Require(count >= 0, "a cache holds at most 2^31 - 1 rows");
@@ -35,7 +35,7 @@ nb::tuple BindSplitByCache(const Array<const uint64_t>& bits, const Array<const 
   std::unique_ptr<int64_t[]> misses(new int64_t[count]), miss_places(new int64_t[count]);
   int64_t num_hits;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     num_hits = SplitByCache({Span(bits), Span(ranks), num_rows}, Span(rows), Span(places), hits.get(),
                             hit_places.get(), misses.get(), miss_places.get());
   }

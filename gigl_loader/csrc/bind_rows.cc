@@ -29,7 +29,7 @@ void BindGather(const std::vector<Rows>& parts, const Array<const int64_t>& boun
   }
   int64_t wrong;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     wrong = Gather(data, Span(bounds), Span(positions), static_cast<int64_t>(out.shape(1)),
                    reinterpret_cast<std::byte*>(out.data()));
   }
@@ -48,7 +48,7 @@ void CopyChecked(const Rows& source, const Indices& rows, const Indices& places,
   const RowBlock block{reinterpret_cast<const std::byte*>(source.data()), static_cast<int64_t>(source.shape(0)), first};
   int64_t wrong;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     wrong = CopyRows(block, rows ? Span(*rows) : std::span<const int64_t>(),
                      places ? Span(*places) : std::span<const int64_t>(), static_cast<int64_t>(count),
                      static_cast<int64_t>(out.shape(1)), reinterpret_cast<std::byte*>(out.data()),
@@ -82,7 +82,7 @@ std::vector<std::pair<NewArray<int64_t>, NewArray<int64_t>>> BindSplitByOwner(co
   std::vector<int64_t> counts(parts);
   int64_t wrong;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     const std::unique_ptr<uint16_t[]> memory(new uint16_t[values.shape(0)]);
     const std::span<uint16_t> owners(memory.get(), values.shape(0));
     wrong = FindOwners(Span(values), Span(bounds), owners, counts);
@@ -112,7 +112,7 @@ void BindExpandEdges(const Array<const int32_t>& rows, const Array<const int64_t
   const std::span<const int64_t> ends = Span(colptr);
   Require(ends.front() == 0 && ends.back() == num_edges, "colptr must run from 0 to the number of edges");
   for (size_t t = 0; t + 1 < ends.size(); ++t) Require(ends[t] <= ends[t + 1], "colptr must not fall");
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   ExpandEdges(Span(rows), ends, out.data(), out.data() + num_edges);
 }
 
@@ -133,7 +133,7 @@ void BindDequantize(const Rows& packed, int bits, const Scales& scales, const Sc
   }
   const CodeRows rows{reinterpret_cast<const std::byte*>(packed.data()), static_cast<int64_t>(packed.shape(0)), row_bytes,
                       elements, bits};
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   if (scales) {
     DequantizeByColumn(rows, Span(*scales), Span(*zero_points), out.data());
   } else {

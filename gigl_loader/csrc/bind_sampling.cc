@@ -63,7 +63,7 @@ class BoundSampler : public BoundBatch {
     if (timed_) {
       for (const SeedGroup& group : groups) RequireTimes(group.seeds, times);
     }
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     sampler_->Sample(groups, key, max_edges, times);
   }
 
@@ -105,7 +105,7 @@ class BatchBuilder : public BoundBatch {
     const std::vector<SeedGroup> groups = Groups(seeds, nodes_.size());
     RequireBound(max_edges);
     ForgetOwners();
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     batch_->Begin(groups, max_edges);
   }
 
@@ -137,7 +137,7 @@ class BatchBuilder : public BoundBatch {
     std::vector<std::unique_ptr<int64_t[]>> mine;
     std::vector<int64_t> counts(parts);
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       Buffer<uint16_t>& owners = owners_[node_type];
       owners.Clear();
       const std::span<uint16_t> room(owners.Extend(frontier.size()), frontier.size());
@@ -172,7 +172,7 @@ class BatchBuilder : public BoundBatch {
                          collect.with_slots ? slots->data() : nullptr, static_cast<int64_t>(count),
                          IsWide(positions, "positions"), collect.with_edge_ids && IsWide(*edge_ids, "edge_ids")});
     }
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     Stitch(*batch_, edge_type, owners_[target_type].view(), answers);
   }
 

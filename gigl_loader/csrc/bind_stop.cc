@@ -19,6 +19,9 @@ void BindStop(nb::module_& m) {
         new (self) StopFlag(seconds.value_or(std::numeric_limits<double>::infinity()));
       }, "seconds"_a.none() = nb::none())
       .def("stop", &StopFlag::Stop, "reason"_a)
+      .def("pause", &StopFlag::Pause)
+      .def("resume", &StopFlag::Resume)
+      .def_prop_ro("parked", &StopFlag::parked)
       .def_prop_ro("reason", &StopFlag::reason)
       .def_prop_ro("timed_out", &StopFlag::timed_out)
       .def("__enter__", [](nb::object self) {
@@ -28,7 +31,10 @@ void BindStop(nb::module_& m) {
       .def("__exit__", [](StopFlag&, nb::args) { StopFlag::Leave(); });
   m.def("current_stop_flag", []() { return StopFlag::Current(); }, nb::rv_policy::reference);
   m.def("check_stop", []() {
-    if (StopFlag* const flag = StopFlag::Current()) flag->Check();
+    StopFlag* const flag = StopFlag::Current();
+    if (flag == nullptr) return;
+    const ReleaseGil release;
+    flag->Check();
   });
 }
 

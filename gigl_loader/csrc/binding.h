@@ -10,6 +10,7 @@
 #include <string>
 
 #include "buffer.h"
+#include "stop.h"
 
 namespace gigl {
 
@@ -28,6 +29,12 @@ template <typename T>
 std::span<T> Span(const Array<T>& array) {
   return {array.data(), array.shape(0)};
 }
+
+// Releases the GIL. The work may then be paused: see stop.h.
+struct ReleaseGil {
+  nb::gil_scoped_release release;
+  MayWait may_wait;
+};
 
 inline void Require(bool holds, const char* rule) {
   if (!holds) throw nb::value_error(rule);

@@ -88,7 +88,7 @@ class BoundBatch {
   void Exclude(int edge_type, const Array<const int64_t>& targets, const Array<const int64_t>& neighbors) {
     Edges(edge_type);  // checks the type
     Require(targets.shape(0) == neighbors.shape(0), "targets and neighbors differ in length");
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     mutable_batch().Exclude(edge_type, Span(targets), Span(neighbors));
   }
 
@@ -98,7 +98,7 @@ class BoundBatch {
     std::unique_ptr<int32_t[]> copy;
     size_t count = 0;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       const std::span<const int32_t> merged = mutable_batch().BothDirections(edge_type, reverse_type);
       count = merged.size();
       copy.reset(new int32_t[count + 1]);
@@ -145,14 +145,14 @@ class BoundBatch {
   void WriteEach(int type, const Array<T>& out, Value value) const {
     const std::span<const int64_t> names = Nodes(type).names();
     RequireLength(names.size(), out.shape(0));
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     std::transform(names.begin(), names.end(), out.data(), value);
   }
 
   template <typename T>
   static void Write(std::span<const T> values, const Array<std::remove_const_t<T>>& out) {
     RequireLength(values.size(), out.shape(0));
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     std::copy(values.begin(), values.end(), out.data());
   }
 };

@@ -1,5 +1,6 @@
 #include "data_call.h"
 
+#include <poll.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -27,6 +28,15 @@ DataCall::DataCall(std::shared_ptr<DataConnections> connections, HeldConnection 
 
 DataCall::~DataCall() {
   if (connection_) connections_->Drop(connection_, "");
+}
+
+bool DataCall::Gone() const {
+#ifdef POLLRDHUP
+  pollfd connection{subject_->stream.fd(), POLLRDHUP, 0};
+#else
+  pollfd connection{subject_->stream.fd(), 0, 0};
+#endif
+  return poll(&connection, 1, 0) > 0 && connection.revents != 0;
 }
 
 bool DataCall::ReadBody(std::span<std::byte> out, const Patience& patience) {

@@ -42,6 +42,9 @@ class DataCall {
   // begun and failed, the connection has ended: this throws, and sends nothing into the middle of the payload.
   void Refuse(std::span<const std::byte> record, bool closes, const Patience& patience);
 
+  // Whether the caller has closed its side of the connection, or the connection was reset. Any thread may look.
+  bool Gone() const;
+
   // Ends transfers of this call with StreamCancelled.
   void Cancel() { subject_->stream.Cancel(); }
 

@@ -7,6 +7,7 @@ namespace gigl {
 namespace {
 
 thread_local std::vector<StopFlag*> flags;  // of the calling thread, the innermost last
+thread_local int may_wait = 0;              // instances of MayWait
 
 }  // namespace
 
@@ -19,6 +20,18 @@ void StopFlag::Stop(const std::string& reason) {
   if (set_) return;
   reason_ = reason.empty() ? "stopped" : reason;
   set_ = true;
+  resumed_.notify_all();
+}
+
+void StopFlag::Pause() {
+  const std::lock_guard lock(mutex_);
+  paused_ = true;
+}
+
+void StopFlag::Resume() {
+  const std::lock_guard lock(mutex_);
+  paused_ = false;
+  resumed_.notify_all();
 }
 
 std::string StopFlag::reason() {
@@ -28,7 +41,15 @@ std::string StopFlag::reason() {
 }
 
 void StopFlag::Check() {
+  if (paused_ && may_wait > 0) Park();
   if (IsSet()) throw Stopped(reason());
+}
+
+void StopFlag::Park() {
+  std::unique_lock lock(mutex_);
+  ++parked_;
+  resumed_.wait(lock, [this] { return !paused_ || set_; });
+  --parked_;
 }
 
 bool StopFlag::IsSet() {
@@ -57,6 +78,10 @@ void StopFlag::Enter() {
 void StopFlag::Leave() { flags.pop_back(); }
 
 StopFlag* StopFlag::Current() { return flags.empty() ? nullptr : flags.back(); }
+
+MayWait::MayWait() { ++may_wait; }
+
+MayWait::~MayWait() { --may_wait; }
 
 void LookAtStopFlag() {
   work_until_look = kWorkPerLook;

@@ -1,9 +1,11 @@
-// Stops work that nobody wants any more: kernels look at a flag that any thread may set.
+// Stops work that nobody wants any more, and pauses work that others go before: kernels look at a flag that any
+// thread may set.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <limits>
@@ -39,7 +41,15 @@ class StopFlag {
   // Whether the work was stopped because its time was over.
   bool timed_out() const { return timed_out_; }
 
-  // Throws Stopped if the work was stopped, or its time is over.
+  // Has threads under this flag wait at their next look within MayWait, until Resume or Stop. Time that is waited counts
+  // for the bound of `seconds`.
+  void Pause();
+  void Resume();
+
+  // Whether a thread waits because of Pause.
+  bool parked() const { return parked_ > 0; }
+
+  // Throws Stopped if the work was stopped, or its time is over. Waits while it is paused, within MayWait.
   void Check();
 
   // Makes this the flag of the calling thread, until the matching Leave. The flag must live until then.
@@ -53,13 +63,26 @@ class StopFlag {
   using Clock = std::chrono::steady_clock;
 
   bool IsSet();
+  void Park();
 
   const double seconds_;
   std::atomic<int64_t> deadline_ns_{std::numeric_limits<int64_t>::max()};
   std::atomic<bool> set_{false};
   std::atomic<bool> timed_out_{false};
-  std::mutex mutex_;  // guards reason_
+  std::atomic<bool> paused_{false};
+  std::atomic<int> parked_{0};
+  std::mutex mutex_;  // guards reason_, and changes of set_ and paused_
+  std::condition_variable resumed_;
   std::string reason_;
+};
+
+// While one lives, looks of the calling thread may wait for StopFlag::Resume: it holds neither the GIL nor a lock that
+// another thread may need. Without one, paused work goes on until the next look that may wait.
+class MayWait {
+ public:
+  MayWait();
+  MayWait(const MayWait&) = delete;
+  ~MayWait();
 };
 
 // Work between two looks at a flag, in entries of lists and the like, which take 1 to 100 ns each: at most some

@@ -610,6 +610,13 @@ class StopFlag:
         """``seconds`` bounds the work: wall-clock time from when the flag is first entered."""
     def stop(self, reason: str) -> None:
         """Stop the work. The first reason stays."""
+    def pause(self) -> None:
+        """Have threads under this flag wait at their next look, until ``resume`` or ``stop``."""
+    def resume(self) -> None:
+        """Let paused threads go on."""
+    @property
+    def parked(self) -> bool:
+        """Whether a thread waits because of ``pause``."""
     @property
     def reason(self) -> str:
         """Why the work is to stop. Empty while it may go on."""
@@ -707,6 +714,9 @@ class DataCall:
         """Send a reply of these chunks. Without their ``crc`` it is computed while they are sent."""
     def refuse(self, record: bytes, total_s: float, closes: bool = False) -> None:
         """Send a refusal. The connection ends where the body was not read, or ``closes``."""
+    @property
+    def gone(self) -> bool:
+        """Whether the caller has closed its side of the connection, or the connection was reset."""
     def cancel(self) -> None:
         """End transfers of this call with ``StreamCancelled``."""
 

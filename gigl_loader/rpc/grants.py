@@ -37,6 +37,8 @@ class Grant:
     """Channels at once on each server: one for each loader of each rank."""
     frames: int | None = None
     """Bytes of frames on each server that wait to be fetched or are being sent."""
+    seconds: float | None = None
+    """Seconds of a sampling thread that one batch may take. ``None``: as many as the server grants."""
     share: float = 1.0
     """Weight of each of its owners when sampling threads are shared by time."""
 
@@ -49,6 +51,8 @@ class Grant:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"seconds must be positive and finite, got {self.seconds:g}")
         if not (math.isfinite(self.share) and 1 / _MAX_SHARE <= self.share <= _MAX_SHARE):
             raise ValueError(f"share must lie in [{1 / _MAX_SHARE:g}, {_MAX_SHARE:g}], got {self.share:g}")
 
@@ -110,7 +114,7 @@ def _number(name: str, text: str) -> float:
     if name == "frames":
         return byte_count(name, text)
     try:
-        return float(text) if name == "share" else int(text)
+        return float(text) if name in ("share", "seconds") else int(text)
     except ValueError:
-        kind = "a number" if name == "share" else "a whole number"
+        kind = "a number" if name in ("share", "seconds") else "a whole number"
         raise ValueError(f"{name} must be {kind}, got {text[:20]!a}") from None

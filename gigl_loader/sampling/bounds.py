@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gigl_loader.errors import SamplingError
 from gigl_loader.resources import memory_bytes
 
-__all__ = ["SCRATCH_BYTES_PER_EDGE", "BatchBounds", "BatchTooLarge", "TooManyEdges"]
+__all__ = ["SCRATCH_BYTES_PER_EDGE", "BatchBounds", "BatchTooLarge", "TooLong", "TooManyEdges"]
 
 SCRATCH_BYTES_PER_EDGE = 64
 """Scratch memory of a sampler while it draws. Measured: 60 for 60 million edges of one node, with
@@ -28,6 +28,19 @@ class TooManyEdges(BatchTooLarge):
     """A batch has more edges than it may."""
 
 
+class TooLong(SamplingError):
+    """A batch took the time that a batch may take on a server. The message has the numbers."""
+
+    @classmethod
+    def of(cls, num_seeds: int, seconds: float) -> TooLong:
+        """Return the error for a batch that was stopped after ``seconds`` of a sampling thread."""
+        return cls(
+            f"a batch of {num_seeds:,} seeds took {seconds:.1f} s of a sampling thread and was not done: "
+            "more than the server (--max-batch-seconds) or the token (seconds=) grants: ask for fewer "
+            "seeds a batch, smaller num_neighbors, fewer or shorter walks, or a larger eps"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBounds:
     """What one batch may take at most."""
@@ -36,11 +49,13 @@ class BatchBounds:
     """Over all hops and edge types."""
     nbytes: int
     """Of its frame."""
+    draws: int = 1 << 62
+    """Candidates that it may be expected to draw, kept or not."""
     reason: str = ""
     """Where the bounds come from and how to raise them: the end of the message."""
 
     def __post_init__(self) -> None:
-        if self.edges < 1 or self.nbytes < 1:
+        if min(self.edges, self.nbytes, self.draws) < 1:
             raise ValueError(f"bounds of a batch must be positive, got {self}")
 
     @classmethod
@@ -62,6 +77,15 @@ class BatchBounds:
             f"more than {_size(self.edges * SCRATCH_BYTES_PER_EDGE)}{self.reason}: "
             f"ask for {advice}"
         )
+
+    def check_draws(self, draws: int, num_seeds: int) -> None:
+        """Raise ``BatchTooLarge`` for walks that are expected to draw more candidates."""
+        if draws > self.draws:
+            raise BatchTooLarge(
+                f"walks from {num_seeds:,} seeds draw up to {draws:,} candidates, more than "
+                f"{self.draws:,}{self.reason}: ask for fewer seeds a batch, fewer or shorter walks, or p "
+                "and q closer to 1"
+            )
 
     def check_frame(self, nbytes: int, num_seeds: int) -> None:
         """Raise ``BatchTooLarge`` for a frame of more bytes. Nothing was gathered yet."""

@@ -78,6 +78,7 @@ class WalkSampler:
         count = len(request) * self._walks_per_seed
         if count * len(self._types) > self.bounds.edges or count > MAX_TREES:
             raise self.bounds.too_many_edges(len(request))
+        self.bounds.check_draws(count * self._walker.draws_per_walk, len(request))
         entries = request.inputs[SEED]
         with self.costs.sampling():
             seeds = self._seeder.seeds(request, self.bounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,6 +54,12 @@ class Walker:
         self._store = store
         self._path = path
         self._bias = None if p == q == 1 else _Bias(1 / p, 1 / q)
+
+    @property
+    def draws_per_walk(self) -> int:
+        """Candidates that a walk is expected to draw, where the graph is worst for its ``p`` and ``q``."""
+        steps = len(self._path)
+        return steps if self._bias is None else 1 + math.ceil((steps - 1) * self._bias.expected_draws)
 
     def walk(self, starts: Int64Array, key: int) -> Int64Array:
         """Return positions, int64 [W, steps + 1]: a walk from each of ``starts``, -1 after a dead end.
@@ -142,6 +149,13 @@ class _Bias(NamedTuple):
     """Of the node before."""
     away: float
     """Of nodes that the node before is not joined with."""
+
+    @property
+    def expected_draws(self) -> float:
+        """Candidates of a step, where all neighbours have the lowest weight: rounds of ``_TRIES``."""
+        weights = (self.back, 1.0, self.away)
+        none_accepted = (1 - min(weights) / max(weights)) ** _TRIES
+        return _TRIES * sum(none_accepted**number for number in range(_MAX_ROUNDS))
 
     def accepts(self, back: BoolArray, joined: BoolArray, uniforms: Float64Array) -> BoolArray:
         """Return which candidates are taken."""

@@ -274,7 +274,12 @@ class ServerParts:
 
 def _limits(options: ServeOptions) -> Limits:
     given = {} if options.memory is None else {"memory": options.memory}
-    return Limits(lease_s=options.lease_s, frame_bytes=options.frame_memory, **given)
+    return Limits(
+        lease_s=options.lease_s,
+        frame_bytes=options.frame_memory,
+        batch_s=options.max_batch_s,
+        **given,
+    )
 
 
 def _importable(samplers: tuple[str, ...]) -> tuple[str, ...]:

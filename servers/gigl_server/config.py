@@ -145,6 +145,13 @@ class ServeOptions:
         size(_LEAST_FRAME_MEMORY),
         "Bytes of batches that wait to be fetched. A server that is full stops sampling.",
     )
+    max_batch_s: float = option(
+        60.0,
+        seconds(0.1),
+        "Seconds of a sampling thread that a batch may take; beyond them it fails. seconds= of a token goes "
+        "before.",
+        name="max_batch_seconds",
+    )
     verify: str = option(
         "lazy",
         VERIFY,

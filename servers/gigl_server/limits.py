@@ -29,9 +29,13 @@ class Limits:
     """Batches of one channel in a round."""
     batch_seeds: int = 1 << 20
     batch_edges: int = 1 << 26
-    """Edges of a batch over all hops and types. Less where ``memory`` is small: see ``scratch.py``."""
+    """Edges of a batch over all hops and types. Less where ``memory`` is small: see ``scratch.py``.
+
+    As many candidates may its random walks be expected to draw."""
     batch_bytes: int = 2 << 30
     """Size of the frame of one batch."""
+    batch_s: float = 60.0
+    """Seconds of a sampling thread that a batch may take. The grant of a token may have another number."""
     request_bytes: int = 1 << 30
     """Memory for the seeds of all open requests."""
     ring_bytes: int = 16 << 40

@@ -20,10 +20,11 @@ from gigl_server.sessions.channel import ChannelOptions
 from tests.support.sources import PLAN, small_graph, small_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
     from gigl_loader.rpc.grants import Grant
+    from gigl_loader.rpc.refusals import Refusal
     from gigl_server.sampling.frame_maker import MadeFrame
     from gigl_server.sessions.channel import Result, SampleTask
 
@@ -126,6 +127,7 @@ def service_of(
     gate: Gate | None = None,
     clock: Clock | None = None,
     grant_of: Callable[[Identity], Grant] | None = None,
+    allowed_samplers: Collection[str] = (),
     **limits: Any,
 ) -> Iterator[SamplingService]:
     """Lend a service over the small graph."""
@@ -133,7 +135,13 @@ def service_of(
     given = {"clock": clock, "grant_of": grant_of}
     more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     service = SamplingService(
-        graph, [0], workers=workers, limits=Limits(**limits), counters=Counters(), **more
+        graph,
+        [0],
+        workers=workers,
+        limits=Limits(**limits),
+        counters=Counters(),
+        allowed_samplers=allowed_samplers,
+        **more,
     )
     with nullcontext() if gate is None else _holding_up(gate):
         try:
@@ -150,7 +158,7 @@ def _holding_up(gate: Gate) -> AbstractContextManager[Any]:
     """Hold up, while entered, whoever makes a frame in this process."""
     make = FrameMaker.make
 
-    def held_up(maker: FrameMaker, task: SampleTask, thread: int) -> MadeFrame:
+    def held_up(maker: FrameMaker, task: SampleTask, thread: int) -> MadeFrame | Refusal:
         gate()
         return make(maker, task, thread)
 

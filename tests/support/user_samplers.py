@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.native import philox_words
+from gigl_loader.native import check_stop, philox_words
 from gigl_loader.sampling.custom import SampledEdges, Subgraph
 
 if TYPE_CHECKING:
@@ -55,6 +55,19 @@ class Halved:
     @property
     def seed_type(self) -> str:
         return "node" if self.graph.schema.homogeneous else "item"
+
+
+class Endless:
+    """Draws the neighbours of the seeds until the batch is stopped."""
+
+    def __init__(self, graph: SamplingGraph) -> None:
+        self.graph = graph
+
+    def sample(self, batch: SeedBatch) -> Subgraph:
+        edge_type = next(iter(self.graph.schema.edges))
+        while True:
+            self.graph.neighbors(edge_type, batch.seeds, batch=batch)
+            check_stop()
 
 
 class Wrong:

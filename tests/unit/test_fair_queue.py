@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_server.identity import LOCAL, Identity
-from gigl_server.sampling.fair_queue import FairQueue
+from gigl_server.sampling.fair_queue import QUANTUM_S, ExpectedCosts, FairQueue
 from tests.support.store_service import Clock
 
 if TYPE_CHECKING:
@@ -20,17 +20,28 @@ if TYPE_CHECKING:
     from gigl_server.sessions.channel import Channel, SampleTask
 
 
-def channel(name: str, asks: int, share: int = 1, *, owner: Identity = LOCAL) -> Channel:
+def channel(
+    name: str, asks: int, share: int = 1, *, owner: Identity = LOCAL, plan: bytes = b"plan"
+) -> Channel:
     given = {"name": name, "share": share, "queue": deque(), "in_round": False, "owner": owner}
-    made: Any = SimpleNamespace(**given, cost_s=0.01)
+    made: Any = SimpleNamespace(**given, producer=SimpleNamespace(digest=plan))
     for _ in range(asks):
         ask(made)
     return cast("Channel", made)
 
 
 def ask(channel: Any) -> None:
-    given = {"name": channel.name, "needs_frame_memory": channel.name != "r", "charged_s": 0.0}
-    channel.queue.append(SimpleNamespace(**given, channel=channel))
+    task = Task.of(channel)
+    task.needs_frame_memory = channel.name != "r"
+    channel.queue.append(task)
+
+
+class Task(SimpleNamespace):
+    __hash__ = object.__hash__  # As ``SampleTask``: by identity.
+
+    @classmethod
+    def of(cls, made: Channel) -> Any:
+        return cls(name=made.name, needs_frame_memory=True, charged_s=0.0, channel=made)
 
 
 def order(turns: FairQueue, count: int, *, passed_over: str = "") -> str:
@@ -98,7 +109,10 @@ def owner_of(number: int) -> Identity:
 
 
 class Simulation:
-    """Sampling threads and trainers that ask again ``think_s`` after each of their batches came."""
+    """Sampling threads and trainers that ask again ``think_s`` after each of their batches came.
+
+    A batch that ran for a quantum leaves its thread to an owner with less time, as ``TimeSlices`` has it.
+    """
 
     def __init__(
         self,
@@ -117,6 +131,7 @@ class Simulation:
         self.batches: Counter[Identity] = Counter()
         self._free = threads
         self._polls = False
+        self._ran: dict[Any, float] = {}
         self._events: list[tuple[float, int, Any, Any]] = []  # When, a tie-break, what, of what.
         self._number = 0
         for owner in costs:
@@ -141,7 +156,26 @@ class Simulation:
                     self._at(0.001, self._poll, None)
                 return
             self._free -= 1
-            self._at(self.costs[task.channel.owner], self._finish, task)
+            self._ran.setdefault(task, 0.0)
+            self._run(task)
+
+    def _run(self, task: SampleTask) -> None:
+        left = self.costs[task.channel.owner] - self._ran[task]
+        self._at(min(left, QUANTUM_S), self._end_stint, (task, min(left, QUANTUM_S)))
+
+    def _end_stint(self, given: tuple[SampleTask, float]) -> None:
+        task, seconds = given
+        owner = task.channel.owner
+        self._ran[task] += seconds
+        self.spent[owner] += seconds
+        self.turns.charge(task, self._ran[task])
+        if self._ran[task] >= self.costs[owner] - 1e-9:
+            self._finish(task)
+        elif self.turns.is_to_yield(task, lambda _: True):
+            self._free += 1
+            self.turns.set_aside(task)
+        else:
+            self._run(task)
 
     def _poll(self, _: None) -> None:
         self._polls = False
@@ -149,8 +183,8 @@ class Simulation:
     def _finish(self, task: SampleTask) -> None:
         owner = task.channel.owner
         self._free += 1
+        del self._ran[task]
         self.turns.settle(task, self.costs[owner])
-        self.spent[owner] += self.costs[owner]
         self.batches[owner] += 1
         self._at(self.think_s, self._ask_again, task.channel)
 
@@ -226,7 +260,6 @@ def test_a_heavy_batch_waits_a_moment_only_for_an_owner_that_was_served_just_now
     clock = Clock()
     turns = FairQueue(clock)
     light, heavy = channel("l", 1, owner=owner_of(1)), channel("h", 2, owner=owner_of(2))
-    heavy.cost_s = 5.0
     turns.enter(heavy)
     first: Any = turns.next(lambda _: True)
     turns.settle(first, 5.0)
@@ -238,3 +271,62 @@ def test_a_heavy_batch_waits_a_moment_only_for_an_owner_that_was_served_just_now
     assert turns.awaited == light.owner
     clock.now += 0.1
     assert turns.next(lambda _: True) is not None
+
+
+def test_a_running_batch_is_charged_and_yields_to_an_owner_with_less_time() -> None:
+    clock = Clock()
+    turns = FairQueue(clock)
+    turns.enter(channel("h", 1, owner=owner_of(1)))
+    heavy: Any = turns.next(lambda _: True)
+    assert not turns.is_to_yield(heavy, lambda _: True)
+    turns.enter(channel("l", 1, owner=owner_of(2)))
+    turns.charge(heavy, 5.0)
+    assert turns.is_to_yield(heavy, lambda _: True)
+    assert not turns.is_to_yield(heavy, lambda _: False)
+    turns.set_aside(heavy)
+    light: Any = turns.next(lambda _: True)
+    assert light.channel.name == "l"
+    assert turns.next(lambda _: True) is None  # The next request of the light owner is about to come.
+    turns.settle(light, 0.01)
+    clock.now += 1.0
+    assert turns.next(lambda _: True) is heavy
+    turns.settle(heavy, 6.0)
+
+
+def test_an_owner_with_a_batch_set_aside_begins_light_ones_alone() -> None:
+    turns = FairQueue(Clock())
+    turns.enter(channel("h", 4, owner=owner_of(1)))
+    first: Any = turns.next(lambda _: True)
+    turns.settle(first, 5.0)
+    heavy: Any = turns.next(lambda _: True)
+    turns.set_aside(heavy)
+    light = channel("l", 3, owner=owner_of(1), plan=b"light")
+    turns.settle(Task.of(light), 0.0)
+    for _ in range(20):
+        turns.settle(Task.of(light), 0.01)
+    turns.enter(light)
+    assert turns.next(lambda _: True) is heavy
+    turns.set_aside(heavy)
+    assert [order(turns, 1), turns.next(lambda _: True) is heavy] == ["l", True]
+    turns.set_aside(heavy)
+
+
+def test_one_owner_alone_yields_to_nobody() -> None:
+    turns = FairQueue(Clock())
+    for number in range(3):
+        turns.enter(channel(f"c{number}", 2, owner=owner_of(1)))
+    task: Any = turns.next(lambda _: True)
+    turns.charge(task, 100.0)
+    assert not turns.is_to_yield(task, lambda _: True)
+
+
+def test_expected_costs_outlive_channels_and_are_bounded() -> None:
+    costs = ExpectedCosts(keep=10)
+    owner = owner_of(1)
+    costs.add(channel("a", 0, owner=owner), 8.0)
+    assert costs.expected(channel("another", 0, owner=owner)) == 8.0
+    assert costs.expected(channel("b", 0, owner=owner, plan=b"another plan")) == 8.0
+    assert costs.expected(channel("c", 0, owner=owner_of(2))) < 1.0
+    for number in range(100):
+        costs.add(channel("d", 0, owner=owner, plan=bytes([number])), 0.5)
+        assert len(costs) <= 10

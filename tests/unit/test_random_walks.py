@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,8 +15,12 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, RandomWalkSamplerOptions
 from gigl_loader.sampling import walks as walks_module
+from gigl_loader.sampling.bounds import BatchBounds, BatchTooLarge
+from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.plans.walks import WalkPlan
 from tests.support import oracle
-from tests.support.pyg_graphs import heterogeneous, homogeneous, weighted
+from tests.support.plans import seed_request
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,3 +208,21 @@ def test_a_graph_without_edges_gives_walks_that_end_at_once() -> None:
     graph["a", "to", "a"].edge_index = torch.empty((2, 0), dtype=torch.int64)
     batch = first(DistDataset.from_pyg(graph), ("a", None), RandomWalkSamplerOptions(3))
     assert batch.walks.tolist() == [[seed, -1, -1, -1] for seed in range(3)]
+
+
+def test_the_bound_of_walks_counts_candidates_and_not_steps() -> None:
+    graph = graph_of(homogeneous())
+    plan = WalkPlan(seed_type="node", path=(EDGE,) * 100, walks_per_seed=2, p=1e-6, q=1e6)
+    bounds = BatchBounds(edges=1 << 26, nbytes=1 << 30, draws=1 << 26)
+    seeds = np.arange(5000) % 300
+    for p, q, refused in ((1.0, 1.0, False), (0.25, 4.0, False), (1e-6, 1e6, True)):
+        batch_plan = BatchPlan(sampler=replace(plan, p=p, q=q), run_seed=1, columns=ColumnPlan())
+        sampler = batch_plan.open(graph, bounds=bounds)
+        if not refused:
+            assert sampler.sample(seed_request(0, 0, seeds[:50])).layout.nbytes
+            continue
+        told = (
+            "walks from 5,000 seeds draw up to 126,7.*candidates, more than 67,108,864: ask for fewer seeds"
+        )
+        with pytest.raises(BatchTooLarge, match=told):
+            sampler.sample(seed_request(0, 0, seeds))

@@ -238,12 +238,12 @@ def test_a_batch_larger_than_most_is_sampled_with_more_memory(monkeypatch: pytes
     samplers = record_made(monkeypatch, SamplerPool)
     plan = with_sampler(PLAN, num_neighbors={EDGE_TYPE: (500, 500)}, replace=True)
     everyone = np.arange(600)
-    with service_of(memory=1 << 30, workers=4) as service:  # 262,144 edges for each thread, or 1,048,576.
+    with service_of(memory=1 << 30, workers=4) as service:  # 87,381 edges for each place, or 1,048,576.
         trainer = Trainer(service, plan=plan)
         trainer.ask(0, inputs=everyone.tobytes(), index=everyone.tobytes())
         outcome = trainer.answers.next()[1]
         assert outcome.handle, failure_of(outcome)
-        assert trainer.channel.allowance == 524_288
+        assert trainer.channel.allowance == 4 * 87_381
         assert samplers[0].idle_bytes <= 128 << 20
 
 

@@ -8,7 +8,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from gigl_loader.native import DataServer, StreamError
+from gigl_loader.native import DataServer, Stopped, StreamError
 from gigl_loader.rpc.checksums import Crc32c, Unread
 from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.job import JOB_HEADER
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
     from gigl_server.ports.data_callers import Known
-    from gigl_server.ports.queries import Queries
+    from gigl_server.ports.queries import Queries, Reply
 
 __all__ = ["DataPort", "FrameSource"]
 
@@ -49,6 +49,8 @@ _REPLY_S = 60.0
 """Time for a reply to be read. Trainers give up after 30 s and retry."""
 _REFUSAL_S = 2.0
 _SWEEP_S = 1.0
+_LOOK_S = 0.05
+"""Between two looks at the callers of replies that are being made."""
 _FREELY_S = 1.0
 _SHUTDOWN_S = 5.0
 _MAX_STRANGERS = 256
@@ -121,6 +123,8 @@ class DataPort:
         self._ending = threading.Event()
         self._sweeper = threading.Thread(target=self._keep_sweeping, name="data connections", daemon=True)
         self._sweeper.start()
+        self._watcher = threading.Thread(target=self._keep_watching, name="data callers", daemon=True)
+        self._watcher.start()
         self._threads = DataThreads(self._server.next, self._respond, most=_MAX_CALLS + _SPARE_THREADS)
 
     @property
@@ -130,7 +134,7 @@ class DataPort:
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
         """Threads that live as long as the port."""
-        return () if self._ending.is_set() else (self._sweeper,)
+        return () if self._ending.is_set() else (self._sweeper, self._watcher)
 
     def held_bytes(self) -> dict[str, int]:
         """Return the bytes of requests that are received, and an estimate of those of connections."""
@@ -154,6 +158,7 @@ class DataPort:
             if not self._threads.stop(timeout_s):
                 _LOGGER.error("the data port does not end")
         self._sweeper.join(timeout_s)
+        self._watcher.join(timeout_s)
         self._tell_dropped()
 
     def _respond(self, call: DataCall) -> None:
@@ -190,11 +195,23 @@ class DataPort:
         if handle is not None:
             self._send(call, [self._frame(known, handle)], None)
             return
-        with self._turns.take(1, caller):
-            reply = self._queries.respond(request, caller, Unread() if call.unread else Crc32c())
+        reply = self._made(call, caller, request)
+        if reply is None:
+            return
         at_end.callback(reply.loan.release)
         del request
         self._send(call, reply.chunks, reply.crc)
+
+    def _made(self, call: DataCall, caller: Identity, request: bytes) -> Reply | None:
+        """Return the reply to a request. ``None``: the caller is gone. ``Refusal`` if it takes too long."""
+        with self._turns.take(1, caller), self._under_way.making(call) as flag:
+            try:
+                return self._queries.respond(request, caller, Unread() if call.unread else Crc32c())
+            except Stopped as stopped:
+                if not flag.timed_out:
+                    return None
+                text = f"the reply was not made: {stopped}; request less at once"
+                raise Refusal(RefusalKind.TOO_LARGE, text) from None
 
     def _send(self, call: DataCall, chunks: list[Bytes], crc: int | None) -> None:
         self._counters.add(bytes_out=sum(map(len, chunks)))
@@ -237,6 +254,11 @@ class DataPort:
         self._audit.refused(
             Identity(address=call.address), f"data port: connection of port {call.port} cut: {reason}"
         )
+
+    def _keep_watching(self) -> None:
+        while not self._ending.wait(_LOOK_S):
+            self._under_way.stop_unwanted()
+            self._under_way.wait_for_replies(_SWEEP_S)
 
     def _keep_sweeping(self) -> None:
         while not self._ending.wait(_SWEEP_S):

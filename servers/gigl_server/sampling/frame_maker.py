@@ -10,7 +10,10 @@ import numpy as np
 
 from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.sampling.bounds import BatchBounds, TooManyEdges
+from gigl_loader.native import Stopped
+from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.sampling.bounds import BatchBounds, TooLong, TooManyEdges
+from gigl_server.sessions.channel import StopCause
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
@@ -33,6 +36,8 @@ class MadeFrame:
     """The frame does not fit the requested slot. With 0 ``nbytes``, there was no other memory either."""
     too_large: bool = False
     """The batch has more edges than its allowance of scratch memory."""
+    stopped: bool = False
+    """The batch was stopped for its place, and is sampled again."""
     in_slot: bool = False
     failure: bytes = b""
     unavailable: bool = False
@@ -51,27 +56,34 @@ class FrameMaker:
         *,
         most_edges: int,
         most_bytes: int,
+        most_draws: int,
         journal: Journal,
     ) -> None:
-        """Batches have at most ``most_edges``, frames ``most_bytes``. CPU time is added to ``counters``."""
+        """Batches have at most ``most_edges``, frames ``most_bytes``, and walks are expected to draw at most
+        ``most_draws`` candidates. CPU time is added to ``counters``."""
         self._samplers = samplers
         self._most_edges = most_edges
-        self._most_bytes = most_bytes
+        self._most_bytes, self._most_draws = most_bytes, most_draws
         self._journal = journal
         self._memory = memory
         self._counters = counters
 
-    def make(self, task: SampleTask, thread: int) -> MadeFrame:
+    def make(self, task: SampleTask, thread: int) -> MadeFrame | Refusal:
         """Sample and write a batch. An exception becomes a failure record with the number of this thread."""
         began = time.perf_counter()
+        made: MadeFrame | Refusal
         try:
-            with self._journal.under_way(task, thread):
+            with self._journal.under_way(task, thread), task.flag:
                 made = self._made(task)
+        except Stopped as stopped:
+            made = _stopped(task, stopped, thread)
         except TooManyEdges as error:
             larger = task.allowance < self._most_edges
             made = MadeFrame(too_large=True) if larger else _failed(task, error, thread)
         except Exception as error:
             made = _failed(task, error, thread)
+        if isinstance(made, Refusal):
+            return made
         return replace(made, sampling_s=time.perf_counter() - began)
 
     def _made(self, task: SampleTask) -> MadeFrame:
@@ -102,6 +114,7 @@ class FrameMaker:
         return BatchBounds(
             edges=task.allowance or self._most_edges,
             nbytes=self._most_bytes,
+            draws=self._most_draws,
             reason=" (the limit of this server)",
         )
 
@@ -112,6 +125,16 @@ class FrameMaker:
                 "for all that go over the network: ask for fewer seeds a batch, or raise its limit"
             )
         return self._memory.take(nbytes)
+
+
+def _stopped(task: SampleTask, stopped: Stopped, thread: int) -> MadeFrame | Refusal:
+    """Return what becomes of a batch that was stopped."""
+    if task.cause is StopCause.TIME:
+        error = TooLong.of(len(task.request), task.ran_s)
+        return _failed(task, error, thread)
+    if task.cause is StopCause.SERVER:
+        return Refusal(RefusalKind.UNAVAILABLE, str(stopped))
+    return MadeFrame(stopped=task.cause is StopCause.PLACE)
 
 
 def _failed(task: SampleTask, error: Exception, thread: int) -> MadeFrame:

@@ -27,6 +27,7 @@ class ChannelLoad:
     """Requests that no thread has begun."""
     ready: int
     sampling_s: float
+    """Of sampling threads, batches that are under way or were stopped included."""
     waiting_s: float
     idle_s: float
     """Seconds since its last request."""
@@ -43,7 +44,7 @@ class ChannelLoad:
             nbytes=channel.totals.nbytes,
             queued=len(channel.queue),
             ready=ready,
-            sampling_s=channel.totals.sampling_s,
+            sampling_s=channel.totals.sampling_s + sum(each.ran_s for each in channel.running),
             waiting_s=channel.totals.waiting_s,
             idle_s=now - channel.last_request,
         )

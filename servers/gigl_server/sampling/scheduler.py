@@ -13,7 +13,8 @@ from gigl_server.quotas import has_quota
 from gigl_server.sampling.fair_queue import FairQueue
 from gigl_server.sampling.frame_maker import MadeFrame
 from gigl_server.sampling.frame_shares import FrameShares
-from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result
+from gigl_server.sampling.time_slices import TICK_S, TimeSlices
+from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result, StopCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,17 +52,19 @@ class Scheduler:
     ) -> None:
         """``lock`` guards the channels. ``grant_of`` returns the quotas of an owner's token."""
         self.totals = ChannelTotals()
-        self.busy = 0
-        """Number of threads that sample now."""
         self.last_turn = clock()
         """When a thread last began a batch."""
         self._lock = lock
         self._work = threading.Condition(lock)
+        self._begun = threading.Condition(lock)
         self._frames = frames
         self._memory = memory
         self._limits = limits
         self._clock = clock
         self._turns = FairQueue(clock, lambda owner: grant_of(owner).share)
+        self._slices = TimeSlices(self._turns, clock, lambda owner: grant_of(owner).seconds or limits.batch_s)
+        self._looks = False
+        """A thread looks from time to time whether a request is admitted by now."""
         self._scratch = scratch
         self._shares = FrameShares(frames, memory, grant_of)
         self._nbytes: Counter[Identity] = Counter()
@@ -73,6 +76,18 @@ class Scheduler:
         """Bytes of the requests that have no result yet."""
         with self._lock:
             return self._nbytes.total()
+
+    @property
+    def busy(self) -> int:
+        """Number of threads that sample now."""
+        return self._slices.busy
+
+    def run_at_once(self, threads: int) -> None:
+        """Sample so many batches at once. As many threads as ``places(threads)`` call ``next``.
+
+        Call before the first of them, under the lock.
+        """
+        self._slices.threads = threads
 
     def submit(self, task: SampleTask) -> None:
         """Queue a request. A newer fence ends older requests. ``Refusal`` beyond a limit or after the end."""
@@ -100,6 +115,7 @@ class Scheduler:
             if task in task.channel.queue:
                 task.channel.queue.remove(task)
                 self._forget(task.channel, [task])
+            task.stop(StopCause.STALE)
         if task.handle:
             self._frames.drop(task.handle)
 
@@ -107,28 +123,39 @@ class Scheduler:
         """Wait for the next request to sample. ``None`` after ``close``."""
         with self._work:
             while not self._closed:
-                task = self._turns.next(self._admission())
+                task = self._chosen()
                 if task is not None:
                     self._scratch.begin(task)
                     task.channel.running.add(task)
-                    self.busy += 1
                     self.last_turn = self._clock()
+                    self._begun.notify()
+                    self._work.notify()  # Another request may be admitted, or has to be looked after.
                     return task
-                awaited, began = self._turns.awaited, self._clock()
-                self._work.wait(_LOOK_AGAIN_S if self._turns else None)
-                if awaited is not None:
-                    self._turns.charge_wait(awaited, self._clock() - began)
+                self._wait_for_work()
         return None
+
+    def keep_turns(self) -> None:
+        """Set batches aside for those of other owners, and stop those that take too long, until ``close``."""
+        with self._begun:
+            while not self._closed:
+                self._begun.wait(TICK_S if self._slices.begun else None)
+                self._slices.look(self._admission())
+                self._free_places()
+                if self._slices.is_full:
+                    self._chosen()  # No thread waits for work: only batches that were set aside can go on.
+                elif self._turns and self._slices.has_thread:
+                    self._work.notify()
 
     def finish(self, task: SampleTask, made: MadeFrame | Refusal) -> None:
         """Send the result of a request to its caller, or queue the request again to wait for memory."""
         channel = task.channel
         with self._lock:
             channel.running.discard(task)
-            self.busy -= 1
-            self._turns.settle(task, 0.0 if isinstance(made, Refusal) else made.sampling_s)
+            self._slices.end(task, 0.0 if isinstance(made, Refusal) else made.sampling_s)
             again = self._scratch.end(task, too_large=isinstance(made, MadeFrame) and made.too_large)
             if self._is_to_wait(task, made, again=again):
+                channel.totals.sampling_s += task.ran_s
+                task.begin_anew()
                 channel.queue.appendleft(task)
                 self._turns.enter(channel)
                 return
@@ -137,6 +164,9 @@ class Scheduler:
             if result.in_slot or result.handle or result.frame is not None:
                 channel.totals.add(result)
                 self.totals.add(result)
+            else:
+                channel.totals.sampling_s += task.ran_s
+                self.totals.sampling_s += task.ran_s
         if not task.abandoned:
             task.done(result)
 
@@ -144,7 +174,7 @@ class Scheduler:
         """Close channels that were removed from their jobs, and free what they hold."""
         for channel in channels:
             with self._lock:
-                channel.closed = True
+                channel.close()
                 waiting = self._take_waiting(channel)
             self._frames.drop_channel(channel.id)
             if channel.ring is not None:
@@ -157,6 +187,12 @@ class Scheduler:
             self._refusal = refusal
             waiting = [task for channel in channels for task in self._take_waiting(channel)]
         _settle(waiting, Result(refusal=refusal))
+
+    def stop(self, reason: str) -> None:
+        """Stop all batches that were begun. They are refused with this reason."""
+        with self._lock:
+            for task in self._slices.begun:
+                task.stop(StopCause.SERVER, reason)
 
     def relieve(self, than: float) -> None:
         """Drop ready frames of jobs that hold much memory, while jobs that hold little wait for memory.
@@ -172,21 +208,56 @@ class Scheduler:
         """Let the sampling threads end."""
         with self._work:
             self._closed = True
+            for task in self._slices.begun:
+                task.stop(StopCause.SERVER)
             self._work.notify_all()
+            self._begun.notify_all()
 
     def wait_until_delivered(self, timeout_s: float) -> bool:
         """Wait until no thread samples and every frame was sent. Return whether that was reached."""
         deadline = time.monotonic() + timeout_s
-        while self.busy or self._memory.lent:
+        while self._slices.begun or self._memory.lent:
             if time.monotonic() > deadline:
                 return False
             time.sleep(_LOOK_AGAIN_S)
         return True
 
+    def _chosen(self) -> SampleTask | None:
+        """Return the next request to begin. Batches that were set aside and are next go on."""
+        while self._slices.has_thread:
+            task = self._turns.next(self._admission())
+            if task is None or self._slices.run(task):
+                return task
+        return None
+
+    def _wait_for_work(self) -> None:
+        """Wait until a request comes, a batch ends or is set aside. One thread also looks for free memory."""
+        looks = bool(self._turns) and self._slices.has_thread and not self._looks
+        awaited, began = self._turns.awaited, self._clock()
+        self._looks = self._looks or looks
+        self._work.wait(_LOOK_AGAIN_S if looks else None)
+        if looks:
+            self._looks = False
+            if awaited is not None:
+                self._turns.charge_wait(awaited, self._clock() - began)
+
+    def _free_places(self) -> None:
+        """Stop a batch where a request of an owner with less time waits for its place or its memory."""
+        waiting = self._turns.without_batch() if self._slices.is_full else None
+        if waiting is not None:
+            self._slices.stop_for(waiting, self._slices.aside)
+        first = self._scratch.first_waiting
+        if first is not None and first.channel.in_round:
+            self._slices.stop_for(first, self._scratch.lent)
+
     def _admission(self) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests for which there is scratch and frame memory."""
         has_room = self._shares.admission(lambda: self._turns.waiting) if self._turns else lambda _: True
-        return lambda each: (not each.needs_frame_memory or has_room(each)) and self._scratch.admits(each)
+        return lambda each: (
+            self._slices.has_place(each.channel.owner)
+            and (not each.needs_frame_memory or has_room(each))
+            and self._scratch.admits(each)
+        )
 
     def _is_to_wait(self, task: SampleTask, made: MadeFrame | Refusal, *, again: bool) -> bool:
         """Return whether a batch waits for memory. Under the lock.
@@ -195,7 +266,7 @@ class Scheduler:
         """
         if isinstance(made, Refusal):
             return False
-        if again:
+        if again or made.stopped:
             return not task.is_stale() and self._refusal is None
         if made.in_slot or made.overflows:
             task.channel.overflows = made.overflows
@@ -245,6 +316,7 @@ class Scheduler:
             return SKIPPED
         if not made.nbytes:
             return SKIPPED if self._refusal is None else Result(refusal=self._refusal)
+        sampling_s = max(made.sampling_s - task.aside_s, 0.0)
         frame = self._sent_with_reply(task, made)
         if made.memory is not None and frame is None:
             task.handle = self._frames.put(
@@ -261,8 +333,8 @@ class Scheduler:
             failure=made.failure,
             nbytes=made.nbytes,
             unavailable=made.unavailable,
-            sampling_s=made.sampling_s,
-            waiting_s=max(self._clock() - task.came - made.sampling_s, 0.0),
+            sampling_s=sampling_s,
+            waiting_s=max(self._clock() - task.came - sampling_s, 0.0),
         )
 
     def _sent_with_reply(self, task: SampleTask, made: MadeFrame) -> Bytes | None:

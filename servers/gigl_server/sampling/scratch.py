@@ -39,6 +39,19 @@ class Scratch:
         self._first: SampleTask | None = None
         self._first_until = 0.0
 
+    @property
+    def lent(self) -> list[SampleTask]:
+        """Batches with a large allowance."""
+        return list(self._lent)
+
+    @property
+    def first_waiting(self) -> SampleTask | None:
+        """The request that waits for a large allowance, before all others."""
+        first = self._first
+        if first is None or first not in first.channel.queue or self.allowance(first) <= self._free:
+            return None
+        return first
+
     def admits(self, task: SampleTask) -> bool:
         """Return whether there is memory for a request now."""
         needed = self.allowance(task)

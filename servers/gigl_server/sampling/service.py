@@ -22,6 +22,7 @@ from gigl_server.sampling.load import ChannelLoad, ServiceLoad
 from gigl_server.sampling.sampler_pool import SamplerPool
 from gigl_server.sampling.scheduler import Scheduler
 from gigl_server.sampling.scratch import Scratch
+from gigl_server.sampling.time_slices import places
 from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
 from gigl_server.sessions.channel import SampleTask
 from gigl_server.sessions.registry import Sessions
@@ -102,7 +103,8 @@ class SamplingService:
         self._lock = threading.Lock()
         self._sessions = Sessions(self.limits, clock, grant_of)
         self._memory = BufferPool(self.limits.frame_memory)
-        scratch = Scratch(self.limits, workers * (1 if graph.is_whole else THREADS_PER_WORKER), clock)
+        most_threads = workers * (1 if graph.is_whole else THREADS_PER_WORKER)
+        scratch = Scratch(self.limits, places(most_threads), clock)
         self._scheduler = Scheduler(
             self._lock,
             self.frames,
@@ -120,10 +122,13 @@ class SamplingService:
             counters,
             most_edges=scratch.most,
             most_bytes=self.limits.batch_bytes,
+            most_draws=self.limits.batch_edges,
             journal=self._journal,
         )
         self._store: PartitionedStore | None = None
         self._pool: WorkerPool | None = None
+        self._turns = threading.Thread(target=self._scheduler.keep_turns, name="sampling turns", daemon=True)
+        self._num_threads = 0
         self._released = clock()
         self._freed_bytes = 0
         """Bytes of samplers that were freed since ``_released``. A lost update delays the release only."""
@@ -139,7 +144,10 @@ class SamplingService:
             if self.state == "starting":
                 self._store = store
                 self._samplers.sample_from(self._graph, store)
-                self._pool = WorkerPool(threads, self._scheduler.next, self._work)
+                self._num_threads = threads
+                self._scheduler.run_at_once(threads)
+                self._pool = WorkerPool(places(threads), self._scheduler.next, self._work)
+                self._turns.start()
                 self._housekeeper.start()
                 self.state = "ready"
                 return
@@ -165,10 +173,10 @@ class SamplingService:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """Threads that live while the service is ready: the sampling threads and the housekeeper."""
+        """Threads that live while the service is ready: those that sample, share out turns and keep house."""
         with self._lock:
             pool = self._pool if self.state in ("ready", "draining") else None
-        return () if pool is None else (*pool.threads, self._housekeeper.thread)
+        return () if pool is None else (*pool.threads, self._turns, self._housekeeper.thread)
 
     def drain(self, timeout_s: float) -> bool:
         """Take no more requests, finish those under way. Return whether all frames were fetched in time.
@@ -185,6 +193,10 @@ class SamplingService:
         self._journal.close()
         return delivered
 
+    def stop_batches(self, reason: str) -> None:
+        """Stop the batches under way, within milliseconds. They are refused with the reason."""
+        self._scheduler.stop(reason)
+
     def close(self) -> None:
         """End everything, within seconds. Closing twice is fine."""
         with self._lock:
@@ -198,6 +210,8 @@ class SamplingService:
             _close(store)
         if self._pool is not None and not self._pool.join(_JOIN_S):
             _LOGGER.warning("a sampling thread did not end within %g s", _JOIN_S)
+        if self._turns.is_alive():
+            self._turns.join(_JOIN_S)
         self.frames.clear()
         self._samplers.clear()
         self._journal.close()
@@ -291,7 +305,7 @@ class SamplingService:
                 self._scheduler.totals,
             )
         return ServiceLoad(
-            workers=0 if self._pool is None else len(self._pool),
+            workers=self._num_threads,
             busy=self._scheduler.busy,
             jobs=jobs,
             producers=producers,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
+from gigl_loader.native import StopFlag
 from gigl_loader.sampling.plan import plan_digest
 from gigl_server.identity import LOCAL, Identity
 
@@ -26,6 +28,7 @@ __all__ = [
     "Producer",
     "Result",
     "SampleTask",
+    "StopCause",
 ]
 
 
@@ -66,6 +69,19 @@ class Result:
 SKIPPED = Result(skipped=True)
 
 
+class StopCause(Enum):
+    """Cause for which a batch that was begun is stopped. It decides the result."""
+
+    STALE = "the batch is not needed any more"
+    """Skipped: nobody waits for it."""
+    TIME = "the batch took the time that a batch may take"
+    """Failed: it would take as long again."""
+    PLACE = "another owner needs the place of the batch"
+    """Sampled again later, from its beginning."""
+    SERVER = "the server ends"
+    """Refused: another holder may sample it."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class SampleTask:
     """A validated request, from its arrival to its result."""
@@ -85,7 +101,37 @@ class SampleTask:
     allowance: int = 0
     """Edges that the batch may have while it is sampled."""
     charged_s: float = 0.0
-    """Expected seconds of sampling, while the batch is sampled."""
+    """Seconds of sampling that its owner was charged: at first the expected ones, then those it ran."""
+    flag: StopFlag = field(default_factory=StopFlag)
+    """Flag of the thread that samples the batch."""
+    cause: StopCause | None = None
+    """Why the batch was stopped."""
+    ran_s: float = 0.0
+    """Seconds for which it has had a thread."""
+    clocked: float = 0.0
+    """Until when ``ran_s`` is counted."""
+    safe_s: float = 1.0
+    """Seconds that it runs before it may be stopped for its place."""
+    stint_s: float = 0.0
+    """Seconds since it last got a thread."""
+    yielding_s: float | None = None
+    """Seconds since it was told to leave its thread to another owner's batch. ``None``: it was not."""
+    aside_since: float | None = None
+    """Since when it waits for a thread again."""
+    aside_s: float = 0.0
+    """Seconds that it waited for a thread after it was begun."""
+
+    def stop(self, cause: StopCause, reason: str = "") -> None:
+        """Stop the batch within milliseconds if it was begun. The first cause stays."""
+        if self.cause is None:
+            self.cause = cause
+            self.flag.stop(reason or cause.value)
+
+    def begin_anew(self) -> None:
+        """Forget an attempt, before the batch is queued again."""
+        self.flag, self.cause = StopFlag(), None
+        self.ran_s = self.stint_s = self.aside_s = 0.0
+        self.yielding_s = self.aside_since = None
 
     def is_stale(self) -> bool:
         """Return whether the batch is not needed any more: epoch left, channel closed or call cancelled."""
@@ -157,8 +203,6 @@ class Channel:
     overflows: bool = False
     """The last frame did not fit the requested slot."""
     in_round: bool = False
-    cost_s: float = 0.01
-    """Moving average of the seconds that a batch takes a sampling thread."""
     allowance: int = 0
     """Allowance of edges that one of its batches needed."""
     queue: deque[SampleTask] = field(default_factory=deque)
@@ -174,11 +218,20 @@ class Channel:
         return any(each.slot == slot for each in (*self.queue, *self.running))
 
     def raise_fence(self, fence: int) -> list[SampleTask]:
-        """Leave older epochs. Return their requests that no thread has begun."""
+        """Leave older epochs, and stop their batches. Return their requests that no thread has begun."""
         self.fence = fence
+        for each in self.running:
+            if each.fence < fence:
+                each.stop(StopCause.STALE)
         old = [each for each in self.queue if each.fence < fence]
         self.queue = deque(each for each in self.queue if each.fence >= fence)
         return old
+
+    def close(self) -> None:
+        """Mark the channel closed, and stop its batches."""
+        self.closed = True
+        for each in self.running:
+            each.stop(StopCause.STALE)
 
     def empty(self) -> list[SampleTask]:
         """Remove and return the requests that no thread has begun."""
