@@ -155,13 +155,8 @@ class StorageServer:
         done = self.parts.service.drain(timeout_s)
         if not done:
             _LOGGER.warning("batches were left when %.3g s were over; trainers ask again for them", timeout_s)
-            self._stop_batches()
+            self.parts.service.stop_batches("the server ends")
         return done
-
-    def _stop_batches(self) -> None:
-        stop = getattr(self.parts.service, "stop_batches", None)
-        if stop is not None:
-            stop("the server ends")
 
     def close(self) -> None:
         """End calls under way, and release ports, memory and threads. Closing twice is fine."""

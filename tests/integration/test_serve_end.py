@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DRAIN_S = 2
 WITHIN_S = 8.0
 """After the drain: the promise is 2 s, on a machine that is not busy with other work."""
-ENDLESS = "tests.support.user_samplers:Endless"
+ENDLESS = "tests.support.user_samplers:NeverReturns"
 
 READER = """
 import sys, time

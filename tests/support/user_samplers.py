@@ -100,7 +100,7 @@ class Wrong:
         return mistakes[self.mistake]()
 
 
-class Endless:
+class NeverReturns:
     """Never returns from a batch: in native code, in Python, or waiting. Creates the file ``sign`` first."""
 
     def __init__(self, graph: SamplingGraph, *, how: str, sign: str) -> None:
