@@ -169,6 +169,7 @@ def _build_from_tables(page: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's own, with a newer torch.
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")  # Its own, with Slurm here.
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)])
 def test_the_snippets_of_a_page_run(
