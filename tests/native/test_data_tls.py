@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 
 from gigl_loader.native import DataClient, DataServer, StreamError, TlsContext, TlsUnusable
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 HEADER = header_of("a-token-for-tests-of-the-kernels")
 SOON_S = 10.0
 FLOOD = 10_000_000
+MAX_GROWTH_BYTES = 4 << 20
+"""Of 1,000 sessions, of 8 KB each."""
 REPLY = reply_bytes(b"body")
 CERTIFICATE, KEY = self_signed(["127.0.0.1", "localhost"])
 
@@ -241,6 +244,22 @@ def test_floods_of_records_without_data_hold_up_nobody() -> None:
         finally:
             ending.set()
         assert all(each.result(SOON_S) for each in floods)
+
+
+def test_nothing_is_left_of_sessions_that_cannot_be_made() -> None:
+    server = DataServer("127.0.0.1", 0, TlsContext.server(CERTIFICATE, KEY), strangers=1)
+    context = TlsContext.client(CERTIFICATE)
+
+    def fail(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(RuntimeError, match="TLS: a"):
+                DataClient("127.0.0.1", server.port, context, "a\0b").connect(SOON_S)
+
+    fail(500)
+    before = psutil.Process().memory_info().rss
+    fail(1000)
+    assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
+    server.stop()
 
 
 def test_pem_that_cannot_be_used_is_told() -> None:
