@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <utility>
 
 namespace gigl {
@@ -91,8 +90,7 @@ constexpr int kErrorSsl = 1, kErrorWantRead = 2, kErrorWantWrite = 3, kErrorSysc
 constexpr int kRetryRead = 1 | 8, kRetryWrite = 2 | 8, kRetryAll = 15;
 constexpr size_t kReadAheadBytes = 128 << 10;  // of a client: eight records come out of the kernel at once
 constexpr size_t kSendBytes = 128 << 10;       // records are sent once so many bytes of them are ready
-constexpr size_t kKeptBytes = 16 << 10;
-constexpr size_t kMaxRecord = 16 << 10;
+constexpr size_t kKeptBytes = 16 << 10, kMaxRecord = 16 << 10;
 constexpr size_t kStepBytes = kMaxRecord + 5 + 256;  // the largest record of TLS 1.3
 constexpr size_t kGreetingBytes = 32 << 10;  // of a caller, with its certificates; OpenSSL would keep 128 KiB of it
 constexpr size_t kAnswerBytes = 16 << 10;    // of a server to messages without data, which its caller does not read
@@ -319,8 +317,6 @@ TlsContext::TlsContext(bool is_server)
   }
 }
 
-TlsContext::~TlsContext() = default;
-
 std::shared_ptr<const TlsContext> TlsContext::Server(std::string_view chain, std::string_view key,
                                                      std::string_view client_roots) {
   std::shared_ptr<TlsContext> made(new TlsContext(true));
@@ -396,8 +392,6 @@ TlsSession::TlsSession(std::shared_ptr<const TlsContext> context, int fd, const 
   if (!address) api_.ssl_ctrl(session_.get(), kCtrlHostName, 0, const_cast<char*>(host.c_str()));
 }
 
-TlsSession::~TlsSession() = default;
-
 Step TlsSession::StepOf(int result, const char* what) {
   const int error = api_.ssl_get_error(session_.get(), result);
   if (error == kErrorWantRead) return Step::kWantRead;
@@ -443,12 +437,10 @@ Step TlsSession::Read(std::span<std::byte> out, size_t& got) {
 }
 
 Step TlsSession::StepOfRead(int result, size_t& got) {
-  if (result <= 0) {
-    if (io_errno_ == EPROTO) {
-      throw std::runtime_error("TLS: more than " + std::to_string(kMaxDataless) + " records without data");
-    }
-    return StepOf(result, "TLS");
+  if (result <= 0 && io_errno_ == EPROTO) {
+    throw std::runtime_error("TLS: more than " + std::to_string(kMaxDataless) + " records without data");
   }
+  if (result <= 0) return StepOf(result, "TLS");
   got = static_cast<size_t>(result);
   delivered_bytes_ += got;
   overhead_ = received_bytes_ - delivered_bytes_;

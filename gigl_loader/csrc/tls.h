@@ -38,7 +38,6 @@ class TlsContext {
                                                   std::string_view key);
 
   TlsContext(const TlsContext&) = delete;
-  ~TlsContext();
 
  private:
   friend class TlsSession;
@@ -64,7 +63,6 @@ class TlsSession {
   // `host` is the name or the address that a server's certificate must have; unused at a server.
   TlsSession(std::shared_ptr<const TlsContext> context, int fd, const std::string& host);
   TlsSession(const TlsSession&) = delete;
-  ~TlsSession();
 
   Step Handshake();
   Step Read(std::span<std::byte> out, size_t& got);
