@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -309,7 +309,7 @@ def unlimited_cores() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
-def wrote_core(process: subprocess.Popen[str]) -> bool:
+def wrote_core(process: subprocess.Popen[Any]) -> bool:
     """Wait for a process that aborts, and return whether the kernel wrote its core."""
     status = os.waitpid(process.pid, 0)[1]
     process.returncode = -signal.SIGABRT
