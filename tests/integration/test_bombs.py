@@ -210,9 +210,8 @@ def test_a_batch_ends_with_its_call(bombs: ModuleType, bombed: Path, tmp_path: P
         stack.callback(caller.close)
         channel = caller.open(bomb.plan, server.parts.digest, "endless")
         service = server.parts.service
-        call = caller.ask_once(
-            channel, *bomb.request(0, NODES), timeout_s=2.0 if way == "deadline" else 600.0
-        )
+        index, inputs = bomb.request(0, NODES)
+        call = caller.ask_once(channel, index, inputs, timeout_s=2.0 if way == "deadline" else 600.0)
         assert wait_until(lambda: service.load().busy == 1 or call.done(), seconds=SOON_S)
         if way == "cancelled":
             call.cancel()
@@ -224,7 +223,7 @@ def test_a_batch_ends_with_its_call(bombs: ModuleType, bombed: Path, tmp_path: P
 
 def test_a_batch_that_takes_too_long_is_final_for_its_trainer(bombs: ModuleType, bombed: Path) -> None:
     """Another holder of the graph is not asked: it would take as long there."""
-    given = {"partitions": (0,), "allow_samplers": (bombs.ENDLESS,), "max_batch_s": 0.3}
+    given: dict[str, Any] = {"partitions": (0,), "allow_samplers": (bombs.ENDLESS,), "max_batch_s": 0.3}
     options = CustomSamplerOptions(bombs.ENDLESS)
     with servers_of(bombed, 2, **given) as servers:
         with (
