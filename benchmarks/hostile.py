@@ -183,7 +183,8 @@ def _honest(
         dataset = stack.enter_context(server.connected(timeout_s=_TIMEOUT_S))
         if seeds is None:
             seeds = np.load(folder / "train.npy")[: QUICK.num_seeds].astype(np.int64)
-        loader = stack.enter_context(open_loader(dataset, QUICK, seeds, 1, timeout=_TIMEOUT_S))
+        training = stack.enter_context(ExitStack())
+        loader = training.enter_context(open_loader(dataset, QUICK, seeds, 1, timeout=_TIMEOUT_S))
         for _ in loader:
             pass
         stack.enter_context(server.watched())
@@ -194,7 +195,7 @@ def _honest(
         ]
         _wait_until_ready(started)
         taken, longest = _train(loader, seconds)
-        loader.close()
+        training.close()
         callers.close()
         return {
             "busy_without_callers_s": _busy_s(dataset),
