@@ -122,12 +122,14 @@ def _bombed(kind: str, folder: Path, seconds: float, theirs: Sequence[int]) -> d
     alone = _honest(graph, folder, [], seconds, seeds=seeds, options=more)
     hostile = [f"bomb:{kind}"] * _BOMBERS
     beside = _honest(graph, folder, hostile, seconds, cores=theirs, seeds=seeds, options=more)
-    return {
+    row = {
         "fair_share": beside["seeds_per_s"] / (alone["seeds_per_s"] / (1 + _BOMBERS)),
         "longest_wait_s": beside["longest_wait_s"],
         "busy_without_callers_s": beside["busy_without_callers_s"],
         "server_peak_mb": beside["server_peak_mb"],
     }
+    print(", ".join(f"{name} {value:.2f}" for name, value in row.items()), file=sys.stderr, flush=True)
+    return row
 
 
 def _show(
