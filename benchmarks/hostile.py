@@ -122,12 +122,14 @@ def _bombed(kind: str, folder: Path, seconds: float, theirs: Sequence[int]) -> d
     alone = _honest(graph, folder, [], seconds, seeds=seeds, options=more)
     hostile = [f"bomb:{kind}"] * _BOMBERS
     beside = _honest(graph, folder, hostile, seconds, cores=theirs, seeds=seeds, options=more)
-    return {
+    row = {
         "fair_share": beside["seeds_per_s"] / (alone["seeds_per_s"] / (1 + _BOMBERS)),
         "longest_wait_s": beside["longest_wait_s"],
         "busy_without_callers_s": beside["busy_without_callers_s"],
         "server_peak_mb": beside["server_peak_mb"],
     }
+    print(", ".join(f"{name} {value:.2f}" for name, value in row.items()), file=sys.stderr, flush=True)
+    return row
 
 
 def _show(
@@ -183,7 +185,8 @@ def _honest(
         dataset = stack.enter_context(server.connected(timeout_s=_TIMEOUT_S))
         if seeds is None:
             seeds = np.load(folder / "train.npy")[: QUICK.num_seeds].astype(np.int64)
-        loader = stack.enter_context(open_loader(dataset, QUICK, seeds, 1, timeout=_TIMEOUT_S))
+        training = stack.enter_context(ExitStack())
+        loader = training.enter_context(open_loader(dataset, QUICK, seeds, 1, timeout=_TIMEOUT_S))
         for _ in loader:
             pass
         stack.enter_context(server.watched())
@@ -194,7 +197,7 @@ def _honest(
         ]
         _wait_until_ready(started)
         taken, longest = _train(loader, seconds)
-        loader.close()
+        training.close()
         callers.close()
         return {
             "busy_without_callers_s": _busy_s(dataset),

@@ -16,10 +16,14 @@ import grpc
 import numpy as np
 import pytest
 
+from gigl_client import RemoteDistDataset
+from gigl_loader import CustomSamplerOptions, DistNeighborLoader
+from gigl_loader.errors import SamplingError
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.job import JOB_HEADER, new_job
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
+from tests.support.clusters import addresses_of, servers_of
 from tests.support.leftovers import wait_until
 from tests.support.plans import neighbor_plan
 
@@ -206,9 +210,8 @@ def test_a_batch_ends_with_its_call(bombs: ModuleType, bombed: Path, tmp_path: P
         stack.callback(caller.close)
         channel = caller.open(bomb.plan, server.parts.digest, "endless")
         service = server.parts.service
-        call = caller.ask_once(
-            channel, *bomb.request(0, NODES), timeout_s=2.0 if way == "deadline" else 600.0
-        )
+        index, inputs = bomb.request(0, NODES)
+        call = caller.ask_once(channel, index, inputs, timeout_s=2.0 if way == "deadline" else 600.0)
         assert wait_until(lambda: service.load().busy == 1 or call.done(), seconds=SOON_S)
         if way == "cancelled":
             call.cancel()
@@ -216,6 +219,37 @@ def test_a_batch_ends_with_its_call(bombs: ModuleType, bombed: Path, tmp_path: P
             caller.close()
         assert wait_until(lambda: service.load().busy == 0, seconds=SOON_S)
         assert len(service.load().channels) == 1
+
+
+def test_a_batch_that_takes_too_long_is_final_for_its_trainer(bombs: ModuleType, bombed: Path) -> None:
+    """Another holder of the graph is not asked: it would take as long there."""
+    given: dict[str, Any] = {"partitions": (0,), "allow_samplers": (bombs.ENDLESS,), "max_batch_s": 0.3}
+    options = CustomSamplerOptions(bombs.ENDLESS)
+    with servers_of(bombed, 2, **given) as servers:
+        with (
+            RemoteDistDataset.connect(addresses_of(servers), transport="network", timeout=SOON_S) as dataset,
+            DistNeighborLoader(
+                dataset,
+                None,
+                np.arange(40),
+                sampler_options=options,
+                batch_size=20,
+                timeout=SOON_S,
+                device="cpu",
+            ) as loader,
+        ):
+            batches = iter(loader)
+            for number in range(2):
+                told = (
+                    rf"batch {number}: TooLong: a batch of 20 seeds took 0\.[3-9]\d* s .*--max-batch-seconds"
+                )
+                with pytest.raises(SamplingError, match=told):
+                    next(batches)
+            with pytest.raises(StopIteration):
+                next(batches)
+        channels = [each for server in servers for each in server.parts.service.load().channels]
+        assert sum(each.batches for each in channels) <= 2
+        assert wait_until(lambda: not any(each.parts.service.load().busy for each in servers), seconds=SOON_S)
 
 
 def test_the_kinds_are_all_there(bombs: ModuleType) -> None:

@@ -65,9 +65,9 @@ class Killer:
             seen = noted
 
     def _noted(self) -> bytes:
-        """Return what the first sampling thread works on: two entries of 32 bytes; empty for nothing."""
+        """Return what sampling threads work on, entries of 32 bytes; empty for nothing."""
         with suppress(FileNotFoundError):
-            noted = self._journal.read_bytes()[16:80]
+            noted = self._journal.read_bytes()[16 : 16 + 1024 * 32]
             return noted if any(noted) else b""
         return b""
 

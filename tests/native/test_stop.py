@@ -227,3 +227,72 @@ def test_flags_nest_and_belong_to_their_thread() -> None:
             thread.join()
         with pytest.raises(Stopped, match="outer"):
             check_stop()
+
+
+# --- pauses
+
+
+class Paused:
+    """Work of another thread under a flag that was paused before."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.flag = StopFlag()
+        self.flag.pause()
+        self.ended: list[Any] = []
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def parked(self) -> bool:
+        """Wait until the work has parked. ``False`` where it ended without."""
+        deadline = time.monotonic() + 60
+        while not self.flag.parked and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return self.flag.parked
+
+    def join(self) -> Any:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.ended[0]
+
+    def _run(self) -> None:
+        try:
+            with self.flag:
+                self._work()
+            self.ended.append(None)
+        except Stopped as stopped:
+            self.ended.append(str(stopped))
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "pagerank"])
+def test_a_paused_kernel_waits_without_the_gil_and_goes_on(lists: native.Adjacency, name: str) -> None:
+    paused = Paused(lambda: KERNELS[name](lists))
+    assert paused.parked()
+    time.sleep(0.02)
+    assert paused.flag.parked
+    paused.flag.resume()
+    assert paused.join() is None
+    assert not paused.flag.parked
+
+
+def test_paused_work_can_be_stopped(lists: native.Adjacency) -> None:
+    paused = Paused(lambda: pagerank(lists))
+    assert paused.parked()
+    paused.flag.stop("closed")
+    assert paused.join() == "closed"
+
+
+def test_python_code_is_paused_where_it_looks() -> None:
+    paused = Paused(check_stop)
+    assert paused.parked()
+    paused.flag.resume()
+    assert paused.join() is None
+
+
+def test_a_pause_that_ends_before_it_began_holds_nothing_up() -> None:
+    flag = StopFlag()
+    flag.pause()
+    flag.resume()
+    with flag:
+        check_stop()
+    assert not flag.parked

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from gigl_loader.native import check_stop
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.rpc.tokens import Token
@@ -19,6 +20,7 @@ from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
 from gigl_server.ports import calls_under_way, data
 from gigl_server.ports.byte_semaphore import ByteSemaphore
+from gigl_server.ports.queries import Queries
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN, remote_store
 from tests.support.raw_data import RawCaller, Refused, connected_socket, header_of, read_all, request_bytes
@@ -261,3 +263,32 @@ def test_a_port_ends_while_a_reply_is_not_read(caplog: pytest.LogCaptureFixture)
             assert hostile.ask(ticket(LISTS))
         assert re.search("replies that were not read: [12], their connections are cut", caplog.text)
         assert "does not end" not in caplog.text
+
+
+def endless(*_: object) -> None:
+    """Make a reply until it is stopped."""
+    while True:
+        check_stop()
+
+
+def test_a_reply_is_not_made_for_a_caller_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Queries, "respond", endless)
+            with connected_socket(server.endpoint.data_address) as caller:
+                caller.sendall(request_bytes(header_of(HOSTILE), ticket(LISTS)))
+                assert wait_until(lambda: server.turns.lent == 1, seconds=20)
+            assert wait_until(lambda: server.turns.lent == 0, seconds=20)
+        assert wait_until(lambda: server.calls.lent == 0, seconds=20)
+        assert samples(server)
+
+
+def test_a_reply_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_under_way, "_MAKE_S", 0.2)
+    with serving() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Queries, "respond", endless)
+            told = r"was not made: it took more than 0\.2 s; request less at once"
+            with pytest.raises(Refused, match=told):
+                RawCaller(server.endpoint.data_address, token=HOSTILE).ask(ticket(LISTS))
+        assert samples(server)

@@ -37,7 +37,7 @@ def ask(channel: Any) -> None:
 
 
 class Task(SimpleNamespace):
-    __hash__ = object.__hash__  # As ``SampleTask``: by identity.
+    __hash__ = object.__hash__  # type: ignore[assignment]  # As ``SampleTask``: by identity.
 
     @classmethod
     def of(cls, made: Channel) -> Any:
@@ -47,6 +47,10 @@ class Task(SimpleNamespace):
 def order(turns: FairQueue, count: int, *, passed_over: str = "") -> str:
     taken: list[Any] = [turns.next(lambda each: cast(Any, each).name != passed_over) for _ in range(count)]
     return "".join(each.name if each else "-" for each in taken)
+
+
+def following(turns: FairQueue) -> Any:
+    return turns.next(lambda _: True)
 
 
 def entered(*channels: Channel) -> FairQueue:
@@ -289,7 +293,7 @@ def test_a_running_batch_is_charged_and_yields_to_an_owner_with_less_time() -> N
     assert turns.next(lambda _: True) is None  # The next request of the light owner is about to come.
     turns.settle(light, 0.01)
     clock.now += 1.0
-    assert turns.next(lambda _: True) is heavy
+    assert following(turns) is heavy
     turns.settle(heavy, 6.0)
 
 
@@ -305,9 +309,9 @@ def test_an_owner_with_a_batch_set_aside_begins_light_ones_alone() -> None:
     for _ in range(20):
         turns.settle(Task.of(light), 0.01)
     turns.enter(light)
-    assert turns.next(lambda _: True) is heavy
+    assert following(turns) is heavy
     turns.set_aside(heavy)
-    assert [order(turns, 1), turns.next(lambda _: True) is heavy] == ["l", True]
+    assert [order(turns, 1), following(turns) is heavy] == ["l", True]
     turns.set_aside(heavy)
 
 

@@ -221,7 +221,7 @@ class Flag:
 
 
 class Task(SimpleNamespace):
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def stop(self, cause: StopCause) -> None:
         self.cause = cause

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import SamplingError
+from gigl_loader.native import Stopped
 from gigl_loader.sampling.bounds import TooManyEdges
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Journal:
             with self._noted(digests, thread):
                 try:
                     yield
-                except TooManyEdges:  # Sampled again later, with more memory: no success yet.
+                except (TooManyEdges, Stopped):  # Sampled again later, or not to its end: no success yet.
                     raise
                 except Exception:
                     self._acquit(digests)
