@@ -180,7 +180,7 @@ def endless_batch(address: str, sign: Path, how: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("how", ["native", "python", "waiting"])
 def test_it_ends_while_a_batch_never_does(graph: Path, tmp_path: Path, how: str) -> None:
-    """And its journal says so: it was no batch that killed the server."""
+    """And its journal says so: it was no batch that killed the server. A busy machine may force the end."""
     log, journal = tmp_path / "log", tmp_path / "journal"
     options = ("--workers", "1", "--allow-sampler", ENDLESS, "--journal", str(journal))
     with (
@@ -189,9 +189,12 @@ def test_it_ends_while_a_batch_never_does(graph: Path, tmp_path: Path, how: str)
     ):
         assert server.end() < DRAIN_S + WITHIN_S
     text = log.read_text()
-    assert re.search(
-        r"not ended 3\.8 s after SIGTERM: .*sampler 0 \(user_samplers\.py:\d+ sample\)", text
-    ) or (how == "waiting" and "sampler 0 (threading.py" in text), text
+    ends = {
+        "native": r"stopped\s*$",  # The kernel looks at the stop flag, and the server closes in order.
+        "python": r"not ended 3\.8 s after SIGTERM: .*sampler 0 \(user_samplers\.py:\d+ sample\)",
+        "waiting": r"not ended 3\.8 s after SIGTERM: .*sampler 0 \(threading\.py:",
+    }
+    assert re.search(f"{ends[how]}|{ends['python']}" if how == "native" else ends[how], text), text
     with serving(graph, tmp_path / "next", *options) as after:
         after.end()
     assert "died" not in (tmp_path / "next").read_text()
