@@ -425,12 +425,12 @@ class StoreClient:
             )
             return reply, call
         except grpc.RpcError as error:
-            found = self._translated(error)
-            if not is_marked(error):
-                found = explained(self.endpoint, self._caller, error, found, self._contact)
-                again = again and not isinstance(found, StorageUnavailable)
-            if is_marked(error) or not again:
-                raise found from None
+            found = self._explained(error)
+            try:
+                if is_marked(error) or not again or isinstance(found, StorageUnavailable):
+                    raise found from None
+            finally:
+                del found  # Its traceback has this frame, and the cycle would keep whatever called it.
         time.sleep(_CERTAIN_S)
         self.connect_anew()
         return self._cluster_call(headers, timeout_s, again=False)
@@ -468,6 +468,13 @@ class StoreClient:
         if isinstance(found, Damaged) or not (is_marked(error) or is_of_connection(error)):
             self.connect_anew()
         return found
+
+    def _explained(self, error: grpc.RpcError) -> Exception:
+        """Return the exception for a failed call, which says why no server responds. May connect twice."""
+        found = self._translated(error)
+        if is_marked(error):
+            return found
+        return explained(self.endpoint, self._caller, error, found, self._contact)
 
     def _call_once(
         self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]]

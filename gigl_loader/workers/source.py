@@ -236,18 +236,20 @@ class WorkerSource:
         Raises the last reason why it was not available then.
         """
         reason: Exception | None = None
-        while (batch := self._next_ready()) is None or self._ready[batch].unavailable:
-            if batch is not None:
-                reason = self._request_again(self._ready.pop(batch))
-                if time.monotonic() >= deadline:
-                    raise reason
-                self._hand_out()
-            try:
+        try:
+            while (batch := self._next_ready()) is None or self._ready[batch].unavailable:
+                if batch is not None:
+                    reason = self._request_again(self._ready.pop(batch))
+                    if time.monotonic() >= deadline:
+                        raise reason
+                    self._hand_out()
                 self._wait(deadline, timeout)
-            except TimeoutError:
-                if reason is None:
-                    raise
-                raise reason from None
+        except TimeoutError:
+            if reason is None:
+                raise
+            raise reason from None
+        finally:
+            reason = None  # Its traceback has this frame, and the cycle would keep the source.
         return batch
 
     def _deliver(self, batch: int) -> Frame:
