@@ -63,8 +63,7 @@ _LOGGER = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _MAX_DIGITS = 19
 _MAX_DAMAGED = 3  # Attempts of one call, where each was damaged.
-_ANEW_S = 0.25
-"""Age of a connection from which it is replaced after an answer that no service of this library gives."""
+_ANEW_S = 0.25  # Age from which a connection is left for a new one.
 _CERTAIN_S = 0.7
 """Pause before a mistake that no server of this library told is looked at again: it may be damage."""
 _OPTIONS = [
@@ -373,11 +372,8 @@ class StoreClient:
         return old
 
     def connect_anew(self) -> None:
-        """Leave a connection whose answers make no sense, or that loses calls, unless it is a new one.
-
-        Damage stays for as long as a connection lives: in tables of compressed headers, in windows of flow
-        control that were not extended.
-        """
+        """Leave a connection whose answers make no sense, or that loses calls, unless it is a new one."""
+        # Damage stays for as long as it lives: in tables of compressed headers, in windows of flow control.
         with self._lock:
             if self._closed or time.monotonic() - self._connected_at < _ANEW_S:
                 return
