@@ -288,3 +288,4 @@ def _rest(state: _State, passes: _Passes, until: float) -> None:
         look = passes.look and passes.look()
         if look is not None:
             look()
+        del look  # It keeps the verifier alive, whose end stops this thread.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -332,3 +333,15 @@ def test_a_worker_that_dies_of_a_cut_file_names_it(copy: Path, monkeypatch: pyte
             list(loader)
     notes = "\n".join(raised.value.__notes__)
     assert f"{copy / FEATURES} was cut" in notes
+
+
+def test_a_scrubber_ends_with_its_graph(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_module, "_LOOK_EVERY_S", 0.05)
+    graph = Graph.open(copy)
+    verifier: Any = graph.verifier
+    verifier.scrub(1e12)
+    threads = verifier._state.threads
+    time.sleep(0.5)  # It looks at the files between two passes.
+    del graph, verifier
+    gc.collect()
+    assert wait_until(lambda: not any(thread.is_alive() for thread in threads), seconds=10)
