@@ -14,6 +14,7 @@ import numpy as np
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.slots import SlotPool, private_slots
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.retry import Backoff
 from gigl_loader.sampling.seed_weights import SeedWeightedSampler
 
 if TYPE_CHECKING:
@@ -190,9 +191,9 @@ class InlineSource:
             self._check()
         began = time.perf_counter()
         try:
-            frame = None
+            frame, backoff = None, Backoff()
             while frame is None:
-                frame = self._attempt(self._slots, began + timeout)
+                frame = self._attempt(self._slots, began + timeout, backoff)
         except Exception as error:
             record = Failure.of(error, epoch=self._epoch, batch=self._position, worker=None)
             if not isinstance(error, StorageUnavailable):
@@ -230,13 +231,15 @@ class InlineSource:
             "workers": [],
         }
 
-    def _attempt(self, slots: SlotPool, deadline: float) -> Frame | None:
-        """Return the next batch. ``None`` where a peer did not answer, and the time is not over yet."""
+    def _attempt(self, slots: SlotPool, deadline: float, backoff: Backoff) -> Frame | None:
+        """Return the next batch. ``None`` where a peer did not answer, after a pause within the time."""
         try:
             return self._sample(slots)
-        except StorageUnavailable:  # The store has waited for a part of the time.
-            if time.perf_counter() >= deadline:
+        except StorageUnavailable:  # The store has waited for a part of the time, unless it was refused.
+            pause = backoff.next_s()
+            if time.perf_counter() + pause >= deadline:
                 raise
+        time.sleep(pause)
         return None
 
     def _sample(self, slots: SlotPool) -> Frame:

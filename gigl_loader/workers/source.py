@@ -19,6 +19,7 @@ from gigl_loader.channel.ring import RingLayout
 from gigl_loader.compat import add_note
 from gigl_loader.errors import FormatError, WorkerDied
 from gigl_loader.resources import naming_channel
+from gigl_loader.retry import Backoff
 from gigl_loader.sampling.request import entry_bytes
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.workers.config import WorkerConfig
@@ -236,12 +237,15 @@ class WorkerSource:
         Raises the last reason why it was not available then.
         """
         reason: Exception | None = None
+        backoff = Backoff()
         try:
             while (batch := self._next_ready()) is None or self._ready[batch].unavailable:
                 if batch is not None:
                     reason = self._request_again(self._ready.pop(batch))
-                    if time.monotonic() >= deadline:
+                    pause = backoff.next_s()  # A peer that refuses does so at once.
+                    if time.monotonic() + pause >= deadline:
                         raise reason
+                    time.sleep(pause)
                     self._hand_out()
                 self._wait(deadline, timeout)
         except TimeoutError:

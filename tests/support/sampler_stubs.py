@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["DYING_CREW", "FREE_CREW", "PAIRED_CREW", "UNAVAILABLE_CREW", "Before"]
+__all__ = ["DYING_CREW", "FREE_CREW", "LASTING_CREW", "PAIRED_CREW", "UNAVAILABLE_CREW", "Before"]
 
 PAIRED_CREW = f"{__name__}:paired_samplers"
 DYING_CREW = f"{__name__}:dying_samplers"
 FREE_CREW = f"{__name__}:free_samplers"
 UNAVAILABLE_CREW = f"{__name__}:unavailable_samplers"
+LASTING_CREW = f"{__name__}:lasting_samplers"
 
 _SECONDS = 20
 
@@ -80,8 +81,12 @@ def dying_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
 
 @dataclass
 class _Outage:
-    """Batches from the third on are not available the first time that they are asked for."""
+    """Batches from the third on are not available the first time that they are requested.
 
+    In epoch ``lasting``, they never are.
+    """
+
+    lasting: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     seen: set[tuple[int, int]] = field(default_factory=set)
 
@@ -89,7 +94,7 @@ class _Outage:
         with self.lock:
             first = (request.epoch, request.batch) not in self.seen
             self.seen.add((request.epoch, request.batch))
-        if request.batch >= 2 and first:
+        if request.batch >= 2 and (first or request.epoch == self.lasting):
             raise StorageUnavailable(
                 f"host 1 (10.0.0.2:7000), partition 1: no answer to batch {request.batch}"
             )
@@ -97,3 +102,7 @@ class _Outage:
 
 def unavailable_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     return _samplers(config, _Outage().happen)
+
+
+def lasting_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
+    return _samplers(config, _Outage(lasting=0).happen)

@@ -33,7 +33,7 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
             rounds += 1
             if rounds == dying - 1:
                 time.sleep(0.9 * config.timeout_s)
-            if rounds == dying:
+            if rounds >= dying:
                 time.sleep(config.timeout_s)
                 raise StorageUnavailable("host 0 did not answer")
             return ask(store, what)

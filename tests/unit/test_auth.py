@@ -10,6 +10,8 @@ import grpc
 import pytest
 
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
+from gigl_loader.rpc.control_errors import REFUSAL_HEADER, refusal_mark
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.audit import AuditLog
@@ -29,6 +31,7 @@ class Context:
 
     def __init__(self) -> None:
         self.statuses: list[grpc.StatusCode] = []
+        self.trailers: dict[str, str] = {}
         self.callbacks: list[Callable[[], None]] = []
         self._rpc_event = self._state = None  # Not gRPC's: what is sent fails.
 
@@ -47,6 +50,9 @@ class Context:
 
     def set_details(self, details: str) -> None:
         assert details
+
+    def set_trailing_metadata(self, trailers: tuple[tuple[str, str], ...]) -> None:
+        self.trailers = dict(trailers)
 
     def end(self) -> None:
         for callback in self.callbacks:
@@ -108,6 +114,7 @@ def test_a_call_is_answered_once(reception: AuthenticatedCalls, monkeypatch: pyt
     called(reception, reply_twice, context)
     context.end()
     assert sent == [messages.ServerLoad(workers=3).SerializeToString()]
+    assert context.trailers == {CHECKSUM_HEADER: checksum_text(sent[0] or b"")}
     assert not context.statuses
     assert not gone
 
@@ -137,6 +144,7 @@ def test_a_refusal_is_a_status(reception: AuthenticatedCalls, caplog: pytest.Log
     context = Context()
     called(reception, refuse, context)
     assert context.statuses == [grpc.StatusCode.NOT_FOUND]
+    assert context.trailers[REFUSAL_HEADER] == refusal_mark(RefusalKind.NOT_FOUND, "no such channel")
     assert "refused 10.0.0.7: Load: NOT_FOUND: no such channel" in caplog.messages
 
 

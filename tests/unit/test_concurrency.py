@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,18 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.options import WorkerOptions
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.workers.source import WorkerSource
-from tests.support.sampler_stubs import DYING_CREW, FREE_CREW, PAIRED_CREW, UNAVAILABLE_CREW, Before
+from tests.support.sampler_stubs import (
+    DYING_CREW,
+    FREE_CREW,
+    LASTING_CREW,
+    PAIRED_CREW,
+    UNAVAILABLE_CREW,
+    Before,
+)
 from tests.support.sources import (
     NUM_BATCHES,
     PLAN,
     SourceKind,
-    bytes_of,
     drain,
     small_graph,
     small_schedule,
@@ -24,7 +31,6 @@ from tests.support.sources import (
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.source import BatchSource
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -72,61 +78,56 @@ def test_a_worker_killed_with_several_batches_under_way_loses_none(
     assert "batches [0, 1, 2] again" in caplog.text
 
 
-def _drained_with_outages(source: BatchSource) -> tuple[list[bytes], int]:
-    """All batches of an epoch, and how often one was not available."""
-    frames: list[bytes] = []
-    messages: list[str] = []
-    while len(frames) < NUM_BATCHES:
-        try:
-            frames.append(bytes_of(source.receive(20)))
-        except StorageUnavailable as error:  # noqa: PERF203
-            messages.append(str(error))
-    assert all("host 1 (10.0.0.2:7000), partition 1" in message for message in messages)
-    return frames, len(messages)
-
-
 @pytest.mark.parametrize("concurrency", [1, 2, 4])
-def test_what_was_not_available_is_asked_for_again(expected: list[bytes], concurrency: int) -> None:
-    """One error tells of all batches that failed alike, as far as they are known."""
+def test_what_was_not_available_is_requested_again(expected: list[bytes], concurrency: int) -> None:
     with closing(_open(UNAVAILABLE_CREW, concurrency=concurrency)) as source:
         source.start_epoch(0)
-        frames, outages = _drained_with_outages(source)
-        stats = source.stats()
-    assert frames == expected
-    assert 1 <= outages <= NUM_BATCHES - 2
-    assert stats["batches"] == NUM_BATCHES
+        assert drain(source) == expected
+        assert source.stats()["batches"] == NUM_BATCHES
 
 
 def test_out_of_order_too(expected: list[bytes]) -> None:
     with closing(_open(UNAVAILABLE_CREW, workers=2, concurrency=3, in_order=False)) as source:
         source.start_epoch(0)
-        frames, _ = _drained_with_outages(source)
-    assert sorted(frames) == sorted(expected)
+        assert sorted(drain(source)) == sorted(expected)
 
 
-def test_an_epoch_may_be_left_while_batches_are_not_available(expected: list[bytes]) -> None:
-    with closing(_open(UNAVAILABLE_CREW, concurrency=4)) as source:
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_what_stays_away_is_told_when_the_time_is_over(concurrency: int) -> None:
+    """Nothing is lost by it, and the epoch may be left."""
+    with closing(_open(LASTING_CREW, concurrency=concurrency)) as source:
         source.start_epoch(0)
-        assert drain(source, 2) == expected[:2]
-        with pytest.raises(StorageUnavailable):
-            source.receive(20)
-        source.start_epoch(0)
-        assert _drained_with_outages(source)[0] == expected
+        drain(source, 2)
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(StorageUnavailable, match=r"host 1 \(10\.0\.0\.2:7000\), partition 1"):
+                source.receive(1.0)
+            assert time.monotonic() - began > 0.3
+        assert source.stats()["batches"] == 2
+        source.start_epoch(1)
+        assert len(drain(source)) == NUM_BATCHES
 
 
-def test_inline_too(expected: list[bytes]) -> None:
-    failing = {3}
+@pytest.mark.parametrize("times", [1, 1_000_000])
+def test_inline_too(expected: list[bytes], times: int) -> None:
+    asked = 0
 
     def happen(request: BatchRequest) -> None:
-        if request.batch in failing:
-            failing.clear()
+        nonlocal asked
+        if request.batch == 3 and asked < times:
+            asked += 1
             raise StorageUnavailable("host 1 (10.0.0.2:7000), partition 1: no answer")
 
     with closing(InlineSource(Before(PLAN.open(small_graph()), happen), small_schedule())) as source:
         source.start_epoch(0)
-        frames, outages = _drained_with_outages(source)
-    assert frames == expected
-    assert outages == 1
+        frames = drain(source, 3)
+        if times > 1:
+            with pytest.raises(StorageUnavailable, match="host 1"):
+                source.receive(1.0)
+            assert asked < 30  # It pauses between two attempts.
+            times = 0
+        assert [*frames, *drain(source, NUM_BATCHES - 3)] == expected
+    assert asked >= 1
 
 
 def test_costs_are_told_by_kind() -> None:

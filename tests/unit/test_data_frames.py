@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gigl_loader.errors import FormatError, StorageUnavailable
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
@@ -19,7 +19,7 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.job import job_key, new_job
-from gigl_loader.rpc.refusals import Gone
+from gigl_loader.rpc.refusals import Damaged, Gone
 from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
 from gigl_server.frames.store import FrameStore
@@ -156,9 +156,9 @@ def test_a_frame_of_another_size_is_not_believed(service: DataPort, shelf: Shelf
     out = np.zeros(NBYTES, np.uint8)
     with connected(service.port) as connection:
         for said in (NBYTES - 1, 1):
-            with pytest.raises(FormatError, match=f"of a frame that was said to have {said}$"):
+            with pytest.raises(Damaged, match=f"of a frame that was said to have {said}$"):
                 fetch_frame(connection, shelf.lay(frame(3)), said, out)
-        with pytest.raises(FormatError, match=f"100 bytes .* said to have {NBYTES}$"):
+        with pytest.raises(Damaged, match=f"100 bytes .* said to have {NBYTES}$"):
             fetch_frame(connection, shelf.lay(frame(3, 100)), NBYTES, out)
         with pytest.raises(ValueError, match="does not fit in 10"):
             fetch_frame(connection, bytes(16), 11, out[:10])

@@ -12,6 +12,7 @@ import pytest
 
 from gigl_client.receiver import Receiver, Scratch
 from gigl_loader.errors import FormatError, SamplingError
+from gigl_loader.rpc.checksums import message_is_whole
 from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleReply
 from gigl_server.sampling.frame_maker import FrameMaker
@@ -103,13 +104,15 @@ def test_small_frames_are_not_fetched(
 def test_a_frame_that_comes_damaged_in_a_reply_is_asked_for_again(
     one: SmallCluster, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, damaged = "gigl_client.dispatcher.message_is_whole", []
+    replies: list[Any] = []
 
     def once(reply: Any, trailers: Any) -> bool:
-        damaged.append(reply)
-        return len(damaged) != 2
+        if isinstance(reply, SampleReply):
+            replies.append(reply)
+            return len(replies) != 2
+        return message_is_whole(reply, trailers)
 
-    monkeypatch.setattr(whole, once)
+    monkeypatch.setattr("gigl_loader.rpc.store_client.message_is_whole", once)
     with closing(one.open(transport="flight")) as source:
         source.start_epoch(0)
         assert drain(source) == wanted
