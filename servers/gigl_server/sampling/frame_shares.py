@@ -44,7 +44,9 @@ class FrameShares:
         Owners whose token has a quota of frames get no more while they hold so much together.
 
         While more than half of the memory is lent, an owner gets at most an equal share among the owners that
-        need some, and a job an equal share of its owner's.
+        need some, and a job an equal share of its owner's. Of several owners, one share more is left free,
+        also for frames that are larger than expected: an owner that holds little never waits for those that
+        read nothing.
         """
         shared = self._shared(waiting)
         return lambda task: self._has_quota(task.channel.owner) and shared(task)
@@ -68,11 +70,14 @@ class FrameShares:
         jobs = held.keys() | {(each.owner, each.job) for each in waiting()}
         jobs_of = Counter(owner for owner, _ in jobs)
         owned = _by_owner(held)
-        part = self._memory.nbytes / max(len(jobs_of), 1)
+        part = self._memory.nbytes / (len(jobs_of) + 1 if len(jobs_of) > 1 else 1)
 
         def has_room(task: SampleTask) -> bool:
             owner, job = task.channel.owner, task.channel.job
-            return owned[owner] < part and held[owner, job] < part / max(jobs_of[owner], 1)
+            if not owned[owner]:
+                return True
+            more = _expected_bytes(task.channel)
+            return owned[owner] + more <= part and held[owner, job] < part / max(jobs_of[owner], 1)
 
         return has_room
 
@@ -97,6 +102,12 @@ class FrameShares:
 
         order = sorted(held, key=lambda each: (owned[each[0]], held[each]), reverse=True)
         return any(self._frames.drop_one(job, than) for owner, job in order if has_much((owner, job)))
+
+
+def _expected_bytes(channel: Channel) -> float:
+    """Return the size of the frames that a channel's next batch and those under way are likely to have."""
+    totals = channel.totals
+    return totals.nbytes / max(totals.batches, 1) * (1 + len(channel.running))
 
 
 def _by_owner(held: Counter[_Holder]) -> Counter[Identity]:
