@@ -133,7 +133,12 @@ def test_frame_memory_goes_by_owner_however_many_jobs_one_makes_up() -> None:
 def test_owners_that_fetch_nothing_leave_memory_to_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """No frame has to be dropped for it, which would take seconds."""
     dropped: list[bytes] = []
-    monkeypatch.setattr(FrameStore, "drop_one", lambda _, job, than: bool(dropped.append(job)))
+
+    def drop_one(_: FrameStore, job: bytes, than: float) -> bool:
+        dropped.append(job)
+        return False
+
+    monkeypatch.setattr(FrameStore, "drop_one", drop_one)
     with service_of(workers=2, frame_bytes=20 * 65_536) as service:
         owners = [Identity(address=f"10.0.1.{host}") for host in range(8)]
         hostile = [
