@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Description", "PeerStats", "check_data_port", "check_peer", "peer_stats"]
+__all__ = ["Description", "HoldsOthers", "PeerStats", "check_data_port", "check_peer", "peer_stats"]
 
 _LOOK_S = 2.0
 """For a handshake that says what a failed call does not."""
@@ -61,12 +61,16 @@ class PeerStats:
     refused: int
 
 
+class HoldsOthers(ValueError):
+    """A peer holds other partitions than its endpoint says: those of a storage server may change."""
+
+
 def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> Description:
     """Return the description of a peer whose ports both respond, and which has the expected graph.
 
     ``digest`` is that of the local graph. Raises ``StorageUnavailable`` where the peer cannot be reached, and
     ``ValueError`` where waiting cannot help: a wrong token, an invalid certificate, another graph, another
-    version.
+    version. ``HoldsOthers`` for other partitions.
     """
     deadline = time.monotonic() + timeout_s
     for port in (endpoint.control_port, endpoint.data_port):
@@ -79,7 +83,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
     wire = BuildVersions.of(found).agree(str(endpoint))
     _check_graph(endpoint, found.graph, digest)
     if tuple(found.partitions) != endpoint.partitions:
-        raise ValueError(
+        raise HoldsOthers(
             f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
         )
     _ping(endpoint, caller, digest, wire, _left(deadline))

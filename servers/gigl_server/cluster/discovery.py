@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.peer import HoldsOthers
 from gigl_server.cluster.membership import Membership
 from gigl_server.cluster.peers import JoinRefused, PeerResponse, check_fit, listed
 
@@ -284,7 +285,10 @@ class Discovery:
             if address in self._trusted:
                 self._trusted.update(response.others)
         if not known:
-            self._check(itself, seconds)
+            try:
+                self._check(itself, seconds)
+            except HoldsOthers as error:  # It gained or gave up a partition since its reply.
+                raise StorageUnavailable(str(error)) from None
         if self.membership.put(replace(itself, wire_version=wire)):
             _LOGGER.info("found the server of partitions %s at %s", listed(itself.partitions), address)
         self.membership.merge(response.membership, response.members)
