@@ -14,7 +14,6 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives
-from gigl_server.frames.store import FrameStore
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.sampler_pool import SamplerPool
@@ -128,31 +127,6 @@ def test_frame_memory_goes_by_owner_however_many_jobs_one_makes_up() -> None:
             assert honest.fetch(frame) is not None
         for _ in range(5):
             assert honest.fetch(honest.answers.next()[1]) is not None
-
-
-def test_owners_that_fetch_nothing_leave_memory_to_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No frame has to be dropped for it, which would take seconds."""
-    dropped: list[bytes] = []
-
-    def drop_one(_: FrameStore, job: bytes, than: float) -> bool:
-        dropped.append(job)
-        return False
-
-    monkeypatch.setattr(FrameStore, "drop_one", drop_one)
-    with service_of(workers=2, frame_bytes=20 * 65_536) as service:
-        owners = [Identity(address=f"10.0.1.{host}") for host in range(8)]
-        hostile = [
-            Trainer(service, job=bytes([number]) * 32, caller=owner) for number, owner in enumerate(owners)
-        ]
-        for batch in range(4):
-            for trainer in hostile:
-                trainer.ask(batch)
-        assert wait_until(lambda: service.load().batches >= 16, seconds=20)
-        honest = Trainer(service, job=OTHER_JOB, caller=HONEST)
-        for batch in range(30):
-            honest.ask(batch % 4)
-            assert honest.fetch(honest.answers.next()[1]) is not None
-    assert not dropped
 
 
 def test_unread_frames_of_one_owner_leave_memory_to_send_those_of_others() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.rpc.grants import EVERYTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gigl_loader.rpc.grants import Grant
     from gigl_server.frames.buffer_pool import BufferPool
@@ -38,17 +38,19 @@ class FrameShares:
         self._memory = memory
         self._grant_of = grant_of
 
-    def admission(self, waiting: Callable[[], Sequence[Channel]]) -> Callable[[SampleTask], bool]:
+    def admission(
+        self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask] = ()
+    ) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests. ``waiting`` returns all channels that need frame memory.
+
+        Batches that were ``begun`` count with the mean size of their channel's frames.
 
         Owners whose token has a quota of frames get no more while they hold so much together.
 
         While more than half of the memory is lent, an owner gets at most an equal share among the owners that
-        need some, and a job an equal share of its owner's. Of several owners, one share more is left free,
-        also for frames that are larger than expected: an owner that holds little never waits for those that
-        read nothing.
+        need some, and a job an equal share of its owner's.
         """
-        shared = self._shared(waiting)
+        shared = self._shared(waiting, begun)
         return lambda task: self._has_quota(task.channel.owner) and shared(task)
 
     def _has_quota(self, owner: Identity) -> bool:
@@ -59,7 +61,9 @@ class FrameShares:
         held = self._frames.held_by_owner()
         return sum(nbytes for (each, _), nbytes in held.items() if each.token == owner.token) < most
 
-    def _shared(self, waiting: Callable[[], Sequence[Channel]]) -> Callable[[SampleTask], bool]:
+    def _shared(
+        self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask]
+    ) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests by the shares of owners and jobs."""
         lent = self._memory.lent
         if lent < self._memory.nbytes // 2:
@@ -67,17 +71,18 @@ class FrameShares:
         if lent >= self._memory.nbytes:
             return lambda _: False
         held = self._frames.held_by_owner()
+        for task in begun:
+            if task.needs_frame_memory:
+                totals = task.channel.totals
+                held[task.channel.owner, task.channel.job] += totals.nbytes // max(totals.batches, 1)
         jobs = held.keys() | {(each.owner, each.job) for each in waiting()}
         jobs_of = Counter(owner for owner, _ in jobs)
         owned = _by_owner(held)
-        part = self._memory.nbytes / (len(jobs_of) + 1 if len(jobs_of) > 1 else 1)
+        part = self._memory.nbytes / max(len(jobs_of), 1)
 
         def has_room(task: SampleTask) -> bool:
             owner, job = task.channel.owner, task.channel.job
-            if not owned[owner]:
-                return True
-            more = _expected_bytes(task.channel)
-            return owned[owner] + more <= part and held[owner, job] < part / max(jobs_of[owner], 1)
+            return owned[owner] < part and held[owner, job] < part / max(jobs_of[owner], 1)
 
         return has_room
 
@@ -102,12 +107,6 @@ class FrameShares:
 
         order = sorted(held, key=lambda each: (owned[each[0]], held[each]), reverse=True)
         return any(self._frames.drop_one(job, than) for owner, job in order if has_much((owner, job)))
-
-
-def _expected_bytes(channel: Channel) -> float:
-    """Return the size of the frames that a channel's next batch and those under way are likely to have."""
-    totals = channel.totals
-    return totals.nbytes / max(totals.batches, 1) * (1 + len(channel.running))
 
 
 def _by_owner(held: Counter[_Holder]) -> Counter[Identity]:

@@ -252,7 +252,11 @@ class Scheduler:
 
     def _admission(self) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests for which there is scratch and frame memory."""
-        has_room = self._shares.admission(lambda: self._turns.waiting) if self._turns else lambda _: True
+        has_room = (
+            self._shares.admission(lambda: self._turns.waiting, self._slices.begun)
+            if self._turns
+            else lambda _: True
+        )
         return lambda each: (
             self._slices.has_place(each.channel.owner)
             and (not each.needs_frame_memory or has_room(each))
