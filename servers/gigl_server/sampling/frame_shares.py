@@ -66,15 +66,13 @@ class FrameShares:
     ) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests by the shares of owners and jobs."""
         lent = self._memory.lent
-        if lent < self._memory.nbytes // 2:
+        expected = self._expected_bytes(begun)
+        if lent + expected.total() < self._memory.nbytes // 2:
             return lambda _: True
         if lent >= self._memory.nbytes:
             return lambda _: False
         held = self._frames.held_by_owner()
-        for task in begun:
-            if task.needs_frame_memory:
-                totals = task.channel.totals
-                held[task.channel.owner, task.channel.job] += totals.nbytes // max(totals.batches, 1)
+        held.update(expected)
         jobs = held.keys() | {(each.owner, each.job) for each in waiting()}
         jobs_of = Counter(owner for owner, _ in jobs)
         owned = _by_owner(held)
@@ -85,6 +83,20 @@ class FrameShares:
             return owned[owner] < part and held[owner, job] < part / max(jobs_of[owner], 1)
 
         return has_room
+
+    def _expected_bytes(self, begun: Collection[SampleTask]) -> Counter[_Holder]:
+        """Return the likely size of the frames of batches that were begun, by owner and job.
+
+        That is the mean of their channel, at first of all ready frames.
+        """
+        usual = self._frames.nbytes // max(len(self._frames), 1)
+        expected: Counter[_Holder] = Counter()
+        for task in begun:
+            if task.needs_frame_memory:
+                channel = task.channel
+                mean = channel.totals.nbytes // max(channel.totals.batches, 1)
+                expected[channel.owner, channel.job] += mean or usual
+        return expected
 
     def relieve(self, waiting: Iterable[Channel], than: float) -> None:
         """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while jobs that
