@@ -1,10 +1,9 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <limits>
 #include <optional>
 #include <string>
-
-#include <nanobind/stl/optional.h>
 
 #include "binding.h"
 #include "stop.h"

@@ -166,9 +166,8 @@ class SamplerPool:
             return
         spent = []
         with self._lock:
-            if (
-                source.retired or channel.closed
-            ):  # ``keep_only`` follows the closing, so that it sees the rest.
+            # Once a channel is closed, ``keep_only`` may have looked already.
+            if source.retired or channel.closed:
                 return
             self._idle[id(sampler)] = _Idle(key, sampler, nbytes)
             self._idle_bytes += nbytes
