@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives
+from gigl_server.frames.store import FrameStore
 from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.sampler_pool import SamplerPool
@@ -21,9 +23,10 @@ from tests.support.leftovers import wait_until
 from tests.support.made import record_made
 from tests.support.plans import with_sampler
 from tests.support.sources import PLAN, PLANS, small_graph
-from tests.support.store_service import JOB, OTHER_JOB, Gate, Trainer, sample_request, service_of
+from tests.support.store_service import JOB, OTHER_JOB, Clock, Gate, Trainer, sample_request, service_of
 
 if TYPE_CHECKING:
+    from gigl_server.sampling.service import SamplingService
     from gigl_server.sessions.channel import Result
 
 HOSTILE, HONEST = Identity(address="10.0.0.1"), Identity(address="10.0.0.2", token="train")
@@ -126,6 +129,51 @@ def test_frame_memory_goes_by_owner_however_many_jobs_one_makes_up() -> None:
         for frame in frames:
             assert honest.fetch(frame) is not None
         for _ in range(5):
+            assert honest.fetch(honest.answers.next()[1]) is not None
+
+
+def hostile_owners(service: SamplingService) -> list[Trainer]:
+    """Return trainers of eight owners, which fetch nothing."""
+    owners = [Identity(address=f"10.0.1.{host}") for host in range(8)]
+    return [Trainer(service, job=bytes([number]) * 32, caller=owner) for number, owner in enumerate(owners)]
+
+
+def test_owners_that_fetch_nothing_leave_memory_to_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No frame has to be dropped for it, which would take seconds."""
+    dropped: list[bytes] = []
+
+    def drop_one(_: FrameStore, job: bytes, than: float) -> bool:
+        dropped.append(job)
+        return False
+
+    monkeypatch.setattr(FrameStore, "drop_one", drop_one)
+    with service_of(workers=2, frame_bytes=20 * 65_536) as service:
+        for batch, trainer in product(range(4), hostile_owners(service)):
+            trainer.ask(batch)
+        assert wait_until(lambda: service.load().batches >= 10, seconds=20)
+        honest = Trainer(service, job=OTHER_JOB, caller=HONEST)
+        for batch in range(30):
+            honest.ask(batch % 4)
+            assert honest.fetch(honest.answers.next()[1]) is not None
+    assert not dropped
+
+
+def test_frames_that_nobody_fetches_are_dropped_for_one_as_large() -> None:
+    """Memory holds three frames beside the part that stays free."""
+    clock = Clock()
+    with service_of(workers=2, frame_bytes=4 * 65_536, clock=clock) as service:
+        for batch, trainer in product(range(4), hostile_owners(service)):
+            trainer.ask(batch)
+        assert wait_until(lambda: service.load().batches >= 2, seconds=20)
+        honest = Trainer(service, job=OTHER_JOB, caller=HONEST)
+        for batch in range(4):
+            honest.ask(batch)
+            for _ in range(
+                20
+            ):  # Owners that have had none are served before it, each for a frame that is dropped.
+                clock.now += 6.0
+                if wait_until(lambda: len(honest.answers) > 0, seconds=1.5):
+                    break
             assert honest.fetch(honest.answers.next()[1]) is not None
 
 

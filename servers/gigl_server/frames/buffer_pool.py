@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "buffer_bytes"]
 
 _SMALLEST = 1 << 16
 _STEPS = 8  # Sizes between two powers of 2. Frames of one plan differ by a few percent, and so share a size.
@@ -60,7 +60,7 @@ class BufferPool:
             self._take_back()
             memory = self._fitting(nbytes)
             if memory is None:
-                size = _size(nbytes)
+                size = buffer_bytes(nbytes)
                 self._make_room(size)
                 memory = np.empty(size, np.uint8)
                 self._held += size
@@ -107,7 +107,7 @@ class _Lease:
         self.__array_interface__: dict[str, Any] = memory[:nbytes].__array_interface__
 
 
-def _size(nbytes: int) -> int:
-    """Round up to an eighth of a power of 2."""
+def buffer_bytes(nbytes: int) -> int:
+    """Return the size of a buffer for so many bytes: rounded up to an eighth of a power of 2."""
     step = max(1 << max(nbytes - 1, 1).bit_length() - 1, _SMALLEST) // _STEPS
     return max(-(-nbytes // step) * step, _SMALLEST)

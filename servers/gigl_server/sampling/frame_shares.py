@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.grants import EVERYTHING
+from gigl_server.frames.buffer_pool import buffer_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gigl_loader.rpc.grants import Grant
     from gigl_server.frames.buffer_pool import BufferPool
@@ -43,12 +44,12 @@ class FrameShares:
     ) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests. ``waiting`` returns all channels that need frame memory.
 
-        Batches that were ``begun`` count with the mean size of their channel's frames.
+        Batches that were ``begun`` count with the frames that they are likely to have. Owners whose token has
+        a quota of frames get no more while they hold so much together.
 
-        Owners whose token has a quota of frames get no more while they hold so much together.
-
-        While more than half of the memory is lent, an owner gets at most an equal share among the owners that
-        need some, and a job an equal share of its owner's.
+        While more than half of the memory is lent, a job gets at most an equal share of its owner's part. The
+        part of several owners is such that another one like them would fit: who fetches nothing leaves
+        memory to who does. A frame that is larger than a part is admitted where that much stays free.
         """
         shared = self._shared(waiting, begun)
         return lambda task: self._has_quota(task.channel.owner) and shared(task)
@@ -65,45 +66,55 @@ class FrameShares:
         self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask]
     ) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests by the shares of owners and jobs."""
-        lent = self._memory.lent
+        lent, most = self._memory.lent, self._memory.nbytes
         expected = self._expected_bytes(begun)
-        if lent + expected.total() < self._memory.nbytes // 2:
+        if lent + expected.total() < most // 2:
             return lambda _: True
-        if lent >= self._memory.nbytes:
+        if lent >= most:
             return lambda _: False
         held = self._frames.held_by_owner()
-        held.update(expected)
-        jobs = held.keys() | {(each.owner, each.job) for each in waiting()}
+        jobs = held.keys() | expected.keys() | {(each.owner, each.job) for each in waiting()}
+        if len(jobs) == 1:
+            return lambda _: True
+        buffers = max(lent / max(held.total(), 1), 1.0)  # Buffers are larger than the frames in them.
+        used = {each: held[each] * buffers + expected[each] for each in jobs}
         jobs_of = Counter(owner for owner, _ in jobs)
-        owned = _by_owner(held)
-        part = self._memory.nbytes / max(len(jobs_of), 1)
+        owned = _by_owner(used)
+        part = most / (len(jobs_of) + 1 if len(jobs_of) > 1 else 1)
+
+        def fits(task: SampleTask) -> bool:
+            mine, more = owned[task.channel.owner], self._buffer_bytes(task)
+            return len(jobs_of) == 1 or mine + more <= part or (not mine and lent + more + part <= most)
 
         def has_room(task: SampleTask) -> bool:
             owner, job = task.channel.owner, task.channel.job
-            return owned[owner] < part and held[owner, job] < part / max(jobs_of[owner], 1)
+            return used.get((owner, job), 0.0) < part / max(jobs_of[owner], 1) and fits(task)
 
         return has_room
 
     def _expected_bytes(self, begun: Collection[SampleTask]) -> Counter[_Holder]:
-        """Return the likely size of the frames of batches that were begun, by owner and job.
-
-        That is the mean of their channel, at first of all ready frames.
-        """
-        usual = self._frames.nbytes // max(len(self._frames), 1)
+        """Return the likely size of the frames of batches that were begun, by owner and job."""
         expected: Counter[_Holder] = Counter()
         for task in begun:
             if task.needs_frame_memory:
-                channel = task.channel
-                mean = channel.totals.nbytes // max(channel.totals.batches, 1)
-                expected[channel.owner, channel.job] += mean or usual
+                expected[task.channel.owner, task.channel.job] += self._buffer_bytes(task)
         return expected
 
-    def relieve(self, waiting: Iterable[Channel], than: float) -> None:
-        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while jobs that
-        hold little wait for memory."""
-        needy = {(each.owner, each.job) for each in waiting}
-        while needy and self._memory.full and self._drop_one(needy, than):
-            pass
+    def _buffer_bytes(self, task: SampleTask) -> int:
+        """Return the memory of a frame of the mean size of its channel's, at first of all ready frames."""
+        totals, ready = task.channel.totals, self._frames
+        if totals.batches:
+            return buffer_bytes(totals.nbytes // totals.batches)
+        return buffer_bytes(ready.nbytes // max(len(ready), 1))
+
+    def relieve(self, waiting: Sequence[SampleTask], than: float) -> None:
+        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while those that
+        hold little wait for memory. ``waiting``: the next request of each channel that needs some."""
+        channels = [each.channel for each in waiting]
+        needy = {(each.owner, each.job) for each in channels}
+        while needy and not any(map(self._shared(lambda: channels, ()), waiting)):
+            if not self._drop_one(needy, than):
+                return
 
     def _drop_one(self, needy: set[_Holder], than: float) -> bool:
         held = self._frames.held_by_owner()
@@ -121,8 +132,8 @@ class FrameShares:
         return any(self._frames.drop_one(job, than) for owner, job in order if has_much((owner, job)))
 
 
-def _by_owner(held: Counter[_Holder]) -> Counter[Identity]:
-    owned: Counter[Identity] = Counter()
+def _by_owner(held: Mapping[_Holder, float]) -> dict[Identity, float]:
+    owned: dict[Identity, float] = defaultdict(float)
     for (owner, _), nbytes in held.items():
         owned[owner] += nbytes
     return owned

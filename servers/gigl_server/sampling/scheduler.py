@@ -201,7 +201,7 @@ class Scheduler:
         its share (``_admission``), so that dropped batches are not sampled again at once.
         """
         with self._lock:
-            waiting = self._turns.waiting
+            waiting = [channel.queue[0] for channel in self._turns.waiting]
         self._shares.relieve(waiting, than)
 
     def close(self) -> None:
