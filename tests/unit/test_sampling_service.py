@@ -398,12 +398,14 @@ def test_frames_that_are_sent_to_who_does_not_read_take_a_part_of_the_memory_onl
 
 
 def test_jobs_share_frame_memory_however_many_channels_they_have() -> None:
-    with service_of(workers=2, frame_bytes=600_000) as service:
+    gate = Gate()  # Until both want memory: alone, a job may have all of it.
+    with service_of(workers=2, frame_bytes=600_000, gate=gate) as service:
         greedy = [Trainer(service, key=str(number), credit=8) for number in range(12)]
         other = Trainer(service, job=OTHER_JOB, credit=8)
         for batch in range(8):
             for trainer in (*greedy, other):
                 trainer.ask(batch % 4)
+        gate.opened.set()
         frames = [other.answers.next()[1] for _ in range(3)]
         held = service.frames.held_bytes()
         assert held[JOB] < 300_000 + 2 * 65_536  # Half, and what was begun.
