@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -255,6 +256,17 @@ def test_a_port_that_is_closed_leaves_no_thread() -> None:
     assert not [each for each in set(threading.enumerate()) - before if each.name.startswith("data ")]
 
 
+def test_a_port_without_calls_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of its threads finishes a wait before."""
+    monkeypatch.setattr(data, "_SWEEP_S", 60.0)
+    before = set(threading.enumerate())
+    with serving() as server:
+        assert gathers(server)
+        [watcher] = [each for each in set(threading.enumerate()) - before if each.name == "data callers"]
+        time.sleep(0.3)  # It waits for replies by now.
+    assert not watcher.is_alive()
+
+
 def test_a_port_ends_while_a_reply_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     with ExitStack() as stack:
         with serving() as server:
@@ -281,6 +293,18 @@ def test_a_reply_is_not_made_for_a_caller_that_is_gone(monkeypatch: pytest.Monke
             assert wait_until(lambda: server.turns.lent == 0, seconds=20)
         assert wait_until(lambda: server.calls.lent == 0, seconds=20)
         assert samples(server)
+
+
+def test_a_port_ends_while_a_reply_is_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        with serving() as server, monkeypatch.context() as patch:
+            patch.setattr(Queries, "respond", endless)
+            caller = stack.enter_context(connected_socket(server.endpoint.data_address))
+            caller.sendall(request_bytes(header_of(HOSTILE), ticket(LISTS)))
+            assert wait_until(lambda: server.turns.lent == 1, seconds=20)
+        assert "does not end" not in caplog.text
 
 
 def test_a_reply_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,14 @@ class CallsUnderWay:
             if call.gone:
                 flag.stop("the caller is gone")
 
+    def stop_all(self, reason: str) -> None:
+        """Stop all replies that are being made, and let ``wait_for_replies`` return."""
+        with self._lock:
+            made = list(self._made.values())
+            self._making.set()
+        for flag in made:
+            flag.stop(reason)
+
     def sweep(self) -> None:
         """Cut calls of hoarders."""
         now = time.monotonic()

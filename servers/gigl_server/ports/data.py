@@ -148,10 +148,12 @@ class DataPort:
         self._server.accept(credentials.authorizations, WRONG_TOKEN.to_record())
 
     def close(self, timeout_s: float = _SHUTDOWN_S) -> None:
-        """Stop listening, wait a second for replies under way, then cut them. Closing twice is fine."""
+        """Stop listening, wait a second for replies under way, then stop and cut them. Closing twice is fine."""
         self._ending.set()
         self._server.stop()
-        if not self._threads.stop(min(_FREELY_S, timeout_s)):
+        ended = self._threads.stop(min(_FREELY_S, timeout_s))
+        self._under_way.stop_all("the server ends")  # Wakes the watcher, too.
+        if not ended:
             _LOGGER.warning(
                 "replies that were not read: %d, their connections are cut", self._server.cut_all()
             )
