@@ -286,6 +286,21 @@ def test_a_batch_that_does_not_look_at_its_flag_leaves_its_place_all_the_same() 
     assert task.ran_s == pytest.approx(ran + 0.5)  # It runs on, and is charged for it.
 
 
+def test_a_batch_that_does_not_look_at_its_flag_keeps_no_other_one_from_being_set_aside() -> None:
+    clock = Clock()
+    turns, made = slices(clock)
+    begun(turns, made, hostile(0))
+    queued(turns, hostile(1))
+    for _ in range(30):
+        look(made, clock, 0.02)
+    other = began(turns, made)
+    assert other.channel.owner == hostile(1)
+    queued(turns, HONEST)
+    for _ in range(30):
+        look(made, clock, 0.02)
+    assert other.flag.paused
+
+
 def test_a_paused_batch_is_not_charged_and_goes_on_where_it_was() -> None:
     clock = Clock()
     turns, made = slices(clock)

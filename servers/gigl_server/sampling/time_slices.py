@@ -145,7 +145,8 @@ class TimeSlices:
 
     def _take_thread(self, running: Collection[SampleTask], admits: Callable[[SampleTask], bool]) -> None:
         """Tell a batch to leave its thread, where an owner with less time waits for one."""
-        if sum(each.yielding_s is not None for each in running) > self.threads // 4:
+        yielding = [each for each in running if each.aside_since is None and each.yielding_s is not None]
+        if len(yielding) > self.threads // 4:
             return
         full = [each for each in running if each.yielding_s is None and each.stint_s >= QUANTUM_S]
         ahead = max(full, key=lambda each: self._turns.spent(each.channel.owner), default=None)
