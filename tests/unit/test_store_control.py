@@ -28,7 +28,7 @@ from gigl_loader.rpc.checksums import (
     head_checksum,
     message_checksum,
 )
-from gigl_loader.rpc.control import STORE_METHODS, STORE_SERVICE
+from gigl_loader.rpc.control import PENDING_HEADER, STORE_METHODS, STORE_SERVICE
 from gigl_loader.rpc.control_errors import REFUSAL_HEADER, is_marked
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
@@ -332,6 +332,29 @@ def test_a_call_whose_time_is_over_is_not_worked_on() -> None:
         assert wait_until(lambda: served.service.load().channels[0].queued == 0, seconds=20)
         gate.opened.set()
         assert first.result().handle
+
+
+def test_a_probe_names_the_batches_that_a_caller_waits_for() -> None:
+    """A trainer whose request or reply was lost learns so."""
+    gate = Gate()
+    with controlled(gate=gate) as served, client_of(served.endpoint) as client:
+        channel, other = opened(client, key="one"), opened(client, key="other")
+
+        def pending(channel: bytes) -> str:
+            call = client.probe(channel, 10)
+            call.result()
+            return str(dict(call.trailing_metadata())[PENDING_HEADER])
+
+        assert pending(channel) == ""
+        calls = [client.sample(sample_request(channel, batch), 20) for batch in (3, 5, 11)]
+        assert gate.entered.acquire(timeout=20)
+        assert wait_until(lambda: sorted(pending(channel).split(",")) == ["11", "3", "5"], seconds=20)
+        assert pending(other) == pending(bytes(16)) == ""
+        calls[2].cancel()
+        assert wait_until(lambda: sorted(pending(channel).split(",")) == ["3", "5"], seconds=20)
+        gate.opened.set()
+        assert all(call.result().handle for call in calls[:2])
+        assert pending(channel) == ""
 
 
 def test_a_client_that_leaves_ends_its_calls() -> None:

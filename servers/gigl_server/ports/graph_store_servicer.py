@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc import graph_store_pb2 as messages
@@ -56,9 +54,6 @@ class GraphStoreServicer:
         self._health = health
         self._announced = announced
         self._show_names = show_names
-        self._pending_lock = threading.Lock()
-        self._pending: defaultdict[tuple[bytes, bytes], dict[object, int]] = defaultdict(dict)
-        """Batches of calls that wait, by job and channel."""
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -99,7 +94,8 @@ class GraphStoreServicer:
     def _heartbeat(self, request: Any, call: ControlCall) -> Any:
         def renew(job: bytes) -> Any:
             if len(request.channels) == 1:
-                call.set_trailers(((PENDING_HEADER, self._pending_of(job, request.channels[0])),))
+                pending = ",".join(map(str, self._service.pending(job, request.channels[0])))
+                call.set_trailers(((PENDING_HEADER, pending),))
             return messages.HeartbeatReply(channels=self._service.heartbeat(job, request.channels))
 
         return self._of_job(call, request, renew)
@@ -123,32 +119,9 @@ class GraphStoreServicer:
         held = [request]
         del request  # It is freed when its seeds are read: the call may wait for minutes.
         waiting = _Waiting(self._service, call, self._with_reason)
-        channel, batch = held[0].channel, held[0].batch
-
-        def submit(job: bytes) -> SampleTask:
-            token = object()  # Not the call itself, which would be kept by a cycle.
-            waiting.ended = partial(self._ended, (job, channel), token)
-            with self._pending_lock:
-                self._pending[job, channel][token] = batch
-            try:
-                return self._service.submit(job, held.pop(), waiting.settle)
-            except BaseException:
-                waiting.ended()
-                raise
-
         call.on_gone(waiting.abandon)
-        waiting.begun(self._in_job(call, submit))
-
-    def _ended(self, key: tuple[bytes, bytes], token: object) -> None:
-        """Forget a call that waits no more."""
-        with self._pending_lock:
-            self._pending[key].pop(token, None)
-            if not self._pending[key]:
-                del self._pending[key]
-
-    def _pending_of(self, job: bytes, channel: bytes) -> str:
-        with self._pending_lock:
-            return ",".join(map(str, self._pending.get((job, channel), {}).values()))
+        submit = self._service.submit
+        waiting.begun(self._in_job(call, lambda job: submit(job, held.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
         try:
@@ -218,8 +191,6 @@ class _Waiting:
         self._lock = threading.Lock()
         self._task: SampleTask | None = None
         self._settled = self._abandoned = False
-        self.ended: Callable[[], None] = lambda: None
-        """Called when the call waits no more, perhaps twice."""
 
     def begun(self, task: SampleTask) -> None:
         """Record the task, which may have a result already."""
@@ -228,12 +199,10 @@ class _Waiting:
             if not (abandoned or self._settled):  # Else a cycle would keep the seeds and this object.
                 self._task = task
         if abandoned:
-            self.ended()
             self._service.abandon(task)
 
     def settle(self, result: Result) -> None:
         """Send the result as the response of the call. Thread-safe."""
-        self.ended()
         with self._lock:
             self._settled, self._task = True, None
         if result.refusal is None:
@@ -244,7 +213,6 @@ class _Waiting:
 
     def abandon(self) -> None:
         """Drop the task: the caller is gone, or its deadline has passed."""
-        self.ended()
         with self._lock:
             self._abandoned = True
             task, self._task = self._task, None

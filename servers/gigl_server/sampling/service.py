@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
@@ -268,6 +269,12 @@ class SamplingService:
         """Renew the leases of these channels of a job. Return the channels that exist."""
         with self._lock:
             return self._sessions.renew(job, channels)
+
+    def pending(self, job: bytes, channel: bytes) -> list[int]:
+        """Return the numbers of a channel's batches that a caller waits for. Empty for an unknown channel."""
+        with self._lock, suppress(Refusal):
+            return self._sessions.channel(job, channel).pending
+        return []
 
     def close_channel(self, job: bytes, channel: bytes) -> None:
         """Close a channel, and its producer with the last channel. Fine for an unknown channel."""

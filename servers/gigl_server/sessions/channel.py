@@ -210,8 +210,9 @@ class Channel:
     totals: ChannelTotals = field(default_factory=ChannelTotals)
 
     @property
-    def open_requests(self) -> int:
-        return len(self.queue) + len(self.running)
+    def pending(self) -> list[int]:
+        """Numbers of the batches that a caller waits for."""
+        return [each.request.batch for each in (*self.queue, *self.running) if not each.abandoned]
 
     def uses_slot(self, slot: int) -> bool:
         """Return whether an open request names the slot."""
