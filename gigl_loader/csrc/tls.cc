@@ -37,6 +37,7 @@ struct OpenSsl {
   void (*ssl_set_bio)(void*, void*, void*);
   void (*ssl_accept_state)(void*);
   void (*ssl_connect_state)(void*);
+  void (*ssl_set_shutdown)(void*, int);
   int (*ssl_handshake)(void*);
   int (*ssl_read)(void*, void*, int);
   int (*ssl_write)(void*, const void*, int);
@@ -86,7 +87,8 @@ constexpr uint64_t kServerPreference = 1 << 22;
 constexpr int kVerifyPeer = 1, kVerifyRequired = 2;
 constexpr unsigned long kPartialChain = 0x80000, kTrustedFirst = 0x8000;
 constexpr unsigned kNoPartialWildcards = 4;
-constexpr int kErrorSsl = 1, kErrorWantRead = 2, kErrorWantWrite = 3, kErrorSyscall = 5, kErrorClosed = 6;
+constexpr int kReceivedShutdown = 2;
+constexpr int kErrorWantRead = 2, kErrorWantWrite = 3, kErrorSyscall = 5, kErrorClosed = 6;
 constexpr int kRetryRead = 1 | 8, kRetryWrite = 2 | 8, kRetryAll = 15;
 constexpr size_t kReadAheadBytes = 128 << 10;  // of a client: eight records come out of the kernel at once
 constexpr size_t kSendBytes = 128 << 10;       // records are sent once so many bytes of them are ready
@@ -126,11 +128,6 @@ struct SocketBio {
       session.io_errno_ = EMSGSIZE;
       return -1;
     }
-    // One record more has begun, which may carry data.
-    if (session.dataless_records_ > kMaxDataless + 1 || session.dataless_messages_ > kMaxDataless) {
-      session.io_errno_ = EPROTO;
-      return -1;
-    }
     if (session.step_bytes_ >= kStepBytes) {
       api.bio_set_flags(bio, kRetryRead);
       return -1;
@@ -168,13 +165,20 @@ struct SocketBio {
 
   // Counts what is received after the handshake. OpenSSL calls it with the head of each record, before that one is
   // opened, and with each message of a record that carries no data.
-  static void Count(int sent, int, int type, const void*, size_t, void*, void* argument) {
+  static void Count(int sent, int, int type, const void*, size_t, void* ssl, void* argument) {
     auto& session = *static_cast<TlsSession*>(argument);
     if (sent != 0 || !session.established_) return;
-    if (type == kRecordHeader) ++session.dataless_records_;
-    if (type != kHandshakeMessage) return;
-    ++session.dataless_messages_;
-    session.overhead_ = session.received_bytes_ - session.delivered_bytes_;
+    if (type == kRecordHeader) {
+      ++session.dataless_records_;
+      session.Charge();  // the data of the records before it was delivered
+    }
+    if (type == kHandshakeMessage) ++session.dataless_messages_;
+    // The record that begins may carry data.
+    if (session.dataless_records_ <= kMaxDataless + 1 && session.dataless_messages_ <= kMaxDataless) return;
+    session.io_errno_ = EPROTO;
+    // OpenSSL opens one record more. Without this it goes on until it has no bytes left: a client reads 128 KiB ahead,
+    // which fit 5,000 updates of keys.
+    Api().ssl_set_shutdown(ssl, kReceivedShutdown);
   }
 
   static long Control(void*, int command, long, void*) { return command == kBioFlush ? 1 : 0; }
@@ -215,6 +219,7 @@ OpenSsl Load() {
   Find(library, api.ssl_set_bio, {"SSL_set_bio"});
   Find(library, api.ssl_accept_state, {"SSL_set_accept_state"});
   Find(library, api.ssl_connect_state, {"SSL_set_connect_state"});
+  Find(library, api.ssl_set_shutdown, {"SSL_set_shutdown"});
   Find(library, api.ssl_handshake, {"SSL_do_handshake"});
   Find(library, api.ssl_read, {"SSL_read"});
   Find(library, api.ssl_write, {"SSL_write"});
@@ -432,6 +437,7 @@ Step TlsSession::Read(std::span<std::byte> out, size_t& got) {
   step_bytes_ = 0;
   const int size = static_cast<int>(std::min<size_t>(out.size(), 1 << 30));
   const Step step = StepOfRead(api_.ssl_read(session_.get(), out.data(), size), got);
+  if (step == Step::kWantRead && !HasPending()) Charge();  // whole records without data
   if (unsent() > 0) Flush();  // answers; an error of the socket comes again with the next step
   return step;
 }
@@ -443,7 +449,6 @@ Step TlsSession::StepOfRead(int result, size_t& got) {
   if (result <= 0) return StepOf(result, "TLS");
   got = static_cast<size_t>(result);
   delivered_bytes_ += got;
-  overhead_ = received_bytes_ - delivered_bytes_;
   dataless_records_ = dataless_messages_ = 0;
   return Step::kDone;
 }

@@ -70,8 +70,8 @@ class TlsSession {
   Step Write(std::span<const std::byte> data, size_t& taken);
   Step Flush();
 
-  // Bytes received since the handshake that carried no data: heads of records, padding, messages of TLS. As of the
-  // last whole record.
+  // Bytes that a server received since the handshake that carried no data: heads of records, padding, messages of TLS.
+  // As of the last whole record.
   uint64_t overhead() const { return overhead_; }
 
   // Frees memory that a connection does not need until its next message.
@@ -86,6 +86,7 @@ class TlsSession {
   friend struct SocketBio;
   Step StepOf(int result, const char* what);
   Step StepOfRead(int result, size_t& got);
+  void Charge() { overhead_ = received_bytes_ - delivered_bytes_; }
   size_t unsent() const { return out_.size() - out_begin_; }
 
   std::shared_ptr<const TlsContext> context_;

@@ -8,7 +8,7 @@ import ssl
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,10 +20,12 @@ from gigl_loader.rpc.certificates import self_signed
 from tests.support.certificates import Authority
 from tests.support.key_updates import KeyUpdates
 from tests.support.leftovers import wait_until
+from tests.support.padded_records import PaddedRecords
 from tests.support.raw_data import connected_socket, header_of, read_all, reply_bytes, request_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 HEADER = header_of("a-token-for-tests-of-the-kernels")
 SOON_S = 10.0
@@ -219,6 +221,51 @@ def test_a_stranger_has_4_kib_for_records_without_data() -> None:
             else:
                 pytest.fail("all was taken")
         assert reasons_of(server) == {"more than 4096 bytes without data"}
+
+
+@pytest.mark.parametrize("padding", [[5_000], [16_000], [2_000] * 3])
+def test_a_stranger_has_4_kib_for_padding(tmp_path: Path, padding: list[int]) -> None:
+    """Charged as it comes, not with the next byte of data."""
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        connection = socket.create_connection(("127.0.0.1", server.port), SOON_S)
+        with PaddedRecords(connection, tmp_path) as caller:
+            caller.send(4_000)
+            assert not wait_until(server.sweep, seconds=0.2)
+            for nbytes in padding:
+                caller.send(nbytes)
+            assert reasons_of(server) == {"more than 4096 bytes without data"}
+
+
+@contextmanager
+def renewing_server(folder: Path) -> Iterator[tuple[DataClient, KeyUpdates]]:
+    """Lend a client with a connection, and its server, which can renew its keys."""
+    served = folder / "pair.pem"
+    served.write_bytes(CERTIFICATE + KEY)
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        client = DataClient("127.0.0.1", listening.getsockname()[1], TlsContext.client(CERTIFICATE))
+        connecting = stack.enter_context(ThreadPoolExecutor(1)).submit(client.connect, SOON_S)
+        connection = stack.enter_context(listening.accept()[0])
+        server = KeyUpdates(connection, served=served)
+        stack.callback(server.close)
+        connecting.result(SOON_S)
+        yield client, server
+
+
+@pytest.mark.parametrize("requested", [False, True])
+@pytest.mark.parametrize("updates", [32, 33, 1_000])
+def test_a_client_takes_so_many_records_without_data(tmp_path: Path, updates: int, requested: bool) -> None:
+    """They and the reply are there at once, and the client reads 128 KiB at a time. Met: 5,000 in one step."""
+    with renewing_server(tmp_path) as (client, server):
+        assert server.send(updates, requested=requested) == updates
+        assert server.write(REPLY)
+        if updates == 32:
+            assert client.call(HEADER, b"", SOON_S)[:2] == (0, 4)
+            client.read(np.empty(4, np.uint8))
+            assert client.finish()
+        else:
+            with pytest.raises(StreamError, match="TLS: more than 32 records without data"):
+                client.call(HEADER, b"", SOON_S)
 
 
 def test_floods_of_records_without_data_hold_up_nobody() -> None:

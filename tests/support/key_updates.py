@@ -1,4 +1,4 @@
-"""A TLS caller that renews its keys without end, which Python's ``ssl`` cannot do."""
+"""A side of TLS that renews its keys without end, which Python's ``ssl`` cannot do."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
+    from pathlib import Path
 
 __all__ = ["KeyUpdates"]
 
 _LIBRARIES = ("libssl.so.3", "libssl.so.1.1")
-_POINTERS = ("TLS_client_method", "SSL_CTX_new", "SSL_new")
+_POINTERS = ("TLS_client_method", "TLS_server_method", "SSL_CTX_new", "SSL_new")
+_PEM = 1
 
 
 class KeyUpdates:
     """TLS 1.3 over a socket, by the OpenSSL of this machine. No certificate is verified.
 
-    The socket blocks until this is made.
+    The socket blocks until this is made. ``served`` is a file with certificate and key, of a server.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, served: Path | None = None) -> None:
         self._api = _library()
-        self._context = ctypes.c_void_p(self._api.SSL_CTX_new(ctypes.c_void_p(self._api.TLS_client_method())))
+        method = self._api.TLS_server_method if served else self._api.TLS_client_method
+        self._context = ctypes.c_void_p(self._api.SSL_CTX_new(ctypes.c_void_p(method())))
+        if served:
+            path = str(served).encode()
+            assert self._api.SSL_CTX_use_certificate_file(self._context, path, _PEM) == 1
+            assert self._api.SSL_CTX_use_PrivateKey_file(self._context, path, _PEM) == 1
+            assert self._api.SSL_CTX_set_num_tickets(self._context, ctypes.c_size_t(0)) == 1
         self._session = ctypes.c_void_p(self._api.SSL_new(self._context))
         assert self._api.SSL_set_fd(self._session, connection.fileno()) == 1
-        if self._api.SSL_connect(self._session) != 1:
+        greet = self._api.SSL_accept if served else self._api.SSL_connect
+        if greet(self._session) != 1:
             self.close()
             raise OSError("no TLS handshake")
 
