@@ -51,9 +51,10 @@ time.sleep(600)
 class Server:
     """A process of ``gigl-loader serve``."""
 
-    def __init__(self, graph: Path, log: Path, *options: str, ready: bool = True) -> None:
+    def __init__(self, graph: Path, log: Path, *options: str, ready: bool = True, prepared: str = "") -> None:
+        """``prepared`` are statements that it runs first."""
         self.log = log
-        program = "from gigl_loader.cli import main; main()"
+        program = prepared + "from gigl_loader.cli import main; main()"
         command = ["-c", program, "serve", str(graph), "--listen", "127.0.0.1:0"]
         with log.open("w") as out:
             self.process = subprocess.Popen(
@@ -84,8 +85,10 @@ class Server:
 
 
 @contextmanager
-def serving(graph: Path, log: Path, *options: str, ready: bool = True) -> Iterator[Server]:
-    server = Server(graph, log, *options, ready=ready)
+def serving(
+    graph: Path, log: Path, *options: str, ready: bool = True, prepared: str = ""
+) -> Iterator[Server]:
+    server = Server(graph, log, *options, ready=ready, prepared=prepared)
     try:
         yield server
     finally:
@@ -263,6 +266,43 @@ def test_it_ends_while_a_batch_waits_for_a_server_that_is_stopped(graph: Path, t
             assert cluster.terminate(0) == 0
         finally:
             os.kill(cluster.pids[1], signal.SIGCONT)
+
+
+SLOW_DISK = """
+import collections, threading, time
+from pathlib import Path
+from gigl_loader.graph.document import Document
+verify, times = Document.verify, collections.Counter()
+def slow(document, report):
+    times[document.name] += 1
+    if {part!r} not in document.name or times[document.name] <= {after}:
+        return verify(document, report)
+    Path({sign!r}).touch()
+    while not threading.Event().wait({step_s}):
+        report(1 << 20)
+Document.verify = slow
+"""
+VERIFICATIONS = {
+    "full": ("", 0, ("--verify", "full")),
+    "topology": ("topology", 0, ()),
+    "again and again": ("topology", 1, ("--scrub-rate", "1GB")),
+}
+
+
+@pytest.mark.parametrize("step_s", [0.01, None], ids=["slow", "hangs"])
+@pytest.mark.parametrize("verified", VERIFICATIONS)
+def test_it_ends_while_its_graph_is_verified(
+    graph: Path, tmp_path: Path, verified: str, step_s: float | None
+) -> None:
+    """From a disk that is slow, or answers nothing."""
+    sign = tmp_path / "sign"
+    part, after, options = VERIFICATIONS[verified]
+    prepared = SLOW_DISK.format(part=part, after=after, sign=str(sign), step_s=step_s)
+    ready = verified == "again and again"
+    with serving(graph, tmp_path / "log", *options, ready=ready, prepared=prepared) as server:
+        assert wait_until(sign.exists, seconds=60)
+        assert server.end() < DRAIN_S + WITHIN_S
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.mark.parametrize("log_file", ["/dev/full", ""])

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gigl_client import RemoteDistDataset
-from gigl_loader import DistDataset, DistNeighborLoader, SamplingError
+from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, SamplingError
 from gigl_server.local_cluster import LocalCluster
 from gigl_server.sampling.journal import DEATHS
 from tests.support.training import FANOUT, OPTIONS, digest
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
-KILLER: dict[str, Any] = {"num_neighbors": [3_000_000], "replace": True}
-"""Within the limits: a batch of one seed takes a second or so, and 200 MB."""
+DEADLY = "tests.support.user_samplers:Deadly"
 GREEDY: dict[str, Any] = {"num_neighbors": [60_000_000], "replace": True}
 SETTINGS = OPTIONS | {"timeout": 60.0, "prefetch_size": 2}
 
@@ -39,13 +38,12 @@ def opened(stack: ExitStack, cluster: LocalCluster, **changes: Any) -> DistNeigh
     return stack.enter_context(DistNeighborLoader(dataset, **given))
 
 
-class Killer:
-    """Kills a server in the midst of every batch that takes long, and starts it again."""
+class Restarts:
+    """Starts a server again whenever it has died."""
 
-    def __init__(self, cluster: LocalCluster, journal: Path) -> None:
+    def __init__(self, cluster: LocalCluster) -> None:
         self.deaths = 0
         self._cluster = cluster
-        self._journal = journal
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -55,38 +53,28 @@ class Killer:
         self._thread.join()
 
     def _run(self) -> None:
-        seen = b""
-        while not self._stop.wait(0.1):
-            noted = self._noted()
-            if noted and noted == seen:
-                self._cluster.kill(0)
+        while not self._stop.wait(0.05):
+            if not self._cluster.running(0):
                 self.deaths += 1
                 self._cluster.restart(0)
-            seen = noted
-
-    def _noted(self) -> bytes:
-        """Return what sampling threads work on, entries of 32 bytes; empty for nothing."""
-        with suppress(FileNotFoundError):
-            noted = self._journal.read_bytes()[16 : 16 + 1024 * 32]
-            return noted if any(noted) else b""
-        return b""
 
 
 def test_a_plan_that_kills_servers_is_refused_after_three_and_others_lose_nothing(
     graph: Path, expected: list[int], tmp_path: Path
 ) -> None:
-    options = {"journal": str(tmp_path / "journal"), "memory": "4GB"}
+    options = {"journal": str(tmp_path / "journal"), "allow_sampler": (DEADLY,)}
     with LocalCluster(graph, servers=1, options=options) as cluster, ExitStack() as stack:
         others = iter(opened(stack, cluster))
         seen = [digest(batch) for batch in islice(others, 2)]
-        deadly = iter(opened(stack, cluster, **KILLER, batch_size=1))
-        killer = Killer(cluster, tmp_path / "journal")
-        stack.callback(killer.close)
+        sampler = CustomSamplerOptions(DEADLY)
+        deadly = iter(opened(stack, cluster, num_neighbors=None, sampler_options=sampler))
+        restarts = Restarts(cluster)
+        stack.callback(restarts.close)
         with pytest.raises(SamplingError) as raised:
             next(deadly)
-        killer.close()
+        restarts.close()
         assert "is in quarantine: it was under way the last 3 times" in str(raised.value)
-        assert killer.deaths == DEATHS
+        assert restarts.deaths == DEATHS
         seen += [digest(batch) for batch in others]
         assert seen == expected
 

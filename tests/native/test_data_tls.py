@@ -255,7 +255,7 @@ def renewing_server(folder: Path) -> Iterator[tuple[DataClient, KeyUpdates]]:
 @pytest.mark.parametrize("requested", [False, True])
 @pytest.mark.parametrize("updates", [32, 33, 1_000])
 def test_a_client_takes_so_many_records_without_data(tmp_path: Path, updates: int, requested: bool) -> None:
-    """They and the reply are there at once, and the client reads 128 KiB at a time. Met: 5,000 in one step."""
+    """They and the reply come together, and the client reads 128 KiB at a time. Met: 5,000 in one step."""
     with renewing_server(tmp_path) as (client, server):
         assert server.send(updates, requested=requested) == updates
         assert server.write(REPLY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from gigl_loader.sampling.custom import SampledEdges, Subgraph
 if TYPE_CHECKING:
     from gigl_loader.sampling.custom import SamplingGraph, SeedBatch
 
-__all__ = ["Endless", "Halved", "Wrong"]
+__all__ = ["Deadly", "Endless", "Halved", "NeverReturns", "Wrong"]
 
 
 class Halved:
@@ -116,3 +118,13 @@ class NeverReturns:
             philox_words(1, words, words, out[0], out[1])
         while True:
             pass
+
+
+class Deadly:
+    """Kills the process that samples with it."""
+
+    def __init__(self, graph: SamplingGraph) -> None:
+        pass
+
+    def sample(self, batch: SeedBatch) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -148,7 +148,7 @@ class DataPort:
         self._server.accept(credentials.authorizations, WRONG_TOKEN.to_record())
 
     def close(self, timeout_s: float = _SHUTDOWN_S) -> None:
-        """Stop listening, wait a second for replies under way, then stop and cut them. Closing twice is fine."""
+        """Stop listening, wait a second for replies under way, then cut the rest. Closing twice is fine."""
         self._ending.set()
         self._server.stop()
         ended = self._threads.stop(min(_FREELY_S, timeout_s))
