@@ -2,8 +2,10 @@
 #
 #   make demo            install into .venv and train a GraphSAGE model on a small real graph, which two
 #                        storage servers on this machine hold (DEMO="--mode colocated" for worker processes)
-#   make test            install with the test extras, then lint, format check, types and tests, a file of
-#                        tests per core at a time (JOBS=1: one after the other)
+#   make test            install with the test extras, then lint, format check, types and the tests that are
+#                        not slow, a file of tests per core at a time (JOBS=1: one after the other)
+#   make test-all        the same with all tests
+#   make test-slice      a fifth of the slow tests, chosen by the commit (SLICE=3: that of 0 to 4)
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers; with
 #                        SANITIZER=thread the data port under traffic (TRAFFIC_SECONDS=60), to find races
@@ -26,17 +28,28 @@ VENV ?= .venv
 JOBS ?= $(shell nproc)
 BIN := $(VENV)/bin
 PIP_INSTALL = -m pip install -q --disable-pip-version-check --root-user-action=ignore
+RUN_TESTS = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
 
 # What the installed package depends on. Python sources are not here: the install is editable.
 INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
 
-.PHONY: demo test lint types unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions format clean
+.PHONY: demo test test-all test-slice lint types unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
 
-test: lint types unit
+test: lint types
+	$(RUN_TESTS) -m "not slow" $(PYTEST)
+
+test-all: lint types unit
+
+SLICES := 5
+SLICE ?= $(shell commit=$$(git rev-parse HEAD 2>/dev/null || echo 0); echo $$((16#$${commit:0:8} % $(SLICES))))
+
+test-slice: $(VENV)/.installed-test
+	@echo "slice $(SLICE) of the slow tests; again: SLICE=$(SLICE) make test-slice"
+	$(RUN_TESTS) -m slow --slice $(SLICE)/$(SLICES) $(PYTEST)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -46,7 +59,7 @@ types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+	$(RUN_TESTS) $(PYTEST)
 
 bench: $(VENV)/.installed-test
 	$(BIN)/gigl-loader bench $(BENCH)

@@ -407,7 +407,11 @@ class Dispatcher:
             self._go_on()
 
     def _settle_check(self, response: Response) -> None:
-        """Give up the channel of a request that the server has not. A check that fails says nothing."""
+        """Give up the channel of a request that the server has not.
+
+        A check that fails says nothing of the request. One that times out may have met a connection that no
+        longer carries calls, though it still answers pings: damage to the windows of flow control does that.
+        """
         sent = response.sent
         with self._changed:
             self._calls.discard(response.call)
@@ -418,6 +422,12 @@ class Dispatcher:
             trailers = response.call.trailing_metadata() or ()
         except Exception as error:
             sent.channel.note_fault(bare(_translated(sent, error)))
+            if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                sent.checks_silent += 1
+                if (
+                    sent.checks_silent.bit_count() == 1
+                ):  # Seldom: a server that stands still must not be flooded.
+                    sent.channel.server.client.connect_anew()
             return
         pending = [value.split(",") for key, value in trailers if key == PENDING_HEADER]
         if not pending or str(sent.request.batch) in pending[0]:

@@ -32,6 +32,8 @@ class InFlightRequest:
     """The call has ended. Its frame may still be fetched."""
     checks_failed: int = 0
     """Checks for which its server had no such request."""
+    checks_silent: int = 0
+    """Checks that timed out."""
 
     def give_slot(self) -> None:
         """Free the ring slot of a request. Only where the server never wrote to it, and never will."""

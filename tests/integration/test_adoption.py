@@ -185,6 +185,7 @@ def test_one_of_three_servers_takes_over_what_it_lacks_and_outlives_the_others(t
     assert is_same(path, graph)
 
 
+@pytest.mark.slow
 def test_servers_and_trainers_may_join_while_holdings_change(graph: Path, expected: list[Any]) -> None:
     """A server that gains and gives up a partition all the while is met as it is by now."""
     with ExitStack() as stack:

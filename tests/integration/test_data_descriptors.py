@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
@@ -44,6 +45,7 @@ def served_again(data: str, seconds: float) -> bool:
     return wait_until(answered, seconds=seconds)
 
 
+@pytest.mark.slow
 def test_trainers_go_on_while_a_server_has_no_descriptor_left(graph: Path) -> None:
     options = OPTIONS | {"num_workers": 0}
     with DistNeighborLoader(DistDataset.open(graph), FANOUT, "train", **options) as loader:

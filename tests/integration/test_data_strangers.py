@@ -90,6 +90,7 @@ def half_handshake() -> bytes:
     return outgoing.read()
 
 
+@pytest.mark.slow
 def test_a_thousand_strangers_hold_little_and_not_for_long(server: Server) -> None:
     wrong = request_bytes(b"x" * (8 << 20), header_of("wrong-token-of-some-length"))
     openings = cycle([b"", wrong[:31], wrong[:60], wrong[:4096], half_handshake(), b"GIGL"])

@@ -103,10 +103,12 @@ def test_one_process_learns(alone: list[dict[str, float]]) -> None:
     assert alone[-1]["test_accuracy"] > 0.5
 
 
+@pytest.mark.slow
 def test_without_a_graph_it_learns_digits() -> None:
     assert "test_accuracy" in _run_alone("--max-steps", "1")
 
 
+@pytest.mark.slow
 def test_four_ranks_do_the_same(whole: Path, alone: list[dict[str, float]], tmp_path: Path) -> None:
     (printed,) = run_torchrun(
         *COMMAND, "--graph", str(whole), ranks_per_host=4, seconds=SECONDS, folder=tmp_path
@@ -114,6 +116,7 @@ def test_four_ranks_do_the_same(whole: Path, alone: list[dict[str, float]], tmp_
     _check_same(printed, alone)
 
 
+@pytest.mark.slow
 def test_two_hosts_of_two_ranks_do_the_same_each_with_one_partition(
     graphs_of_hosts: Path,
     alone: list[dict[str, float]],
@@ -132,6 +135,7 @@ def test_two_hosts_of_two_ranks_do_the_same_each_with_one_partition(
     assert second == ""
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_job_on_both_hosts_and_leaves_nothing(
     graphs_of_hosts: Path, two_hosts: Sequence[Host] | None, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 60.0) -> str:
     return rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", ["control", "data"])
 def test_a_server_whose_port_died_ends_with_code_3(graph: Path, port: str) -> None:
     arguments = ["serve", str(graph), "--listen", "127.0.0.1:0", "--workers", "1"]
@@ -65,6 +66,7 @@ def test_a_server_whose_port_died_ends_with_code_3(graph: Path, port: str) -> No
     assert "Traceback" not in rest
 
 
+@pytest.mark.slow
 def test_a_server_whose_sampling_thread_died_ends_with_code_3(graph: Path) -> None:
     arguments = ["serve", str(graph), "--listen", "127.0.0.1:0", "--workers", "2"]
     process = subprocess.Popen(
@@ -73,6 +75,7 @@ def test_a_server_whose_sampling_thread_died_ends_with_code_3(graph: Path) -> No
     assert "the sampling service is dead: its thread 'sampler 1' ended" in ended(process)
 
 
+@pytest.mark.slow
 def test_health_says_that_a_part_is_dead(graph: Path) -> None:
     options = ServeOptions(graph_dir=str(graph), listen="127.0.0.1:0", metrics="127.0.0.1:0", workers=1)
     with build_storage_server(options) as server:

@@ -41,6 +41,7 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("homogeneous", 70.0), ("heterogeneous", 70.0), ("ppr", 75.0)])
 def test_a_training_script_learns(name: str, least: float, tmp_path: Path) -> None:
     output = run(str(ROOT / "examples" / f"{name}.py"), "4", cwd=tmp_path)
@@ -49,6 +50,7 @@ def test_a_training_script_learns(name: str, least: float, tmp_path: Path) -> No
     assert max(accuracies) > least
 
 
+@pytest.mark.slow
 def test_walks_alone_predict_links(tmp_path: Path) -> None:
     output = run(str(ROOT / "examples" / "node_embeddings.py"), "2", cwd=tmp_path)
     found, guess = map(
@@ -70,6 +72,7 @@ def check_that_it_beats_popularity(output: str, metric: str) -> None:
     assert ours > 1.2 * guess > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "metric"), PREDICTING)
 def test_links_are_predicted_the_same_with_and_without_servers(
     name: str, options: list[str], metric: str, tmp_path: Path
@@ -87,6 +90,7 @@ def test_links_are_predicted_by_two_ranks(name: str, options: list[str], metric:
     check_that_it_beats_popularity(output, metric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_changelogs", [False, True])
 def test_what_comes_next_is_predicted(with_changelogs: bool, tmp_path: Path) -> None:
     docs = tmp_path / "doc"
@@ -107,6 +111,7 @@ def test_what_comes_next_is_predicted(with_changelogs: bool, tmp_path: Path) -> 
     check_that_it_beats_popularity(output, MRR)
 
 
+@pytest.mark.slow
 def test_dependencies_of_debian_are_predicted(tmp_path: Path) -> None:
     lists = write_package_list(tmp_path / "lists", count=600)
     script = [str(ROOT / "examples" / "link_prediction.py"), "--apt-lists", str(lists)]
@@ -114,6 +119,7 @@ def test_dependencies_of_debian_are_predicted(tmp_path: Path) -> None:
     check_that_it_beats_popularity(output, MRR)
 
 
+@pytest.mark.slow
 def test_the_same_script_trains_with_and_without_servers(tmp_path: Path) -> None:
     graph = str(learnable_graph(tmp_path / "graph", num_partitions=2))
     script = [str(ROOT / "examples" / "graph_store.py"), "--epochs", "2", "--batch-size", "64"]
@@ -124,6 +130,7 @@ def test_the_same_script_trains_with_and_without_servers(tmp_path: Path) -> None
     assert served == alone
 
 
+@pytest.mark.slow
 def test_quantised_features_train_as_well(tmp_path: Path) -> None:
     output = run(str(ROOT / "examples" / "quantised.py"), "4", cwd=tmp_path)
     found = re.findall(r"(\w+) +(\d+) bytes a row, test accuracy ([\d.]+)%", output)
@@ -139,6 +146,7 @@ def test_quantised_features_train_as_well(tmp_path: Path) -> None:
     assert min(uint4, uint2) > exact - 4
 
 
+@pytest.mark.slow
 def test_resuming_shows_the_batches_still_to_come(tmp_path: Path) -> None:
     assert "6 after it: none lost, none twice" in run(str(ROOT / "examples" / "resume.py"), cwd=tmp_path)
 

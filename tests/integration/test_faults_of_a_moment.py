@@ -181,6 +181,34 @@ def test_a_lost_request_is_found_and_sent_again(
         assert time.monotonic() - began < LONG / 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["network", "ring"])
+def test_a_connection_that_carries_no_calls_any_more_is_left(
+    graph: Path, expected: list[int], transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage to the windows of flow control does that. Pings are answered, so gRPC itself keeps it."""
+    handlers = {name: getattr(GraphStoreServicer, name) for name in ("_sample", "_heartbeat")}
+    deaf = list[str]()
+
+    def hearing(name: str) -> Callable[..., Any]:
+        def handle(self: GraphStoreServicer, request: Any, call: Any) -> Any:
+            if name == "_sample" and request.batch == 2 and not deaf:
+                deaf.append(call.connection)
+            if call.connection in deaf:
+                return None
+            return handlers[name](self, request, call)
+
+        return handle
+
+    for name in handlers:
+        monkeypatch.setattr(GraphStoreServicer, name, hearing(name))
+    with behind_lines(graph, 1, transport=transport) as (loader, _, _):
+        began = time.monotonic()
+        assert [digest(batch) for batch in loader] == expected
+        assert deaf
+        assert time.monotonic() - began < LONG / 2
+
+
 def ring_faults() -> dict[str, Callable[[RingServer, Any, bytes], None]]:
     def cut(server: RingServer, visitor: Any, channel: bytes) -> None:
         """Close without an answer, as a server without descriptors does."""

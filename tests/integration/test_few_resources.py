@@ -143,6 +143,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_trainer_with_little_address_space_is_told_of_channel_size(graph: Path, workers: int) -> None:
     said = trained(graph, "RLIMIT_AS", 512 << 20, workers, "8GB")
@@ -150,12 +151,14 @@ def test_a_trainer_with_little_address_space_is_told_of_channel_size(graph: Path
     assert "lower channel_size" in said
 
 
+@pytest.mark.slow
 def test_a_trainer_with_few_files_is_told_of_the_limit(graph: Path) -> None:
     said = trained(graph, "RLIMIT_NOFILE", 2, 4, "64MB")
     assert "[Errno 24] the limit of" in said
     assert "ulimit -n" in said
 
 
+@pytest.mark.slow
 def test_a_trainer_with_small_files_is_told_of_channel_size(graph: Path) -> None:
     assert "lower channel_size" in trained(graph, "RLIMIT_FSIZE", 1 << 20, 2, "64MB")
 

@@ -105,6 +105,7 @@ def test_a_service_and_a_worker_that_die_go_unnoticed(
     check_batches(ended, expected)
 
 
+@pytest.mark.slow
 def test_a_bad_line_is_made_good_or_told_and_then_made_good(
     start: Start, expected: list[int], tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_bad_line_is_made_good_or_told_and_then_made_good(
     check_batches(ended, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_for_hosts()), reason=missing_for_hosts() or "hosts can be made")
 def test_a_link_that_is_cut_and_healed(start: Start, expected: list[int], tmp_path: Path) -> None:
     """In time, nobody notices; else the batch is asked for again. Over TLS, as between real hosts."""
@@ -179,6 +181,7 @@ def test_a_link_that_is_cut_and_healed(start: Start, expected: list[int], tmp_pa
 # What does not mend
 
 
+@pytest.mark.slow
 def test_a_service_that_is_stopped_in_the_middle_and_at_the_end(
     start: Start, expected: list[int], tmp_path: Path
 ) -> None:
@@ -202,6 +205,7 @@ def test_a_service_that_is_stopped_in_the_middle_and_at_the_end(
     check_batches(ended, expected)
 
 
+@pytest.mark.slow
 def test_a_service_that_is_killed_too_often(start: Start, tmp_path: Path) -> None:
     with start(special={0: {"gates": ["batch 2"]}}, collective_seconds=DEADLINE) as ranks:
         ranks.wait_for(0, "batch 2", seconds=DEADLINE)
@@ -217,6 +221,7 @@ def test_a_service_that_is_killed_too_often(start: Start, tmp_path: Path) -> Non
     assert "it stays down" in serving.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "error"),
     [
@@ -238,6 +243,7 @@ def test_a_host_whose_rank_is_killed(start: Start, step: str, error: str, tmp_pa
     assert re.match(error, other.failure), other.errors
 
 
+@pytest.mark.slow
 def test_a_host_whose_rank_is_stopped_goes_on_serving(start: Start, expected: list[int]) -> None:
     """Who has what he needs is not kept: he waits for the other at the end, and says so."""
     with start(special={1: {"gates": ["batch 1"]}}, collectives=False) as ranks:
@@ -251,6 +257,7 @@ def test_a_host_whose_rank_is_stopped_goes_on_serving(start: Start, expected: li
     assert f"rank 1 did not close the dataset within {TIMEOUT:g} s: no longer serving them" in other.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_host_with_the_store_of_the_group_is_gone(start: Start, stopped: bool) -> None:
     with start(special={0: {"gates": ["joined"]}}) as ranks:
@@ -273,6 +280,7 @@ def test_a_graph_that_cannot_be_opened_on_one_host(start: Start, tmp_path: Path)
     assert other.failure.startswith("FileNotFoundError: rank 1: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "error"),
     [
@@ -292,6 +300,7 @@ def test_a_service_that_cannot_start(start: Start, what: str, error: str) -> Non
     assert ("Mishap: as planned" in failed.errors) == (what == "raise")
 
 
+@pytest.mark.slow
 def test_a_service_that_raises_once_fails_nothing(start: Start, expected: list[int]) -> None:
     """It is asked again: what went wrong there says nothing about the request."""
     faults = {"what": "raise", "at_batch": 20}

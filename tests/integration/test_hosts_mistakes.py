@@ -59,6 +59,7 @@ def check(ended: Sequence[Ended], *patterns: str) -> None:
         assert "\n" not in rank.failure
 
 
+@pytest.mark.slow
 def test_a_wrong_partition_on_a_host(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     ended = outcome(fork_server, graph, tmp_path, by_rank=[{}, {"dataset": {"partitions": [0]}}])
     check(ended, *["ValueError: no host holds partition 1 of 2: host 0 holds 0; host 1 holds 0; "] * 2)
@@ -81,6 +82,7 @@ def test_a_port_that_is_taken(fork_server: ForkServer, graph: Path, tmp_path: Pa
     check(ended, f"OSError: rank 1: cannot listen on {address}", f"OSError: cannot listen on {address}")
 
 
+@pytest.mark.slow
 def test_a_wrong_token(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     tokens = [{"token": "token-of-rank-0" * 3}, {"token": "token-of-rank-1" * 3}]
     ended = outcome(fork_server, graph, tmp_path, by_rank=tokens)
@@ -94,6 +96,7 @@ def test_no_process_group(fork_server: ForkServer, graph: Path, tmp_path: Path) 
     check(ended, *["ValueError: .*partition.* process group.*init_process_group"] * 2)
 
 
+@pytest.mark.slow
 @needs_hosts
 def test_a_firewall_between_hosts(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with Network.of(2) as network:
@@ -112,6 +115,7 @@ def test_a_firewall_between_hosts(fork_server: ForkServer, graph: Path, tmp_path
     check(ended, f"StorageUnavailable: {told}", f"StorageUnavailable: rank 0: {told}")
 
 
+@pytest.mark.slow
 @needs_hosts
 def test_clocks_that_are_apart(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     with Network.of(2) as network:

@@ -330,6 +330,7 @@ def test_storage_servers_give_the_batches_of_the_embedded_loader(
         check_same(_epochs(dataset, stored, kind), expected)
 
 
+@pytest.mark.slow
 def test_an_epoch_goes_on_where_it_was_left(stored: Stored, kind: Kind, expected: list[Any]) -> None:
     with _loader(stored.dataset, stored, kind) as loader:
         list(islice(loader, 2))

@@ -23,7 +23,7 @@ from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.lightning_runs import check_each_seed_once, killed_and_resumed
 from tests.support.pyg_graphs import homogeneous
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 DATA = homogeneous()
 DATASET = DistDataset.from_pyg(DATA)
@@ -128,6 +128,7 @@ def test_a_run_goes_on_where_its_checkpoint_stands(
             assert resumed.validated
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     limit, every = {"max_epochs": 2}, {"every_n_train_steps": 3}
@@ -183,6 +184,7 @@ def test_anchors_are_trained_on(tmp_path: Path) -> None:
     assert model.trained
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_trainer_fits_twice_and_saves_afterwards(tmp_path: Path) -> None:
     whole, _ = fit(tmp_path / "whole", {"max_epochs": 4}, {"every_n_epochs": 9}, seed=1)
@@ -200,6 +202,7 @@ def test_a_trainer_fits_twice_and_saves_afterwards(tmp_path: Path) -> None:
     assert resumed.trained == whole.trained[len(whole.trained) // 2 :]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_loaders_that_are_built_anew_every_epoch_go_on(tmp_path: Path) -> None:
     whole, _ = fit(tmp_path / "whole", {"max_epochs": 3}, {"every_n_epochs": 9}, seed=1)
@@ -282,6 +285,7 @@ def test_without_a_trainer_loaders_can_be_built_by_hand() -> None:
     data.teardown()
 
 
+@pytest.mark.slow
 def test_only_this_module_needs_lightning(tmp_path: Path) -> None:
     program = """
 import sys
@@ -363,6 +367,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize(

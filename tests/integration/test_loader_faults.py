@@ -87,6 +87,7 @@ def test_a_batch_that_fails_is_raised_in_its_place_with_the_far_traceback() -> N
     assert _same(seen, EXPECTED[:4] + EXPECTED[5:])
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_a_timeout_that_tells_who_and_nothing_is_lost() -> None:
     with _loader(FaultPlan(what="stop", at_batch=0), num_workers=1, timeout=3) as loader:
         iterator = iter(loader)

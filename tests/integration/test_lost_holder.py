@@ -59,6 +59,7 @@ def serving(server: StorageServer) -> bool:
         return bool(status == health_pb2.HealthCheckResponse.SERVING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returns", ["started again", "taken over"])
 def test_readiness_goes_and_comes_back_with_the_last_holder(graph: Path, returns: str) -> None:
     with ExitStack() as stack:

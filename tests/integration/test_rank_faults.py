@@ -59,6 +59,7 @@ def test_ranks_share_the_batches_of_one_rank_also_when_workers_die(
     assert [seen_by(rank) for rank in ended] == shares(expected, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "error"),
     [
@@ -78,6 +79,7 @@ def test_a_worker_that_fails_ends_its_rank_and_the_collective_of_others(
     assert re.match(BROKEN_COLLECTIVE, other.failure), other.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "error"),
     [
@@ -100,6 +102,7 @@ def test_a_worker_that_cannot_start_fails_the_loader_of_its_rank(start: Start, w
 STORE = r"ConnectionError: the key-value store of the process group does not answer: .*rank 0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "step", "number", "error"),
     [
@@ -135,6 +138,7 @@ def test_an_exception_of_the_users_own_leaves_nothing(start: Start) -> None:
     assert re.match(BROKEN_COLLECTIVE, other.failure), other.errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_at_the_end_nobody_needs_the_other_rank_or_a_worker(start: Start, number: int) -> None:
     with start(special={1: {"gates": ["drained"]}, 0: {"gates": ["drained"]}}) as ranks:
@@ -154,6 +158,7 @@ def test_at_the_end_nobody_needs_the_other_rank_or_a_worker(start: Start, number
 # Mistakes of a new user that one host has room for; test_host_mistakes.py has the others.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("special", "error"),
     [

@@ -75,6 +75,7 @@ def takes(address: str, token: str) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_all_secrets_are_changed_without_a_restart(graph: Path, expected: list[int], tmp_path: Path) -> None:
     """Add the new token, change the trainer, remove the old one. Servers see each step at another time."""
     trainer, *server_secrets = (Secrets(tmp_path / name) for name in ("trainer", "s0", "s1"))

@@ -159,6 +159,7 @@ def test_damage_is_repaired_and_batches_stay_right(
     assert sum(each.startswith("repaired in") for each in caplog.messages) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [{"transport": "ring"}, {"transport": "flight", "rows": "direct"}])
 def test_batches_come_from_the_other_copy_until_the_damaged_one_is_repaired(
     graph: Path, tmp_path: Path, expected: list[Any], ways: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -243,6 +244,7 @@ def test_replicas_that_are_damaged_in_different_blocks_repair_each_other(graph: 
     assert is_same(second, graph)
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_damaged_in_the_same_block_is_no_help(
     graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,6 +37,7 @@ def test_rows_do_not_depend_on_how_they_are_read(monkeypatch: pytest.MonkeyPatch
     assert (ends.min(), ends.max()) == (0, 4999)
 
 
+@pytest.mark.slow
 def test_a_small_graph_is_built_and_sampled(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), "--work", str(tmp_path / "work")]
     command += ["--sizes", "1M", "--memory-limit", "300MB", "--json", str(tmp_path / "figures.json")]

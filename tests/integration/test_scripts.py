@@ -22,8 +22,6 @@ from tests.support.pyg_graphs import homogeneous
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.slow
-
 SEEDS = int(homogeneous().train_mask.sum())
 
 HEAD = """
@@ -114,12 +112,14 @@ def _alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_a_plain_script_without_a_guard(run: Any, script: Any) -> None:
     done = run(script(HEAD + EPOCH))
     _check(done)
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_script_with_a_guard(run: Any, script: Any) -> None:
     body = textwrap.indent(EPOCH + "loader.shutdown()\n", "    ")
     done = run(script(f"{HEAD}\ndef main():\n{body}\nif __name__ == '__main__':\n    main()\n"))
@@ -127,26 +127,31 @@ def test_a_script_with_a_guard(run: Any, script: Any) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_command_line(run: Any) -> None:
     _check(run("-c", HEAD + EPOCH))
 
 
+@pytest.mark.slow
 def test_a_script_from_standard_input(run: Any) -> None:
     _check(run("-", input=HEAD + EPOCH))
 
 
+@pytest.mark.slow
 def test_an_interactive_interpreter(run: Any) -> None:
     done = run("-i", "-q", input=HEAD + EPOCH + "\nlen(loader)\n")
     _check(done)
     assert "Error" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_other_ways_to_start_workers(run: Any, script: Any, start: str) -> None:
     body = textwrap.indent(EPOCH.replace("make()", f"make(multiprocessing_context={start!r})"), "    ")
     _check(run(script(f"{HEAD}\nif __name__ == '__main__':\n{body}\n    loader.shutdown()\n")))
 
 
+@pytest.mark.slow
 def test_a_directory_full_of_traps(run: Any, tmp_path: Path) -> None:
     """Modules in the working directory that a script does not see are not seen by its workers either."""
     for name in ("numpy", "json", "socket", "gigl_loader"):
@@ -156,6 +161,7 @@ def test_a_directory_full_of_traps(run: Any, tmp_path: Path) -> None:
     _check(run("elsewhere/train.py"))
 
 
+@pytest.mark.slow
 def test_two_loaders_at_once(run: Any, script: Any) -> None:
     code = """
     first, second = make(), make()
@@ -169,6 +175,7 @@ def test_two_loaders_at_once(run: Any, script: Any) -> None:
     assert len(set(_pids(done.stdout))) == 4
 
 
+@pytest.mark.slow
 def test_a_break_in_mid_epoch_and_the_end_of_the_script(run: Any, script: Any) -> None:
     code = """
     loader = make()
@@ -181,12 +188,14 @@ def test_a_break_in_mid_epoch_and_the_end_of_the_script(run: Any, script: Any) -
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"])
 def test_leaving_in_mid_epoch(run: Any, script: Any, end: str) -> None:
     body = f"for batch in make():\n    print('seen', 8, flush=True)\n    {end}\n"
     _check(run(script(f"import sys\n{HEAD}\n{body}")), seen=8)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_user_in_mid_epoch(run: Any, script: Any) -> None:
     done = run(script(f"{HEAD}\nfor batch in make():\n    1 / 0\n"))
     assert done.returncode == 1
@@ -195,6 +204,7 @@ def test_an_error_of_the_user_in_mid_epoch(run: Any, script: Any) -> None:
     _check_gone(done.stdout)
 
 
+@pytest.mark.slow
 def test_batches_outlive_their_loader(run: Any, script: Any) -> None:
     code = """
     loader = make()
@@ -206,6 +216,7 @@ def test_batches_outlive_their_loader(run: Any, script: Any) -> None:
     _check(run(script(HEAD + textwrap.dedent(code))))
 
 
+@pytest.mark.slow
 def test_a_bad_argument_is_one_traceback_that_ends_with_the_rule(run: Any, script: Any) -> None:
     done = run(script(HEAD.replace("[3, 2]", "[3, -2]") + EPOCH))
     assert done.returncode == 1
@@ -266,6 +277,7 @@ def test_control_c_in_mid_epoch_is_quick_and_leaves_nothing(graph: Path, busy: s
     _check_gone(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trainer_that_is_killed_leaves_nothing(graph: Path, number: signal.Signals) -> None:
     with _running(HEAD + ENDLESS, graph) as process:
@@ -313,6 +325,7 @@ class _Terminal:
         self.process.wait(20)
 
 
+@pytest.mark.slow
 def test_control_c_at_a_prompt_ends_the_epoch_and_the_loader_goes_on(graph: Path) -> None:
     with _Terminal(_environment(graph)) as terminal:
         terminal.type(HEAD.strip() + "\n\n")

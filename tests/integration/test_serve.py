@@ -344,6 +344,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing(graph: Path, tmp_path: Path)
         LocalCluster(broken, servers=2)
 
 
+@pytest.mark.slow
 def test_a_command_finds_the_servers_and_gives_its_exit_code(graph: Path) -> None:
     program = (
         "import os, sys\n"

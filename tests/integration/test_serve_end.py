@@ -181,6 +181,7 @@ def endless_batch(address: str, sign: Path, how: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["native", "python", "waiting"])
 def test_it_ends_while_a_batch_never_does(graph: Path, tmp_path: Path, how: str) -> None:
     """And its journal says so: it was no batch that killed the server. A busy machine may force the end."""
@@ -212,6 +213,7 @@ def test_a_server_of_a_local_cluster_ends_while_a_batch_never_does(graph: Path, 
         assert cluster.terminate(0) == 0
 
 
+@pytest.mark.slow
 def test_a_server_of_a_local_cluster_that_is_let_go_ends_while_a_batch_never_does(
     graph: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_server_of_a_local_cluster_that_is_let_go_ends_while_a_batch_never_doe
         assert incarnation.status(WITHIN_S) == 0
 
 
+@pytest.mark.slow
 def test_it_ends_while_it_joins(graph: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # Takes connections, and never answers.
         peer = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -243,6 +246,7 @@ def test_it_ends_while_it_pulls_from_a_server_that_hangs(graph: Path, tmp_path: 
                 assert server.end() < DRAIN_S + WITHIN_S
 
 
+@pytest.mark.slow
 def test_it_ends_while_a_batch_waits_for_a_server_that_is_stopped(graph: Path, tmp_path: Path) -> None:
     def ask(address: str) -> None:
         with (
@@ -289,6 +293,7 @@ VERIFICATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_s", [0.01, None], ids=["slow", "hangs"])
 @pytest.mark.parametrize("verified", VERIFICATIONS)
 def test_it_ends_while_its_graph_is_verified(
@@ -305,6 +310,7 @@ def test_it_ends_while_its_graph_is_verified(
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_file", ["/dev/full", ""])
 def test_it_ends_where_no_line_can_be_logged(graph: Path, log_file: str) -> None:
     """On a full disk; and into a pipe that is full and never read, with which every line waits."""

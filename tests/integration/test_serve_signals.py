@@ -72,6 +72,7 @@ def test_signals_are_handled_before_anything_heavy_is_imported(graph: Path) -> N
         assert [name for name in HEAVY if f"/{name}/" in mapped] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.timeout(400)
 def test_a_signal_at_any_moment_of_the_start_ends_a_server_in_order(

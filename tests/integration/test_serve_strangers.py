@@ -50,6 +50,7 @@ OPENINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_silent_connections_lock_nobody_out(graph: Path, opening: str) -> None:
     command = ["bash", "-c", 'ulimit -n 256; exec "$@"', "_", *COMMAND]
@@ -78,6 +79,7 @@ def test_silent_connections_lock_nobody_out(graph: Path, opening: str) -> None:
         process.communicate(timeout=20)
 
 
+@pytest.mark.slow
 def test_bytes_of_strangers_do_not_reach_the_log(graph: Path, tmp_path: Path) -> None:
     credentials = Credentials.ephemeral(["127.0.0.1"], token=TOKEN)
     files: dict[str, Any] = {"cert": credentials.certificate, "key": credentials.key, "token": TOKEN.encode()}

@@ -96,6 +96,7 @@ def that_trains(slurm: Slurm, folder: Path, graph: Path) -> Job:
     return job
 
 
+@pytest.mark.slow
 def test_a_job_trains_and_its_servers_are_drained(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
     script = str(ROOT / "examples/graph_store.py")
     job = submit(slurm, tmp_path, graph, script, "--epochs", "2", "--batch-size", "64")
@@ -106,6 +107,7 @@ def test_a_job_trains_and_its_servers_are_drained(slurm: Slurm, graph: Path, tmp
     check_drained(job)
 
 
+@pytest.mark.slow
 def test_servers_are_drained_after_training_that_fails(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
     """Its own exit code is torchrun's, which is 1 whatever the script's was."""
     (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
@@ -115,6 +117,7 @@ def test_servers_are_drained_after_training_that_fails(slurm: Slurm, graph: Path
     check_drained(job)
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_ends_the_job_with_its_reason(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SLEEPING)
     job = submit(slurm, tmp_path, tmp_path / "nowhere", "train.py")
@@ -123,6 +126,7 @@ def test_a_server_that_cannot_start_ends_the_job_with_its_reason(slurm: Slurm, t
     assert "the storage servers ended before the training, with exit code 2" in job.output
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_ends_the_job(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
     job = that_trains(slurm, tmp_path, graph)
     slurm.kill("gigl-loader serve")
@@ -131,6 +135,7 @@ def test_a_server_that_dies_ends_the_job(slurm: Slurm, graph: Path, tmp_path: Pa
     assert "the storage servers ended before the training, with exit code 137" in job.output
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_job_that_is_cancelled(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
     job = that_trains(slurm, tmp_path, graph)
     slurm.run("scancel", "--user", "root")

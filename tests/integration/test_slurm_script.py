@@ -80,6 +80,7 @@ def test_a_job_serves_trains_and_cleans_up(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("gigl-7-*")), "the token of the job outlived it"
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_ends_its_servers_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
     done = run_job(tmp_path, "train.py")

@@ -72,6 +72,7 @@ def test_the_working_directory_hides_no_module(tmp_path: Path) -> None:
     assert run(str(scripts / "train.py"), cwd=elsewhere) == "12 batches\n"
 
 
+@pytest.mark.slow
 def test_a_path_that_only_the_trainer_knows(tmp_path: Path) -> None:
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{PROGRAM}"
     assert run("-c", program, cwd=tmp_path, PYTHONPATH="") == "12 batches\n"

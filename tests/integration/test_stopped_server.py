@@ -59,6 +59,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_threads_and_descriptors_stay_as_they_are_over_many_hedged_calls(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_server_that_is_gone_is_named_and_nothing_is_lost(
         assert seen == expected
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_for_a_while(cluster: LocalCluster, expected: list[int]) -> None:
     """Shorter than the deadline, nobody notices. Longer, it is named; then all goes on."""
     with ExitStack() as stack:
@@ -127,6 +128,7 @@ def test_a_server_that_stops_for_a_while(cluster: LocalCluster, expected: list[i
         assert seen == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "rows"), WAYS)
 def test_a_server_that_stops_for_longer_than_its_lease_loses_nothing(
     graph: Path, expected: list[int], transport: str, rows: str
@@ -170,6 +172,7 @@ def test_all_servers_are_replaced_one_by_one_under_load(cluster: LocalCluster, g
     assert codes == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
     graph: Path, expected: list[int], fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
         assert wait_until(lambda: held() == (0, 0), seconds=10)
 
 
+@pytest.mark.slow
 def test_a_bad_line_is_made_good_or_told_and_then_made_good(graph: Path, expected: list[int]) -> None:
     """Late, slow, half closed, reset; then silent until the deadline, which consumes nothing."""
     port = free_port(count=2)

@@ -51,6 +51,7 @@ def write_credentials(folder: Path, hosts: list[Host]) -> None:
         (folder / name).chmod(0o600)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_and_healed(
     fork_server: ForkServer, graph: Path, expected: list[int], tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_embedded_loaders_are_bounded_by_the_machine(graph: Path, monkeypatch: p
             assert "ask for fewer seeds a batch or smaller num_neighbors" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_stood_still_for_longer_than_a_lease_keeps_its_channels(
     graph: Path, expected: list[int]
 ) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.support.learnable import learnable_graph
 from tests.support.ray_cluster import ENVIRONMENT, RayCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 _ROOT = Path(__file__).parents[2]
 _PANDAS = _ROOT / "build/pandas"
@@ -147,6 +147,7 @@ def cluster() -> Iterator[RayCluster]:
         cluster.close()
 
 
+@pytest.mark.slow
 def test_servers_come_back_and_move_under_a_trainer(
     cluster: RayCluster, graph: Path, expected: list[int]
 ) -> None:
@@ -169,6 +170,7 @@ def test_servers_come_back_and_move_under_a_trainer(
         assert driver.tell("end") == {"closed": True}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _PANDAS.exists(), reason="needs pandas, which make puts into build/pandas")
 def test_the_example_with_ray_train_learns(tmp_path: Path) -> None:
     graph = learnable_graph(tmp_path / "graph", num_partitions=2)
@@ -194,6 +196,7 @@ def test_the_example_with_ray_train_learns(tmp_path: Path) -> None:
     assert re.search(r"epoch 3: loss [\d.]+, accuracy (?:9\d|100)\.\d%", done.stdout), done.stdout
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_in_a_line(cluster: RayCluster, graph: Path, tmp_path: Path) -> None:
     for options, error in (
         ({"num_cpus": 50, "timeout_s": 5}, "TimeoutError: Ray found no machines for 2 servers"),

@@ -89,6 +89,7 @@ def test_any_one_server_may_vanish_for_good(cluster: LocalCluster, expected: lis
         assert [digest(batch) for batch in late] == expected
 
 
+@pytest.mark.slow
 def test_without_a_holder_the_partition_is_named_and_nothing_is_lost(
     cluster: LocalCluster, graph: Path, expected: list[int]
 ) -> None:

@@ -89,6 +89,7 @@ def is_idle(server: PeerServer) -> bool:
     return not (server._data._turns.lent or server._data._calls.lent)
 
 
+@pytest.mark.slow
 def test_bombs_of_texts_hold_up_no_other_caller_and_end_with_theirs(
     server: PeerServer, honest: Directory, requests: dict[str, bytes]
 ) -> None:

@@ -34,6 +34,7 @@ def loader_of(dataset: Any) -> DistNeighborLoader:
     return DistNeighborLoader(dataset, FANOUT, "train", **OPTIONS | {"timeout": DEADLINE, "prefetch_size": 2})
 
 
+@pytest.mark.slow
 def test_a_rolling_upgrade_changes_no_batch(graph: Path, expected: list[int]) -> None:
     """Each server is replaced by the next build while batches are fetched, and then by this one again."""
     with BuildServers(graph, 2) as servers:
@@ -91,6 +92,7 @@ def test_a_trainer_of_other_draws_is_refused_at_once(graph: Path) -> None:
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_server_replaced_by_one_of_other_draws_serves_no_run_of_before(
     graph: Path, expected: list[int]
 ) -> None:

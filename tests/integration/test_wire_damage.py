@@ -58,6 +58,7 @@ def rows(store: NeighborStore, key: int) -> list[npt.NDArray[Any]]:
     return [out]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["neighbors", "rows"])
 @pytest.mark.timeout(400)
 def test_answers_of_a_peer_come_right_or_not_at_all(kind: str) -> None:
@@ -114,6 +115,7 @@ def drain(batches: Iterator[Any], right: set[int]) -> tuple[int, int]:
             failed += 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("rows", ["through", "direct"])
 def test_batches_of_a_storage_server_come_right_or_not_at_all(

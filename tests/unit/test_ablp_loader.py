@@ -212,6 +212,7 @@ def test_labels_that_cannot_be_are_refused(labels: Any, error: type[Exception], 
         DistDataset.from_pyg(HETERO, labels=labels)
 
 
+@pytest.mark.slow
 def test_label_sets_are_built_from_tables_and_verified(tmp_path: Path) -> None:
     files = {
         "edges.csv": "src,dst\nann,tea\nbob,jam\nann,jam\n",

@@ -155,6 +155,7 @@ def test_a_job_survives_json(tmp_path: Path) -> None:
         assert Job.from_json(job.to_json()) == job
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_rank_that_fails_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     expected = "rank 0 of the benchmark ended without a result"

@@ -44,6 +44,7 @@ def test_a_built_graph_is_the_graph_of_its_tables(plain: PlainGraph, chosen: dic
     check_built(graph, plain)
 
 
+@pytest.mark.slow
 @_SETTINGS
 @given(plain_graphs(), options, st.sampled_from([2000, 5000]))
 def test_the_memory_limit_changes_no_byte(plain: PlainGraph, chosen: dict[str, Any], limit: int) -> None:
@@ -58,6 +59,7 @@ def _bytes_of(folder: MemoryFolder) -> dict[str, bytes]:
     return {name: bytes(folder.open(name)) for name in folder.names()}
 
 
+@pytest.mark.slow
 @_SETTINGS
 @given(plain_graphs(), st.integers(2, 4), st.sampled_from(["range", "hash", "ldg"]))
 def test_lists_are_the_same_however_the_graph_is_cut(plain: PlainGraph, parts: int, assigner: Any) -> None:

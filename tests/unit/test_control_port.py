@@ -104,6 +104,7 @@ def stalled(served: Served, calls: int, *, connections: int = 1) -> list[RawConn
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connections", [1, 20])
 def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
     """All show the token and come from one address: the connections of a caller take turns."""

@@ -119,6 +119,7 @@ def test_a_message_names_the_line_in_the_file(
         rows_of(path, drop=["t"])
 
 
+@pytest.mark.slow
 def test_a_column_that_changes_its_type_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "n.csv"
     with path.open("w") as file:

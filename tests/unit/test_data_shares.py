@@ -283,6 +283,7 @@ def endless(*_: object) -> None:
         check_stop()
 
 
+@pytest.mark.slow
 def test_a_reply_is_not_made_for_a_caller_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         with monkeypatch.context() as patch:
@@ -295,6 +296,7 @@ def test_a_reply_is_not_made_for_a_caller_that_is_gone(monkeypatch: pytest.Monke
         assert samples(server)
 
 
+@pytest.mark.slow
 def test_a_port_ends_while_a_reply_is_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -183,6 +183,7 @@ def test_the_default_demo_passes_95_percent() -> None:
     assert demo("--epochs", "6", "--num-workers", "1", "--device", "cpu")["test_accuracy"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_storage_servers_change_nothing_and_are_counted() -> None:
     arguments = [

@@ -50,6 +50,7 @@ def test_sums_of_ranks_add_up_over_links() -> None:
     assert sums == pytest.approx({"mrr": 1 + 1 / 11, "hits@1": 1, "hits@10": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 def test_links_are_learnt_better_than_by_popularity_in_the_same_way_in_every_mode() -> None:
     inline = demo(*SMALL, "--mode", "embedded", "--epochs", "3")

@@ -35,6 +35,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing, and here it is not")
 def test_without_a_device_one_line_says_so() -> None:
     done = subprocess.run(

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -239,6 +240,7 @@ def test_more_channels_and_jobs_are_no_more_time() -> None:
     assert sum(each.channel.owner == modest for each in taken) == 20
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.25, 8), st.sampled_from([0.004, 0.01, 0.05]), st.integers(1, 3))
 def test_time_goes_by_share(share: float, cost: float, threads: int) -> None:

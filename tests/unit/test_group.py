@@ -102,6 +102,7 @@ def test_keys_do_not_meet_those_of_others() -> None:
     assert RankGroup(store, 0, 2).published("word") == {}
 
 
+@pytest.mark.slow
 def test_a_store_whose_holder_is_gone_is_told_in_one_line() -> None:
     holder = subprocess.Popen(
         [

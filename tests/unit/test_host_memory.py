@@ -107,6 +107,7 @@ def _digest_of(dataset: DistDataset, results: Any) -> None:
         results.put((dataset.graph_digest, [batch.n_id.tolist() for batch in loader]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_graph_in_memory_travels_to_a_process_that_is_started(method: str) -> None:
     dataset = DistDataset.from_pyg(homogeneous())

@@ -277,6 +277,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_damaged_bytes_end_in_a_clean_error(small: Path, data: st.DataObject) -> None:

@@ -52,6 +52,7 @@ def run(addresses: list[str], **variables: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_shows_its_requests_when_asked(tmp_path: Path) -> None:
     with servers_of(write_graph(tmp_path / "graph"), 1) as servers:
         addresses = addresses_of(servers)

@@ -55,6 +55,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return Graph.open(path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ProcessMemory.read().in_use, reason="the C library does not count its blocks")
 @pytest.mark.parametrize("over", ["graph", "store"])
 @pytest.mark.parametrize("kind", KINDS)

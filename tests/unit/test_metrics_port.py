@@ -119,6 +119,7 @@ def test_tokens_and_certificate_are_renewed() -> None:
         assert get(port, "/metrics", OLD, tls=True)[0] == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True])
 def test_silent_connections_of_a_stranger_keep_nobody_out(
     monkeypatch: pytest.MonkeyPatch, *, tls: bool

@@ -157,6 +157,7 @@ def test_what_asking_again_cannot_mend_is_raised_at_once(
     assert works(graph, endpoint)
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_service_is_told_without_its_innards(
     graph: Graph, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

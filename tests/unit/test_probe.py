@@ -42,6 +42,7 @@ def test_ports_that_answer_are_alive(credentials: Credentials, listen: str) -> N
         assert after.refused == 0
 
 
+@pytest.mark.slow
 def test_a_port_where_nobody_listens_is_dead() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -313,6 +313,7 @@ def check_same_batches(found: list[Any], expected: list[Any]) -> None:
             assert torch.equal(batch[name], other[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("place", ["memory", "disk"])
 @pytest.mark.usefixtures("tracker", "no_leftovers")

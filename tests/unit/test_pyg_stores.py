@@ -404,6 +404,7 @@ def _result_of_child(method: Any, features: Any, graph: Any) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_of_the_host_can_use_the_stores(method: str) -> None:
     data = homogeneous()

@@ -139,6 +139,7 @@ def test_ranks_run_on_their_hosts(fork_server: ForkServer, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_torchrun_on_two_hosts_of_this_machine(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

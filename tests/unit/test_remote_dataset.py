@@ -286,6 +286,7 @@ def test_a_producer_that_is_refused_fails_on_every_rank(there: RemoteDistDataset
 # Life and death
 
 
+@pytest.mark.slow
 def test_what_a_job_has_outlives_its_lease_while_the_job_lives(there: RemoteDistDataset) -> None:
     """The lease is 3 s."""
     with loader(there, prefetch_size=1) as batches:

@@ -152,6 +152,7 @@ def test_a_child_whose_port_was_taken_meanwhile_stays_down() -> None:
         assert f"cannot listen on {endpoint.control_address}: Address already in use" in told
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("port", ["control_port", "data_port"])
 def test_a_child_with_a_dead_port_is_started_again(port: str) -> None:

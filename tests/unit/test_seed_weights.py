@@ -44,6 +44,7 @@ def test_seeds_are_drawn_by_the_weights_of_that_moment(num_workers: int) -> None
             assert batch.seed_index.tolist() == [0] * 4
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_draws_the_same() -> None:
     expected = list(loader_of(ones()))
     assert len(expected) == 2
@@ -136,6 +137,7 @@ def test_an_epoch_goes_on_with_the_batches_not_yet_seen() -> None:
     assert same_batch(next(resumed), expected[1])
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_by_one_that_draws_as_it_did() -> None:
     expected = list(loader_of(ones(), batch_size=1))
     with loader_of(ones(), batch_size=1, num_workers=1, worker_concurrency=2) as loader:

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from gigl_server.signals import Signals, wait_for_word
 
 
@@ -38,6 +40,7 @@ with Signals(end_at_once=print) as signals:
 """
 
 
+@pytest.mark.slow
 def test_a_process_whose_main_thread_hangs_in_a_library_ends_all_the_same() -> None:
     with subprocess.Popen([sys.executable, "-uc", HANGING], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

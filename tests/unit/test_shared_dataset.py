@@ -396,6 +396,7 @@ def test_different_tokens_are_told_everywhere(graph: Path) -> None:
         assert "token" in message
 
 
+@pytest.mark.slow
 def test_an_address_that_nobody_reaches_is_told_everywhere(graph: Path) -> None:
     def opened(rank: int) -> dict[str, Any]:
         extra = {} if rank else {"advertise": "no.such.host.invalid", "listen": "127.0.0.1:0"}
@@ -425,6 +426,7 @@ def test_a_timeout_that_is_none(graph: Path, timeout: Any) -> None:
 # Faults
 
 
+@pytest.mark.slow
 def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path]) -> None:
     options: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "sharding": "none", "seed": 1}
 
@@ -455,6 +457,7 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
     assert "host 0 at 127.0.0.1:" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying_round", [5, 6], ids=["hop 1", "columns"])
 def test_a_peer_that_dies_in_a_late_round_is_named_before_the_loader_gives_up(
     host_graphs: list[Path], monkeypatch: pytest.MonkeyPatch, dying_round: int
@@ -478,6 +481,7 @@ def test_a_peer_that_dies_in_a_late_round_is_named_before_the_loader_gives_up(
     _values(run_ranks(2, program, hosts=TWO_HOSTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
     graph: Path, host_graphs: list[Path], num_workers: int

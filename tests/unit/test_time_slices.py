@@ -82,6 +82,7 @@ def test_owners_with_batches_without_end_have_equal_time(service: SamplingServic
     assert max(ran) - min(ran) < 0.5 * max(ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owners", [places(1), 2 * places(1)])
 def test_more_owners_than_places_leave_one_for_another(service: SamplingService, owners: int) -> None:
     """A batch is stopped for its place, and is sampled again: it gets no result."""

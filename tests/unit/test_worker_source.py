@@ -176,6 +176,7 @@ def test_a_stopped_worker_is_slow_not_dead(expected: list[bytes]) -> None:
         assert source.stats()["restarts"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_stays_stopped_is_replaced(
     expected: list[bytes], workers: int, caplog: pytest.LogCaptureFixture
@@ -190,12 +191,14 @@ def test_a_worker_that_stays_stopped_is_replaced(
     assert "was stopped by a signal for" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_worker_stopped_at_its_start_is_replaced(expected: list[bytes]) -> None:
     with closing(TWO.open(FaultPlan(what="stop", worker=1))) as source:
         source.start_epoch(0)
         assert [bytes_of(source.receive(100)) for _ in range(NUM_BATCHES)] == expected
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_always_stopped_ends_in_worker_died() -> None:
     with closing(SourceKind(1).open(FaultPlan(what="stop", at_batch=1), max_worker_restarts=0)) as source:
         source.start_epoch(0)
@@ -206,6 +209,7 @@ def test_a_worker_that_is_always_stopped_ends_in_worker_died() -> None:
             source.receive(100)
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_left_alone(expected: list[bytes]) -> None:
     """It sleeps, or computes, for longer than one that is stopped may be."""
     with closing(TWO.open(FaultPlan(what="sleep", at_batch=3, seconds=8))) as source:
