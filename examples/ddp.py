@@ -122,7 +122,12 @@ def train(options: argparse.Namespace) -> None:
 
     # Every rank gives the same, whole input, and takes its share of the batches. The same run seed lets
     # runs be compared; without one, the ranks agree on a random one.
-    run = {"batch_size": options.batch_size, "seed": options.seed, "num_workers": options.num_workers}
+    run = {
+        "batch_size": options.batch_size,
+        "seed": options.seed,
+        "num_workers": options.num_workers,
+        "timeout": options.timeout,
+    }
     fanout = [10, 5]
     with (
         open_dataset(options) as dataset,
@@ -157,6 +162,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=4, help="of each step, over all ranks")
     parser.add_argument("--num-workers", type=int, default=1, help="sampling processes of each rank")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a batch may take")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     options = parser.parse_args()
 

@@ -139,7 +139,8 @@ def test_a_server_that_dies_ends_the_job(slurm: Slurm, graph: Path, tmp_path: Pa
 def test_nothing_is_left_of_a_job_that_is_cancelled(slurm: Slurm, graph: Path, tmp_path: Path) -> None:
     job = that_trains(slurm, tmp_path, graph)
     slurm.run("scancel", "--user", "root")
-    assert job.code() != 0
+    job.code()  # sbatch may have asked before the end was recorded, and then tells 0.
+    assert "CANCELLED" in job.output
 
 
 def check_drained(job: Job) -> None:
