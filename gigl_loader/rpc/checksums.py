@@ -23,6 +23,7 @@ __all__ = [
     "Crc32c",
     "Unread",
     "checksum_text",
+    "has_checksum",
     "head_checksum",
     "head_is_whole",
     "message_checksum",
@@ -66,16 +67,22 @@ def _is_covered(key: str) -> bool:
     return key == "authorization" or (key.startswith("gigl-") and key != HEAD_CHECKSUM_HEADER)
 
 
-def message_is_whole(message: Any, metadata: Iterable[Any] | None) -> bool:
-    """Return whether a protobuf message matches its checksum in gRPC metadata (pairs of key and value).
+def has_checksum(metadata: Iterable[Any] | None) -> bool:
+    """Return whether gRPC metadata (pairs of key and value) has the checksum of a message."""
+    return any(key == CHECKSUM_HEADER for key, _ in metadata or ())
 
-    ``True`` where there is no checksum: old callers send none. ``False`` for no message, which gRPC returns
-    where damage removed the message of a successful call.
+
+def message_is_whole(message: Any, metadata: Iterable[Any] | None, *, required: bool = False) -> bool:
+    """Return whether a protobuf message matches its checksum in gRPC metadata.
+
+    Where there is no checksum, return whether none is ``required``: some callers send none. It is, where the
+    same sender has sent one before: damage to a table of compressed headers takes it away from all later
+    messages of a connection. ``False`` for no message, which gRPC returns where damage removed it.
     """
     if message is None:
         return False
     sent = [value for key, value in metadata or () if key == CHECKSUM_HEADER]
-    return not sent or sent == [message_checksum(message)]
+    return sent == [message_checksum(message)] if sent else not required
 
 
 class Checksum(Protocol):

@@ -30,18 +30,21 @@ __all__ = [
     "explained",
     "is_marked",
     "is_of_connection",
+    "lost_its_checksum",
     "refusal_mark",
     "refused_token",
     "status_of",
 ]
 
 REFUSAL_HEADER = "gigl-refusal"
-"""Trailer of a refusal: its kind, a semicolon, and a checksum over kind and text."""
+"""Trailer of a refusal: its kind, a semicolon, a checksum over kind and text; then ``;unchecked`` where the
+headers of the call had no checksum."""
 
 NO_TOKEN = (
     "it wants a token, and none was given: Caller.from_files(token=PATH) in a script, --token-file PATH"
 )
 
+_UNCHECKED = ";unchecked"
 _MAX_CHARACTERS = 1_000
 _PROBE_S = 2.0
 _OF_CONNECTION = (
@@ -105,9 +108,13 @@ def status_of(kind: RefusalKind) -> grpc.StatusCode:
     return _STATUSES[kind]
 
 
-def refusal_mark(kind: RefusalKind, text: str) -> str:
-    """Return the value of ``REFUSAL_HEADER`` for a refusal with this text."""
-    return f"{kind.value};{checksum_text(f'{kind.value};{text}'.encode())}"
+def refusal_mark(kind: RefusalKind, text: str, *, checked: bool = True) -> str:
+    """Return the value of ``REFUSAL_HEADER`` for a refusal with this text.
+
+    ``checked``: the headers of the call had a checksum.
+    """
+    end = "" if checked else _UNCHECKED
+    return f"{kind.value};{checksum_text(f'{kind.value};{text}{end}'.encode())}{end}"
 
 
 def control_error(
@@ -126,6 +133,11 @@ def control_error(
 def is_marked(error: grpc.RpcError) -> bool:
     """Return whether a service of this library refused the call itself."""
     return _marked_kind(error) is not None
+
+
+def lost_its_checksum(error: grpc.RpcError) -> bool:
+    """Return whether the service read no checksum of the headers of the call, which may have come damaged."""
+    return is_marked(error) and _marks(error)[0].endswith(_UNCHECKED)
 
 
 def is_of_connection(error: grpc.RpcError) -> bool:
@@ -158,10 +170,16 @@ def refused_token(error: grpc.RpcError) -> bool:
 
 def _marked_kind(error: Any) -> RefusalKind | None:
     """Return the kind of a refusal that has the mark. ``None`` without one, or where it was damaged."""
+    marks = _marks(error)
+    if len(marks) != 1:
+        return None
+    checked, text = not marks[0].endswith(_UNCHECKED), str(error.details() or "")
+    return next((kind for kind in RefusalKind if marks[0] == refusal_mark(kind, text, checked=checked)), None)
+
+
+def _marks(error: Any) -> list[str]:
     trailers = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
-    marks = [value for key, value in trailers or () if key == REFUSAL_HEADER]
-    text = str(error.details() or "") if marks else ""
-    return next((kind for kind in RefusalKind if marks == [refusal_mark(kind, text)]), None)
+    return [str(value) for key, value in trailers or () if key == REFUSAL_HEADER]
 
 
 def _unmarked(code: grpc.StatusCode, details: str) -> tuple[RefusalKind | FaultKind, str]:

@@ -18,6 +18,7 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import (
     CHECKSUM_HEADER,
     HEAD_CHECKSUM_HEADER,
+    has_checksum,
     head_checksum,
     message_checksum,
     message_is_whole,
@@ -33,6 +34,7 @@ from gigl_loader.rpc.control_errors import (
     explained,
     is_marked,
     is_of_connection,
+    lost_its_checksum,
     refused_token,
 )
 from gigl_loader.rpc.endpoint import Endpoint
@@ -183,6 +185,7 @@ class StoreClient:
         self.endpoint = endpoint
         self._contact = contact
         self._connected_at = 0.0
+        self._sends_checksums = False
         self._on_membership = on_membership
         self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
@@ -450,17 +453,22 @@ class StoreClient:
 
         A whole one establishes the contact. After a damaged one, later calls use a new connection.
         """
-        if not message_is_whole(reply, trailers):
+        if not message_is_whole(reply, trailers, required=self._sends_checksums):
             self.connect_anew()
             text = (
                 f"{self.endpoint}: a reply to {name} that does not match its checksum, or without a message"
             )
             raise rule_of(FaultKind.REPLY).error(text)
+        self._sends_checksums = self._sends_checksums or has_checksum(trailers)
         self._contact = Contact.ESTABLISHED
 
     def _translated(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
-        found = control_error(self.endpoint, self._caller, error, self._contact)
+        if lost_its_checksum(error):  # What was refused may be a damaged call.
+            text = f"{self.endpoint}: the headers of a call lost their checksum on the way"
+            found: Exception = rule_of(FaultKind.REPLY).error(text)
+        else:
+            found = control_error(self.endpoint, self._caller, error, self._contact)
         if isinstance(found, Damaged) or not (is_marked(error) or is_of_connection(error)):
             self.connect_anew()
         return found

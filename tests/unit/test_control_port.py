@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import STORE_SERVICE
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.job import JOB_HEADER
@@ -178,12 +179,11 @@ def test_replies_that_nobody_takes_hold_no_thread() -> None:
         channel = opened(client)
         message = sample_request(channel, 0).SerializeToString()
         with RawConnection(served.endpoint.control_address, {WINDOW: 0}) as deaf:
-            for number in range(60):
-                deaf.headers(2 * number + 1, SAMPLE, SHOWN)
-                deaf.message(2 * number + 1, message)
-            for number in range(60, 120):
-                deaf.headers(2 * number + 1, HEARTBEAT, SHOWN)
-                deaf.message(2 * number + 1, b"")
+            for number in range(120):
+                path, sent = (SAMPLE, message) if number < 60 else (HEARTBEAT, b"")
+                checksum = (CHECKSUM_HEADER.encode(), checksum_text(sent).encode())
+                deaf.headers(2 * number + 1, path, [*SHOWN, checksum])
+                deaf.message(2 * number + 1, sent)
             assert wait_until(lambda: served.service.load().batches >= 60, seconds=20)
             other = opened(client, key="other")
             assert client.sample(sample_request(other, 1), 20).result().handle

@@ -106,11 +106,11 @@ def test_a_frame_that_comes_damaged_in_a_reply_is_asked_for_again(
 ) -> None:
     replies: list[Any] = []
 
-    def once(reply: Any, trailers: Any) -> bool:
+    def once(reply: Any, trailers: Any, *, required: bool) -> bool:
         if isinstance(reply, SampleReply):
             replies.append(reply)
             return len(replies) != 2
-        return message_is_whole(reply, trailers)
+        return message_is_whole(reply, trailers, required=required)
 
     monkeypatch.setattr("gigl_loader.rpc.store_client.message_is_whole", once)
     with closing(one.open(transport="flight")) as source:

@@ -40,8 +40,10 @@ def test_every_flipped_bit_of_a_message_is_found() -> None:
     assert changed > 1000
 
 
-def test_a_message_without_a_checksum_is_believed() -> None:
+def test_a_message_without_a_checksum_is_believed_where_none_is_required() -> None:
     assert message_is_whole(request(), None)
+    assert not message_is_whole(request(), [("gigl-crc32b", "0")], required=True)
+    assert message_is_whole(request(), [(CHECKSUM_HEADER, message_checksum(request()))], required=True)
     assert not message_is_whole(None, None)
     assert message_is_whole(request(), [("other", "x")])
     assert not message_is_whole(request(), [(CHECKSUM_HEADER, "0"), (CHECKSUM_HEADER, "1")])

@@ -33,11 +33,12 @@ from gigl_loader.rpc.control_errors import REFUSAL_HEADER, is_marked
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.job import JOB_HEADER, job_key
-from gigl_loader.rpc.refusals import Busy, Unknown
+from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
 from gigl_loader.sampling.store import WireCounts
 from gigl_server.audit import AuditLog
 from gigl_server.cluster.readiness import PeerTraffic, View
 from gigl_server.counters import Counters
+from gigl_server.ports import control_call
 from gigl_server.ports.announcements import Announcements
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.control_call import ControlCall
@@ -57,7 +58,8 @@ MAX_CONTROL_THREADS = 40
 """They come as calls do, and stay: 32 that read messages, and 8."""
 DIGEST = small_graph().manifest.digest
 JOB = "a" * 64
-OTHER = "b" * 64
+OTHER, RAW, LATER = "b" * 64, "c" * 64, "d" * 64
+"""Calls of ``RAW`` never carry checksums."""
 TOKEN_HEADER = ("authorization", authorization(TOKEN))
 
 
@@ -188,6 +190,31 @@ def test_a_job_that_came_damaged_is_told_apart_by_the_checksum(served: Served) -
         assert raised.value.code() is grpc.StatusCode.DATA_LOSS
 
 
+def test_a_request_that_lost_its_checksum_is_damaged(served: Served) -> None:
+    """Damage to the table of compressed headers takes the name away from all calls of a connection."""
+    request = messages.HeartbeatRequest()
+    checksum, lost = (CHECKSUM_HEADER, message_checksum(request)), ("gigl-crc32b", message_checksum(request))
+    with grpc.insecure_channel(served.endpoint.control_address) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/Heartbeat")
+        for job, headers in [(LATER, ()), (LATER, (checksum,)), (RAW, (lost,))]:
+            call(b"", timeout=10, metadata=(TOKEN_HEADER, (JOB_HEADER, job), *headers))
+        with pytest.raises(grpc.RpcError) as raised:
+            call(b"", timeout=10, metadata=(TOKEN_HEADER, (JOB_HEADER, LATER), lost))
+    assert raised.value.code() is grpc.StatusCode.DATA_LOSS
+    assert is_marked(raised.value)
+
+
+def test_a_reply_that_lost_its_checksum_is_damaged(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with client_of(served.endpoint) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(control_call, "CHECKSUM_HEADER", "gigl-crc32b")
+            client.heartbeat([], 10)  # None was seen yet.
+        client.heartbeat([], 10)
+        monkeypatch.setattr(control_call, "CHECKSUM_HEADER", "gigl-crc32b")
+        with pytest.raises(Damaged):
+            client.heartbeat([], 10)
+
+
 @pytest.mark.parametrize(
     ("damaged", "path"),
     [
@@ -212,7 +239,7 @@ def test_headers_that_came_damaged_are_told_apart_from_wrong_ones(
 
 
 def test_every_refusal_is_marked_and_every_reply_has_a_checksum(served: Served) -> None:
-    metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
+    metadata = (TOKEN_HEADER, (JOB_HEADER, RAW))
     refused = {"Format": "unimplemented", "Sample": "not found", "OpenChannel": "invalid"}
     with grpc.insecure_channel(served.endpoint.control_address) as channel:
         for name, kind in refused.items():
@@ -278,7 +305,7 @@ def test_nothing_is_told_without_the_token(served: Served, metadata: tuple[tuple
 def test_hostile_messages_get_a_status_and_others_are_served(
     served: Served, message: bytes, code: grpc.StatusCode
 ) -> None:
-    metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
+    metadata = (TOKEN_HEADER, (JOB_HEADER, RAW))
     with grpc.insecure_channel(
         served.endpoint.control_address, options=[("grpc.max_send_message_length", -1)]
     ) as channel:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from grpc import _server
 
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, HEAD_CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import MEMBERSHIP_HEADER
 from gigl_loader.rpc.control_errors import REFUSAL_HEADER, refusal_mark, status_of
 
@@ -118,7 +118,8 @@ class ControlCall:
         """End the call with the status and the mark of a refusal. Does nothing after a response."""
         if self._claim():
             text = _header_text(refusal.message)
-            self._tell_trailers((REFUSAL_HEADER, refusal_mark(refusal.kind, text)))
+            checked = bool(self.headers(HEAD_CHECKSUM_HEADER))
+            self._tell_trailers((REFUSAL_HEADER, refusal_mark(refusal.kind, text, checked=checked)))
             self._context.set_code(status_of(refusal.kind))
             self._context.set_details(text)
             self._finish(None)

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.checksums import CHECKSUM_HEADER, message_is_whole
+from gigl_loader.rpc.checksums import CHECKSUM_HEADER, has_checksum, message_is_whole
 from gigl_loader.rpc.control import PENDING_HEADER
 from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Trailers = tuple[tuple[str, str], ...]
 
 __all__ = ["GraphStoreServicer"]
+
+_CAREFUL_JOBS = 256
 
 
 class GraphStoreServicer:
@@ -54,6 +56,8 @@ class GraphStoreServicer:
         self._health = health
         self._announced = announced
         self._show_names = show_names
+        self._careful_jobs: tuple[bytes, ...] = ()
+        """Jobs whose requests carry checksums: one without has lost it. Threads replace it whole."""
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -115,13 +119,13 @@ class GraphStoreServicer:
         return self._of_job(call, request, destroy)
 
     def _sample(self, request: Any, call: ControlCall) -> None:
-        _check_whole(request, call)
+        job = self._job_of(call, request)
         held = [request]
         del request  # It is freed when its seeds are read: the call may wait for minutes.
         waiting = _Waiting(self._service, call, self._with_reason)
         call.on_gone(waiting.abandon)
         submit = self._service.submit
-        waiting.begun(self._in_job(call, lambda job: submit(job, held.pop(), waiting.settle)))
+        waiting.begun(self._answered(lambda: submit(job, held.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
         try:
@@ -155,17 +159,25 @@ class GraphStoreServicer:
 
     def _of_job(self, call: ControlCall, request: Any, respond: Callable[[bytes], Any]) -> Any:
         """Return the reply to a call of a job. Checks the request's checksum. Raises ``Refusal``."""
-        _check_whole(request, call)
-        return self._in_job(call, respond)
+        job = self._job_of(call, request)
+        return self._answered(lambda: respond(job))
 
-    def _in_job(self, call: ControlCall, respond: Callable[[bytes], Any]) -> Any:
+    def _job_of(self, call: ControlCall, request: Any) -> bytes:
+        """Return the job of a call. Raises ``Refusal`` where there is none, and for a damaged request."""
         job = job_key(call.headers(JOB_HEADER))
+        if not message_is_whole(request, call.metadata, required=job in self._careful_jobs):
+            raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum, or has none")
         if job is None:
             # Callers that send a checksum also send this header: it was damaged.
             kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.INVALID
             raise Refusal(kind, f"the header {JOB_HEADER!r} has 64 hex digits, once")
+        if has_checksum(call.metadata) and job not in self._careful_jobs:
+            self._careful_jobs = (*self._careful_jobs[1 - _CAREFUL_JOBS :], job)
+        return job
+
+    def _answered(self, respond: Callable[[], Any]) -> Any:
         try:
-            return respond(job)
+            return respond()
         except Refusal as refusal:
             raise self._with_reason(refusal) from None
 
@@ -218,11 +230,6 @@ class _Waiting:
             task, self._task = self._task, None
         if task is not None:
             self._service.abandon(task)
-
-
-def _check_whole(request: Any, call: ControlCall) -> None:
-    if not message_is_whole(request, call.metadata):
-        raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
 
 
 def _reply(result: Result) -> Any:
