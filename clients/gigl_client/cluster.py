@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from gigl_client.discovery import Found
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.rpc.store_client import ClusterView
 
 __all__ = ["Cluster", "Follower", "Server", "connect_cluster"]
 

@@ -22,8 +22,8 @@ from gigl_loader.rpc.versions import BuildVersions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
-    from gigl_loader.rpc.store_client import ClusterView
 
 __all__ = ["Found", "find_servers", "read_addresses"]
 

@@ -13,7 +13,8 @@ from gigl_loader.retry import Backoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gigl_loader.rpc.store_client import ClusterView, StoreClient
+    from gigl_loader.rpc.control import ClusterView
+    from gigl_loader.rpc.store_client import StoreClient
 
 __all__ = ["MembershipFollower", "assigned"]
 

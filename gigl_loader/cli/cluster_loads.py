@@ -14,9 +14,9 @@ from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
+    from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.rpc.store_client import ClusterView
 
 __all__ = ["Loads", "Looker", "ServerLoad"]
 

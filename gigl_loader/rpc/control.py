@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.versions import newest_wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.rpc.credentials import Caller
-    from gigl_loader.rpc.endpoint import Endpoint
 
 __all__ = [
     "ADMIN_METHODS",
@@ -26,6 +28,7 @@ __all__ = [
     "SERVICE",
     "STORE_METHODS",
     "STORE_SERVICE",
+    "ClusterView",
     "ControlClient",
     "control_channel",
 ]
@@ -123,3 +126,83 @@ def control_channel(endpoint: Endpoint, caller: Caller, options: Sequence[tuple[
     if parts is None:
         return grpc.insecure_channel(endpoint.control_address, options=chosen)
     return grpc.secure_channel(endpoint.control_address, grpc.ssl_channel_credentials(*parts), options=chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """Description of a server and of its cluster, as the server sent it."""
+
+    version: str
+    wire_version: int
+    oldest_wire_version: int
+    draw_specification: int
+    graph: str
+    """Digest."""
+    partitions: tuple[int, ...]
+    data_port: int
+    pid: int
+    uptime_s: float
+    servers: tuple[Endpoint, ...]
+    """Servers known so far, by rank, this one included."""
+    membership: int
+    """Version of ``servers``: of two views, that with the higher version is newer. 0: not told."""
+    away: frozenset[str]
+    """Control addresses of ``servers`` that did not answer this one lately."""
+    incarnation: int
+    """Tells a server that was started again from the one before. 0: not told."""
+    ready: bool
+    reason: str
+    """Why the server is not ready, as text."""
+    repairing: tuple[int, ...] = ()
+    """Partitions whose files lie there, and which are not served until they are repaired."""
+    proven: bool = False
+    """The server proved that it has the cluster key of the request."""
+    challenge: str = ""
+    """Challenge for an announcement to this server. Empty: the server has no cluster key."""
+
+    @classmethod
+    def read(cls, reply: Any, *, certificate: str, proven: bool = False, challenge: str = "") -> ClusterView:
+        """Return the view of a reply. ``certificate`` (PEM) is what callers of the servers must trust."""
+        own = reply.self
+        servers = tuple(
+            Endpoint(
+                what="storage server",
+                host_index=rank,
+                host=each.host,
+                control_port=each.control_port,
+                data_port=each.data_port,
+                partitions=tuple(each.partitions),
+                certificate=certificate,
+                incarnation=each.incarnation,
+                wire_version=min(each.wire_version or own.wire_version, newest_wire()),
+            )
+            for rank, each in enumerate(reply.servers)
+        )
+        away = [server for server, each in zip(servers, reply.servers, strict=True) if each.away]
+        return cls(
+            version=own.version,
+            wire_version=own.wire_version,
+            oldest_wire_version=own.oldest_wire_version,
+            draw_specification=own.draw_specification,
+            graph=own.graph,
+            partitions=tuple(own.partitions),
+            data_port=own.data_port,
+            pid=own.pid,
+            uptime_s=own.uptime_s,
+            servers=servers,
+            membership=reply.membership,
+            away=frozenset(server.control_address for server in away),
+            incarnation=own.incarnation,
+            ready=reply.ready,
+            reason=reply.reason,
+            repairing=tuple(own.repairing),
+            proven=proven,
+            challenge=challenge,
+        )
+
+    @property
+    def itself(self) -> Endpoint | None:
+        """The server of this view, as a member of its cluster. ``None`` where it does not know itself yet."""
+        own = (self.partitions, self.data_port, self.incarnation)
+        found = [each for each in self.servers if (each.partitions, each.data_port, each.incarnation) == own]
+        return found[0] if found else None

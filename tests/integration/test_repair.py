@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from gigl_loader.rpc.store_client import ClusterView
+    from gigl_loader.rpc.control import ClusterView
     from gigl_server.server import StorageServer
 
 OPTIONS: dict[str, Any] = {"batch_size": 64, "num_neighbors": [4, 4], "shuffle": True, "seed": 5}

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Sequence
 
+    from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.rpc.store_client import ClusterView
     from gigl_server.cluster.membership import Membership
 
 __all__ = [

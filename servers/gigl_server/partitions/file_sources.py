@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gigl_loader.arrays import Bytes
+    from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
-    from gigl_loader.rpc.store_client import ClusterView
 
 __all__ = ["FileSource", "FileSourceFinder"]
 
