@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.bench.crowd import Crowd, Job
+from gigl_loader.bench.ranks import Crowd, Job
 from gigl_loader.bench.workload import FULL, Workload, prepare
-from gigl_loader.demo.debian import APT_LISTS, debian_packages
+from gigl_loader.demo.datasets import APT_LISTS, debian_packages
 from gigl_loader.graph import Graph
-from gigl_loader.graph.partition_quality import balance_of, edge_quality
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.partition.assigners import balance_of, edge_quality
 
 _LIMIT_S = 600.0
 _HEADER = (

@@ -36,14 +36,14 @@ Key = tuple[str, str]
 """Port (``"control"`` or ``"data"``) and method."""
 
 PARTNERS = 16
-"""Servers of a rank at least (``gigl_client.server_share``)."""
+"""Servers of a rank at least (``gigl_client.discovery``)."""
 WATCHED = 8
 """Servers that a server watches (``gigl_server.cluster.peers``)."""
 WATCH_S = 5.0
 """From the end of a look at other servers to the next one, and between probes of a server's own ports."""
 BEATS_PER_LEASE = 3
 MAX_IN_FLIGHT = 64
-"""Of a loader, at all servers together (``gigl_client.channel_config``)."""
+"""Of a loader, at all servers together (``gigl_client.channels``)."""
 _CHANNEL_ID_BYTES = 18  # 16 bytes in a protobuf field.
 _INDEX_BYTES = 8
 _POSITION_BYTES = 4  # On the wire, for fewer than 2^31 nodes in a partition.

@@ -10,7 +10,7 @@ import cluster_model as model
 from cluster_lab import Measured
 from cluster_model import Amount, Batch, Cluster, Constants, Line
 
-from gigl_server.limits import Limits
+from gigl_server.quotas import Limits
 
 __all__ = ["Rates", "print_table", "table"]
 

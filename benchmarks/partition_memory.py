@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gigl_loader.partition.limits import parse_bytes
+from gigl_loader.partition.job import parse_bytes
 
 _ROWS = 1 << 20
 _SAMPLE_SECONDS = 0.05

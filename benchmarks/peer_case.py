@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigl_loader.bench.meter import CpuMeter  # Needs the standard library only.
+from gigl_loader.bench.rounds import CpuMeter  # Needs the standard library only.
 
 LINK_SEED = 11
 NUM_WORKERS_IN_WORDS = {0: "inline", 1: "1 worker"}

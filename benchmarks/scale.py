@@ -201,7 +201,7 @@ def _child(step: str, size: Size, folder: Path, options: argparse.Namespace, pyt
 
 def _own_memory(pid: int) -> int:
     """Return the bytes of a tree of processes that no file backs: mapped files are the page cache's."""
-    from gigl_loader.bench.meter import process_tree
+    from gigl_loader.bench.rounds import process_tree
 
     total = 0
     for each in process_tree(pid):
@@ -244,7 +244,7 @@ def _make(size: Size, options: argparse.Namespace) -> dict[str, Any]:
 def _build(size: Size, options: argparse.Namespace) -> dict[str, Any]:
     """Build the graph, by all cores where this version can."""
     from gigl_loader import partition
-    from gigl_loader.partition.limits import parse_bytes
+    from gigl_loader.partition.job import parse_bytes
 
     tables = _tables(size)
     own: dict[str, Any] = {}
@@ -272,7 +272,7 @@ def _sample(size: Size, options: argparse.Namespace) -> dict[str, Any]:
 
     from gigl_loader import DistDataset, DistNeighborLoader
     from gigl_loader.bench.loading import Pass
-    from gigl_loader.bench.meter import CpuMeter
+    from gigl_loader.bench.rounds import CpuMeter
 
     count = min(_BATCH * _BATCHES, size.nodes // 10)
     seeds = np.random.default_rng(2).integers(0, size.nodes, 2 * count)

@@ -25,7 +25,7 @@ from torch_geometric.utils import trim_to_layer
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistLinkNeighborLoader
-from gigl_loader.demo.debian import APT_LISTS, debian_packages, package_lists
+from gigl_loader.demo.datasets import APT_LISTS, debian_packages, package_lists
 from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.splits import split_edges

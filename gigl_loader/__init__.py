@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.embeddings import write_embeddings as write_embeddings
     from gigl_loader.loaders.inference import inference as inference
     from gigl_loader.loaders.link import DistLinkNeighborLoader as DistLinkNeighborLoader
-    from gigl_loader.loaders.negative_sampling import NegativeSampling as NegativeSampling
+    from gigl_loader.loaders.link import NegativeSampling as NegativeSampling
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
@@ -42,7 +42,7 @@ _HOMES = {
     "GiglError": "gigl_loader.errors",
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "LaborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
-    "NegativeSampling": "gigl_loader.loaders.negative_sampling",
+    "NegativeSampling": "gigl_loader.loaders.link",
     "PPRSamplerOptions": "gigl_loader.sampling.plans.ppr",
     "RandomWalkSamplerOptions": "gigl_loader.sampling.plans.walks",
     "SamplingError": "gigl_loader.errors",

@@ -13,13 +13,13 @@ from gigl_loader.graph.graph import Graph, open_partitions
 from gigl_loader.group import RankGroup
 from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
 from gigl_loader.logs import log_from_environment
+from gigl_loader.options import byte_count
 from gigl_loader.queries import GraphQueries
 from gigl_loader.sampling.local_store import edges_of
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sampling.store import EdgeList
-from gigl_loader.sizes import byte_count
 from gigl_loader.topology import Topology, announce_host
-from gigl_loader.workers.startup_lock import start_source
+from gigl_loader.workers.process import start_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

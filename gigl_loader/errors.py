@@ -15,7 +15,17 @@
 
 from __future__ import annotations
 
-__all__ = ["BuildError", "FormatError", "GiglError", "SamplingError", "StorageUnavailable", "WorkerDied"]
+import sys
+
+__all__ = [
+    "BuildError",
+    "FormatError",
+    "GiglError",
+    "SamplingError",
+    "StorageUnavailable",
+    "WorkerDied",
+    "add_note",
+]
 
 
 class GiglError(Exception):
@@ -44,3 +54,11 @@ class StorageUnavailable(SamplingError):
     The message names it, says for how long it was asked, and gives the last error. Nothing was
     consumed: asking for the batch again is safe.
     """
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note, which ``traceback`` prints below the message from Python 3.11 on."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:  # Same place, so that pytest and other readers of notes find it.
+        error.__notes__ = [*getattr(error, "__notes__", []), note]

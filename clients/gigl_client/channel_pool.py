@@ -8,15 +8,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gigl_client.channel import Channel, OpenChannel, bare, close_channel, may_pass, open_channel
+from gigl_client.channels import Channel, OpenChannel, bare, close_channel, may_pass, open_channel
 from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gigl_client.channel_config import ChannelConfig
-    from gigl_client.cluster import Server
-    from gigl_client.heartbeats import Heartbeats
+    from gigl_client.channels import ChannelConfig
+    from gigl_client.cluster import Heartbeats, Server
 
 __all__ = ["ChannelPool"]
 

@@ -1,33 +1,142 @@
-"""Discovery of all storage servers from the address of any one of them."""
+"""Discovery of all storage servers from the address of any one, and their membership as it changes."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from gigl_client.server_share import servers_of_rank
-from gigl_loader.errors import FormatError, StorageUnavailable
+from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.peer import check_data_port
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
 
-__all__ = ["Found", "find_servers", "read_addresses"]
+__all__ = [
+    "PARTNERS",
+    "Found",
+    "MembershipFollower",
+    "assigned",
+    "find_servers",
+    "read_addresses",
+    "servers_of_rank",
+]
+
+T = TypeVar("T")
+
+PARTNERS = 16
+"""Servers of a rank, and ranks of a server, at least. With four batches in flight at each, a rank has 64."""
+
+
+def servers_of_rank(servers: Sequence[T], rank: int, world_size: int) -> list[T]:
+    """Return the servers that sample for a rank, in their order.
+
+    Any server samples any batch. Each rank has 16 servers and each server 16 ranks, or more, so channels grow
+    with ranks or servers and not with their product: 7,680 instead of 57,600 for 120 servers and 480 ranks.
+    """
+    count = min(len(servers), max(PARTNERS, -(-PARTNERS * len(servers) // world_size)))
+    first = rank * len(servers) // world_size
+    return [servers[place] for place in sorted((first + step) % len(servers) for step in range(count))]
+
 
 _LOGGER = logging.getLogger(__name__)
+
+_REFRESH_ATTEMPT_S = 2.0
+_LONGEST_PAUSE_S = 5.0
+
+
+class MembershipFollower:
+    """Fetches the view of a cluster when a reply tells a newer version. Thread-safe.
+
+    The thread starts with the first news. It holds no reference to the cluster.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        clients: Callable[[], Iterable[StoreClient]],
+        apply: Callable[[ClusterView], None],
+    ) -> None:
+        """``clients`` returns clients to fetch from; ``apply`` takes each newer view."""
+        self.version = version
+        """Of the latest view."""
+        self._told = version
+        self._clients, self._apply = clients, apply
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def told(self, version: int) -> None:
+        """Take note of a version that a reply told. Does not block."""
+        if version <= self._told or self._stopped.is_set():
+            return
+        with self._lock:
+            self._told = max(self._told, version)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gigl-membership", daemon=True)
+                with suppress(RuntimeError):  # No thread starts during interpreter shutdown.
+                    self._thread.start()
+        self._news.set()
+
+    def stop(self) -> None:
+        """Fetch no more views. Stopping twice is fine."""
+        self._stopped.set()
+        self._news.set()
+
+    def _run(self) -> None:
+        backoff = Backoff(first_s=0.1, longest_s=_LONGEST_PAUSE_S)
+        while not self._stopped.is_set():
+            self._news.wait()
+            self._news.clear()
+            while self.version < self._told and not self._stopped.is_set():
+                if self._fetch():
+                    backoff.reset()
+                elif self._stopped.wait(backoff.next_s()):
+                    return
+
+    def _fetch(self) -> bool:
+        """Take the first view that is newer than the latest. Return whether there was one."""
+        for client in self._clients():
+            if self._stopped.is_set():
+                return False
+            try:
+                view = client.cluster(_REFRESH_ATTEMPT_S)
+            except (GiglError, ValueError) as error:
+                _LOGGER.debug("no view of the cluster: %s", error)
+                continue
+            if view.ready and view.servers and view.membership > self.version:
+                self.version = view.membership
+                self._apply(view)
+                return True
+        return False
+
+
+def assigned(partitions: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each server, those of its ``partitions`` that are counted as its own.
+
+    Each partition is counted for one of its holders: in ascending order, for the one with the fewest so far,
+    the first of equals. So all who know the same servers count alike.
+    """
+    held = [set(each) for each in partitions]
+    own: list[list[int]] = [[] for _ in held]
+    for part in sorted(set().union(*held)):
+        holders = [index for index, parts in enumerate(held) if part in parts]
+        own[min(holders, key=lambda index: (len(own[index]), index))].append(part)
+    return tuple(map(tuple, own))
+
 
 _ATTEMPT_S = 10.0
 _OTHER_S = 2.0

@@ -18,24 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_client.batch_hedging import BatchHedging
-from gigl_client.channel import bare
-from gigl_client.in_flight import InFlight, InFlightRequest
-from gigl_client.receiver import Unfetched
-from gigl_client.response_threads import Response, ResponseThreads
+from gigl_client.channels import bare
+from gigl_client.in_flight import BatchHedging, InFlight, InFlightRequest
+from gigl_client.receiver import Response, ResponseThreads, Unfetched
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.rpc.cancellation import Cancelled
+from gigl_loader.rpc.attempts import Cancelled
 from gigl_loader.rpc.control import PENDING_HEADER
-from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Busy, Damaged, FaultKind, Gone, Unknown, rule_of
+from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_client.channel import Channel, OpenChannel
     from gigl_client.channel_pool import ChannelPool
+    from gigl_client.channels import Channel, OpenChannel
     from gigl_client.in_flight import Ready
     from gigl_client.receiver import Receiver, Scratch
     from gigl_loader.rpc.graph_store_pb2 import SampleReply

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_client.batch_wait import BatchWait
-from gigl_client.buffers import SPARE_SLOTS, PrivateBuffers
-from gigl_client.channel_config import MAX_IN_FLIGHT, ChannelConfig
 from gigl_client.channel_pool import ChannelPool
+from gigl_client.channels import MAX_IN_FLIGHT, SPARE_SLOTS, ChannelConfig, PrivateBuffers
+from gigl_client.discovery import servers_of_rank
 from gigl_client.dispatcher import Dispatcher
-from gigl_client.in_flight import InFlight
-from gigl_client.receiver import Receiver
-from gigl_client.response_threads import FETCHERS
-from gigl_client.server_share import servers_of_rank
-from gigl_loader.channel.slots import slot_bytes_of
-from gigl_loader.sampling.deferred_features import Completion
+from gigl_client.in_flight import BatchWait, InFlight
+from gigl_client.receiver import FETCHERS, Receiver
+from gigl_loader.channel.ring import slot_bytes_of
+from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.sampling.store import WireCounts
 

@@ -1,4 +1,4 @@
-"""One trainer of a crowd: the process that ``crowd.py`` starts. It prints lines of JSON."""
+"""One trainer of a crowd: the process that ``ranks.py`` starts. It prints lines of JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,58 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from gigl_loader.bench.crowd import Job
 from gigl_loader.bench.loading import Pass, open_loader
-from gigl_loader.bench.meter import CpuMeter
-from gigl_loader.bench.remote import RemoteShare
+from gigl_loader.bench.ranks import Job
+from gigl_loader.bench.rounds import CpuMeter
 from gigl_loader.dataset import DistDataset
+from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 
-__all__ = ["main"]
+__all__ = ["RemoteShare", "main"]
+
+_INT32_BYTES = 4
+
+
+@dataclass(slots=True)
+class RemoteShare:
+    """Rows and lists of the batches of one rank whose nodes other hosts hold."""
+
+    batches: int = 0
+    rows: int = 0
+    """Nodes whose columns come from elsewhere."""
+    neighbors: int = 0
+    """Edges that were drawn elsewhere."""
+    row_bytes: int = 0
+
+    @property
+    def bytes_per_batch(self) -> float:
+        """Columns of each row; a position and an edge id, 4 bytes each, for each neighbour.
+
+        Requests, counts and headers are not in it.
+        """
+        nbytes = self.rows * self.row_bytes + self.neighbors * 2 * _INT32_BYTES
+        return nbytes / max(self.batches, 1)
+
+    @classmethod
+    def over(cls, loader: Iterable[Any], job: Job) -> RemoteShare:
+        """Count an epoch of batches."""
+        assert job.partitions is not None
+        graph = Graph.open(job.graph)
+        bounds = graph.bounds(HOMOGENEOUS_NODE)
+        here = np.zeros(len(bounds) - 1, np.bool_)
+        here[list(job.partitions[int(os.environ["GROUP_RANK"])])] = True
+        columns = graph.schema.nodes[HOMOGENEOUS_NODE].columns.values()
+        share = cls(row_bytes=sum(column.row_bytes for column in columns))
+        assert graph.schema.edges[HOMOGENEOUS_EDGE].count < 2**31
+        for batch in loader:
+            positions = graph.positions(HOMOGENEOUS_NODE, batch.n_id.numpy())
+            elsewhere = ~here[np.searchsorted(bounds, positions, side="right") - 1]
+            share.batches += 1
+            share.rows += int(elsewhere.sum())
+            share.neighbors += int(elsewhere[batch.edge_index[1].numpy()].sum())
+        return share
+
 
 _COSTS = ("cpu_seconds", "cpu_sampling", "cpu_gathering", "wire_bytes_in", "wire_bytes_out", "peer_calls")
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gigl_loader
-from gigl_loader.bench.hosts import BARE, BARE_WARM, CACHED, HOSTS
+from gigl_loader.bench.ranks import BARE, BARE_WARM, CACHED, HOSTS
 from gigl_loader.bench.rounds import Measured
 from gigl_loader.bench.store import (
     DIRECT,

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from gigl_loader import native
-from gigl_loader.bench.meter import CpuMeter
-from gigl_loader.bench.rounds import Case, Figures
+from gigl_loader.bench.rounds import Case, CpuMeter, Figures
 from gigl_loader.bench.workload import Workload
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, type_name

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.compat import add_note
-from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, add_note
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import Layout
 

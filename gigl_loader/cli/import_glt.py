@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gigl_loader.cli.built import EdgeDirection, report, working_memory
+from gigl_loader.cli.build_options import EdgeDirection, report, working_memory
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
 

@@ -70,7 +70,7 @@ def _document(path: Path, graph: Graph, *, verified: bool) -> dict[str, Any]:
 
 
 def _partitioning(graph: Graph) -> dict[str, Any]:
-    from gigl_loader.graph.partition_quality import balance_of, edge_quality
+    from gigl_loader.partition.assigners import balance_of, edge_quality
 
     measured = {edge_type: edge_quality(graph, edge_type) for edge_type in graph.schema.edges}
     return {
@@ -146,7 +146,7 @@ def _show(path: Path, graph: Graph, *, verified: bool) -> None:
 def _node_table(graph: Graph) -> Table:
     from rich.table import Table
 
-    from gigl_loader.graph.partition_quality import balance_of
+    from gigl_loader.partition.assigners import balance_of
 
     balance = ["balance"] if graph.schema.num_partitions > 1 else []
     table = Table(
@@ -170,7 +170,7 @@ def _node_table(graph: Graph) -> Table:
 def _edge_table(graph: Graph) -> Table:
     from rich.table import Table
 
-    from gigl_loader.graph.partition_quality import edge_quality
+    from gigl_loader.partition.assigners import edge_quality
 
     names = map(",".join, graph.schema.edges)
     several = graph.schema.num_partitions > 1

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gigl_loader.cli.built import EdgeDirection, report
+from gigl_loader.cli.build_options import EdgeDirection, ExecutorName, executor_named, memory_of, report
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
-from gigl_loader.cli.executors import ExecutorName, executor_named, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,11 +139,10 @@ def partition(
     their names, dates and timestamps as nanoseconds since 1970 (UTC).
     """
     with importing():
-        from gigl_loader.cli.assigner_option import read_assigner
-        from gigl_loader.cli.table_options import TableOptions, open_tables
+        from gigl_loader.cli.table_options import TableOptions, open_tables, read_assigner
         from gigl_loader.partition import build_graph
-        from gigl_loader.partition.csv_format import CsvFormat
         from gigl_loader.partition.locations import shown
+        from gigl_loader.partition.sources import CsvFormat
 
     started = monotonic()
     engine = executor_named(executor, num_workers=workers, ray_address=ray_address)

@@ -27,9 +27,9 @@ def serve(config: Path | None, **given: Any) -> None:
     """
     flags = {name: value for name, value in given.items() if value != []}
     with importing():
+        from gigl_server.config import read_settings, read_yaml
         from gigl_server.logs import quiet_grpc
         from gigl_server.preflight import check_serve_limits
-        from gigl_server.settings import read_settings, read_yaml
     quiet_grpc()
     document = read_yaml(config) if config else {}
     options = read_settings(flags, os.environ, document, str(config))

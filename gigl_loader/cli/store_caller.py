@@ -40,8 +40,7 @@ def client_of(address: str, caller: Caller) -> Iterator[StoreClient]:
     """Lend a client of the storage server whose control port is at ``address``."""
     from contextlib import closing
 
-    from gigl_loader.rpc.address import Address
-    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.endpoint import Address, Endpoint
     from gigl_loader.rpc.store_client import StoreClient
 
     endpoint = Endpoint.of_address(Address.parse(address), what="storage server")

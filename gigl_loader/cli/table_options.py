@@ -1,11 +1,11 @@
-"""Tables of a graph from command-line options such as ``--edges author,writes,paper=writes.csv``."""
+"""Tables of a graph, and its assigner, from options such as ``--edges author,writes,paper=writes.csv``."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
@@ -16,11 +16,9 @@ from gigl_loader.graph.schema import (
     NodeType,
     label_list,
 )
-from gigl_loader.partition.csv_format import CsvFormat
-from gigl_loader.partition.labels import label_set
-from gigl_loader.partition.quantize import read_quantize
-from gigl_loader.partition.reverse import reverse_of, with_reverse_edges
-from gigl_loader.partition.sources import ColumnOptions, Role, name_columns, open_files
+from gigl_loader.partition.assigners import assigner_named
+from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
+from gigl_loader.partition.sources import ColumnOptions, CsvFormat, Role, name_columns, open_files
 from gigl_loader.partition.table import (
     GraphTables,
     NodeTable,
@@ -28,10 +26,15 @@ from gigl_loader.partition.table import (
     declared,
     declared_times,
     known_columns,
+    read_quantize,
 )
+from gigl_loader.partition.views import label_set, reverse_of, with_reverse_edges
 from gigl_loader.splits import named_fractions
 
-__all__ = ["TableOptions", "open_tables", "time_columns", "weight_columns"]
+if TYPE_CHECKING:
+    from gigl_loader.partition.assigners import Assigner, GraphAssigner
+
+__all__ = ["TableOptions", "open_tables", "read_assigner", "time_columns", "weight_columns"]
 
 _Key = NodeType | EdgeType
 
@@ -378,3 +381,23 @@ def _all_match(patterns: str, names: Sequence[str]) -> bool:
 
 def _said(key: _Key) -> str:
     return key if isinstance(key, str) else ",".join(key)
+
+
+def read_assigner(values: Sequence[str], csv: CsvFormat) -> Assigner | GraphAssigner:
+    """Return the assigner for all ``--assigner NAME`` or ``--assigner [TYPE=]FILES``.
+
+    ``ValueError`` for an unknown name, and for a type without files or with them twice.
+    """
+    files: dict[NodeType, str] = {}
+    for value in values:
+        node_type, equals, each = value.partition("=")
+        if not equals or "/" in node_type:
+            if len(values) > 1:
+                raise ValueError(f"--assigner {value}: of several, each is TYPE=FILES")
+            named = assigner_named(value)
+            of_files = isinstance(named, TableAssigner)
+            return owners_from_files(value, options=ColumnOptions(csv=csv)) if of_files else named
+        if not node_type or not each or node_type in files:
+            raise ValueError(f"--assigner {value}: write --assigner [TYPE=]FILES, once for each type")
+        files[node_type] = each
+    return owners_from_files(files, options=ColumnOptions(csv=csv))

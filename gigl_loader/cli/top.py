@@ -52,7 +52,7 @@ def top(
 
 
 def _print(loads: Loads) -> None:
-    from gigl_loader.cli.cluster_tables import tables
+    from gigl_loader.cli.cluster_loads import tables
     from gigl_loader.cli.console import table_console
 
     console = table_console()
@@ -65,7 +65,7 @@ def _follow(looker: Any, interval: float) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from gigl_loader.cli.cluster_tables import tables
+    from gigl_loader.cli.cluster_loads import tables
     from gigl_loader.cli.console import table_console
 
     console = table_console()

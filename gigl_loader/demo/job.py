@@ -11,19 +11,70 @@ from typing import Any, Protocol
 
 import torch
 
+from gigl_loader.dataset import DistDataset
 from gigl_loader.demo.choices import Choices, Recipe
 from gigl_loader.demo.datasets import Demonstration, default_dataset, load_demonstration
-from gigl_loader.demo.link_task import LinkTask
-from gigl_loader.demo.node_task import NodeTask
-from gigl_loader.demo.place import ServerReport, open_place
-from gigl_loader.demo.task import Task
-from gigl_loader.demo.training import EpochReport, Loader, evaluate, train
+from gigl_loader.demo.tasks import LinkTask, NodeTask
+from gigl_loader.demo.training import EpochReport, Loader, Task, evaluate, train
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.loaders.arguments import target_device
 from gigl_loader.partition import build_graph
 from gigl_loader.partition.job import Progress
 
-__all__ = ["Outcome", "Screen", "run_demo"]
+__all__ = ["Outcome", "Screen", "ServerReport", "open_place", "run_demo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """What one storage server did for the job, all loaders together."""
+
+    batches: int
+    bytes: int
+    transport: str
+    """``"ring"``: shared memory; ``"network"``: over the network."""
+    waiting: float
+    """Seconds from the asks for these batches to the beginning of sampling."""
+    sampling: float
+    """Seconds of its threads. Neighbours that another server was asked for are in it."""
+
+
+@contextmanager
+def open_place(choices: Choices, graph: Path) -> Iterator[tuple[Any, Callable[[], list[ServerReport]]]]:
+    """Yield the graph that was built at ``graph``, served by as many servers as were chosen.
+
+    With it comes what asks each server; loaders that were shut down are not in it. Without servers, all that
+    samples is a part of the trainer, and counted there.
+    """
+    if not choices.num_servers:
+        with DistDataset.open(graph) as dataset:
+            yield dataset, list
+        return
+    # Of a graph store; needs gRPC and Arrow.
+    from gigl_client import Caller, RemoteDistDataset
+    from gigl_loader.rpc.tokens import new_token
+    from gigl_server.local_cluster import LocalCluster
+
+    token = new_token()
+    with (
+        LocalCluster(graph, servers=choices.num_servers, workers=choices.num_workers, token=token) as cluster,
+        RemoteDistDataset.connect(
+            cluster.addresses[0], credentials=Caller(token=token), transport=choices.transport
+        ) as remote,
+    ):
+        yield (
+            remote,
+            lambda: [_report(load.get("channels", [])) for load in remote.server_stats().values()],
+        )
+
+
+def _report(channels: list[dict[str, Any]]) -> ServerReport:
+    return ServerReport(
+        batches=sum(channel["batches"] for channel in channels),
+        bytes=sum(channel["bytes"] for channel in channels),
+        transport="/".join(sorted({channel["transport"] for channel in channels})),
+        waiting=sum(channel["waiting_s"] for channel in channels),
+        sampling=sum(channel["sampling_s"] for channel in channels),
+    )
 
 
 class Screen(Protocol):

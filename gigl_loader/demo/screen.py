@@ -12,8 +12,7 @@ from rich.table import Table
 
 from gigl_loader.demo.choices import Choices
 from gigl_loader.demo.job import Outcome
-from gigl_loader.demo.task import Task
-from gigl_loader.demo.training import EpochReport, Loader
+from gigl_loader.demo.training import EpochReport, Loader, Task
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.partition.job import Progress as BuildProgress
 

@@ -6,24 +6,26 @@ import os
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.document import Document
-from gigl_loader.graph.file_list import check_files, files_of, files_of_part, part_of
 from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
-from gigl_loader.graph.manifest import Manifest
-from gigl_loader.graph.node_ids import Directory
-from gigl_loader.graph.node_times import NodeTimes
-from gigl_loader.graph.paths import (
+from gigl_loader.graph.ids import Directory, TextIds
+from gigl_loader.graph.manifest import (
+    Document,
+    Manifest,
+    check_files,
     edges_path,
+    files_of,
+    files_of_part,
     ids_path,
     node_times_path,
     nodes_path,
+    part_of,
     splits_path,
     text_ids_path,
     timed_weights_path,
@@ -32,12 +34,50 @@ from gigl_loader.graph.paths import (
     weights_path,
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
-from gigl_loader.graph.text_ids import TextIds
-from gigl_loader.graph.verification import check_part, check_split, verify_graph
-from gigl_loader.graph.verifier import LazyVerifier, NoVerifier, Verifier
+from gigl_loader.graph.verifier import (
+    LazyVerifier,
+    NoVerifier,
+    Verifier,
+    check_part,
+    check_split,
+    verify_graph,
+)
 from gigl_loader.options import Verify, check_verify
+from gigl_loader.tensors import ArraySpec
 
-__all__ = ["Graph", "open_partitions"]
+__all__ = ["Graph", "NodeTimes", "open_partitions"]
+
+
+class NodeTimes(NamedTuple):
+    """A time of every node of a type."""
+
+    times: Int64Array
+    """By position, int64 [N]."""
+    order: Array
+    """Positions by ascending (time, node id), int32 or int64 [N]."""
+
+    def not_later(self, bounds: Int64Array) -> Int64Array:
+        """Return for each bound how many nodes have a time that is not later, int64."""
+        low = np.zeros(len(bounds), np.int64)
+        high = np.full(len(bounds), len(self.order), np.int64)
+        while True:  # Binary searches, all at once: the sorted times are not stored.
+            open_ = low < high
+            if not open_.any():
+                return low
+            middle = np.where(open_, (low + high) // 2, 0)
+            early = self.times[self.order[middle]] <= bounds
+            low = np.where(open_ & early, middle + 1, low)
+            high = np.where(open_ & ~early, middle, high)
+
+    @staticmethod
+    def check(document: Document, count: int) -> None:
+        """Raise ``FormatError`` unless a file has the times of ``count`` nodes."""
+        order = document.specs.get("order")
+        width = "I32" if order is not None and order.dtype == "I32" else "I64"
+        document.require("times", ArraySpec("I64", (count,)))
+        document.require("order", ArraySpec(width, (count,)))
+        if len(document.specs) > 2:
+            raise FormatError(f"{document.name}: other arrays than times and order")
 
 
 class Graph:

@@ -1,4 +1,4 @@
-"""``graph.json``: format version, schema, and size and checksums of every file.
+"""Files of a graph: their names, the safetensors documents that they hold, and ``graph.json``.
 
 It is written last, so a directory without a valid one is not a graph. Its digest covers the rest of the
 document, and through the checksums every byte of the graph.
@@ -8,19 +8,201 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gigl_loader.errors import FormatError
-from gigl_loader.graph.checksums import FileRecord, record_from_json
-from gigl_loader.graph.folder import Folder
-from gigl_loader.graph.schema import GraphSchema
-from gigl_loader.strict_json import read_json
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["FORMAT_VERSION", "MANIFEST_NAME", "Manifest", "version_for"]
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.checksums import BlockSums, FileRecord, record_from_json
+from gigl_loader.graph.folder import Folder, Sink
+from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType, is_hidden_list, type_name
+from gigl_loader.native import crc32c
+from gigl_loader.strict_json import read_json
+from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_NAME",
+    "Document",
+    "DocumentWriter",
+    "Manifest",
+    "check_files",
+    "edges_path",
+    "files_of",
+    "files_of_part",
+    "ids_path",
+    "node_times_path",
+    "nodes_path",
+    "part_folder",
+    "part_of",
+    "shared_files",
+    "splits_path",
+    "text_ids_path",
+    "timed_weights_path",
+    "times_path",
+    "topology_path",
+    "version_for",
+    "weights_path",
+    "write_document",
+]
+
+
+def ids_path(node_type: NodeType) -> str:
+    return f"ids/{type_name(node_type)}.safetensors"
+
+
+def text_ids_path(node_type: NodeType) -> str:
+    """Return the path of the texts that stand for the node ids of a type."""
+    return f"ids/text/{type_name(node_type)}.safetensors"
+
+
+def node_times_path(node_type: NodeType, column: str) -> str:
+    """Return the path of the times of all nodes of a type, and their order."""
+    return f"ids/times/{type_name(node_type)}/{type_name(column)}.safetensors"
+
+
+def part_folder(part: int) -> str:
+    return f"part-{part:05d}"
+
+
+def topology_path(part: int, edge_type: EdgeType) -> str:
+    """Return the path of the lists of an edge type, a label set, or edges that are held out."""
+    if is_hidden_list(edge_type):
+        return f"{part_folder(part)}/labels/{type_name(edge_type)}.safetensors"
+    return f"{part_folder(part)}/topology/{type_name(edge_type)}.safetensors"
+
+
+def nodes_path(part: int, node_type: NodeType) -> str:
+    return f"{part_folder(part)}/nodes/{type_name(node_type)}.safetensors"
+
+
+def edges_path(part: int, edge_type: EdgeType) -> str:
+    return f"{part_folder(part)}/edges/{type_name(edge_type)}.safetensors"
+
+
+def weights_path(part: int, edge_type: EdgeType, column: str) -> str:
+    """Return the path of the index of a declared weight column."""
+    return f"{part_folder(part)}/weights/{type_name(edge_type)}/{type_name(column)}.safetensors"
+
+
+def times_path(part: int, edge_type: EdgeType, time: str) -> str:
+    """Return the path of the lists of an edge type in order of a time of edges or neighbours."""
+    return f"{part_folder(part)}/times/{type_name(edge_type)}/{type_name(time)}.safetensors"
+
+
+def timed_weights_path(part: int, edge_type: EdgeType, time: str, weight: str) -> str:
+    """Return the path of the index of a weight column in that order."""
+    name = f"{type_name(time)}/{type_name(weight)}"
+    return f"{part_folder(part)}/times/{type_name(edge_type)}/{name}.safetensors"
+
+
+def splits_path(part: int, node_type: NodeType) -> str:
+    return f"{part_folder(part)}/splits/{type_name(node_type)}.safetensors"
+
+
+class DocumentWriter:
+    """Writer of the arrays of one file. Each array is appended in pieces, interleaved with others."""
+
+    def __init__(self, folder: Folder, name: str, specs: Mapping[str, ArraySpec]) -> None:
+        self.name = name
+        self._layout = Layout.plan(specs)
+        self._sink: Sink = folder.create(name, self._layout.nbytes)
+        self._sink.write(0, self._layout.header)
+        self._written = dict.fromkeys(specs, 0)
+        self._sums = BlockSums(self._layout.nbytes)
+        self._sums.add(0, np.frombuffer(self._layout.header, np.uint8))
+
+    @property
+    def specs(self) -> Mapping[str, ArraySpec]:
+        return self._layout.specs
+
+    def append(self, array: str, rows: npt.NDArray[Any]) -> None:
+        """Write the next rows of an array, [R, ...] of its dtype."""
+        assert rows.dtype == STORAGE_DTYPES[self.specs[array].dtype], (self.name, array, rows.dtype)
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        begin = self._layout.offsets[array] + self._written[array]
+        self._sink.write(begin, data)
+        self._written[array] += data.nbytes
+        self._sums.add(begin, data)
+
+    def close(self) -> FileRecord:
+        """Flush the file to disk, and return its record. Every array must be complete."""
+        for name, spec in self._layout.specs.items():
+            assert self._written[name] == spec.nbytes, (self.name, name, self._written[name], spec)
+        self._sink.close()
+        return self._sums.finish(crc32c(np.frombuffer(self._layout.header, np.uint8)))
+
+    def abort(self) -> None:
+        """Close an incomplete file without flushing."""
+        self._sink.discard()
+
+
+def write_document(
+    folder: Folder,
+    name: str,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    specs: Mapping[str, ArraySpec] | None = None,
+) -> FileRecord:
+    """Write a whole file. ``specs`` are required only for dtypes that NumPy lacks (bfloat16)."""
+    writer = DocumentWriter(folder, name, specs or {key: spec_of(array) for key, array in arrays.items()})
+    for key, array in arrays.items():
+        writer.append(key, array)
+    return writer.close()
+
+
+class Document:
+    """A mapped file of a graph. Its header is checked when it is opened, its data by ``verify``."""
+
+    def __init__(self, folder: Folder, name: str, record: FileRecord) -> None:
+        self.name = name
+        self._record = record
+        self.status = folder.status(name)
+        """Status of the file when it was mapped."""
+        self._buffer = _opened(folder, name)
+        if len(self._buffer) != record.nbytes:
+            raise FormatError(f"{name}: {len(self._buffer)} bytes, graph.json says {record.nbytes}")
+        self.layout = Layout.parse(self._buffer, what=name)
+        if not record.header_matches(self.layout.header):
+            raise FormatError(f"{name}: the header does not match its checksum in graph.json")
+        if self.layout.nbytes != record.nbytes:
+            raise FormatError(f"{name}: its arrays are not those of graph.json")
+
+    @property
+    def specs(self) -> Mapping[str, ArraySpec]:
+        return self.layout.specs
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return an array as a read-only view."""
+        return self.layout.view(self._buffer, name)
+
+    def require(self, name: str, spec: ArraySpec) -> None:
+        """Raise ``FormatError`` unless the array exists with this dtype and shape."""
+        found = self.specs.get(name)
+        if found != spec:
+            text = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise FormatError(
+                f"{self.name}: {name!r} is {text}, the schema says {spec.dtype} {list(spec.shape)}"
+            )
+
+    def verify(self, report: Callable[[int], None]) -> None:
+        """Read every byte, and compare the checksums. ``report(nbytes)`` is called after each read."""
+        self._record.verify(self._buffer, self.layout, self.name, report)
+
+
+def _opened(folder: Folder, name: str) -> npt.NDArray[np.uint8]:
+    try:
+        return folder.open(name)
+    except FileNotFoundError:
+        raise FormatError(f"{name}: missing from {folder}") from None
+    except OSError as error:
+        raise FormatError(f"{name}: cannot be read: {error.strerror}") from None
+
 
 FORMAT_VERSION = 3
 _OLDEST_VERSION = 1
@@ -136,3 +318,63 @@ def _checksum(document: Mapping[str, Any]) -> int:
 
 def _canonical(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+_PART = re.compile(r"part-([0-9]{5,})/.")
+
+
+def files_of(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
+    """Return the files that are needed to open ``parts``."""
+    return shared_files(schema) + [name for part in parts for name in files_of_part(schema, part)]
+
+
+def shared_files(schema: GraphSchema) -> list[str]:
+    """Return the files that every partition needs: node ids, and times of all nodes."""
+    names = [ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.ids != "identity"]
+    names += [text_ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.text_ids]
+    return names + [
+        node_times_path(node_type, time)
+        for node_type in schema.nodes
+        for time in schema.nodes[node_type].times
+    ]
+
+
+def files_of_part(schema: GraphSchema, part: int) -> list[str]:
+    """Return the files of one partition."""
+    return [
+        *(topology_path(part, edge_type) for edge_type in schema.lists),
+        *(edges_path(part, edge_type) for edge_type, edges in schema.edges.items() if edges.columns),
+        *(
+            weights_path(part, edge_type, name)
+            for edge_type, edges in schema.edges.items()
+            for name in edges.weights
+        ),
+        *(
+            path
+            for edge_type, edges in schema.edges.items()
+            for time in schema.list_times(edge_type)
+            for path in (
+                times_path(part, edge_type, time),
+                *(timed_weights_path(part, edge_type, time, name) for name in edges.weights),
+            )
+        ),
+        *(nodes_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.columns),
+        *(splits_path(part, node_type) for node_type, nodes in schema.nodes.items() if nodes.splits),
+    ]
+
+
+def part_of(name: str) -> int | None:
+    """Return the partition of a file by its name. ``None``: partitions share it."""
+    found = _PART.match(name)
+    return int(found[1]) if found else None
+
+
+def check_files(manifest: Manifest) -> None:
+    """Raise ``FormatError`` unless ``graph.json`` lists exactly the files of its schema.
+
+    No other name is ever opened, so that a hostile ``graph.json`` cannot name a file elsewhere.
+    """
+    expected = set(files_of(manifest.schema, range(manifest.schema.num_partitions)))
+    for name in sorted(manifest.files.keys() ^ expected):
+        what = "is no file of this schema" if name in manifest.files else f"missing from {MANIFEST_NAME}"
+        raise FormatError(f"{name}: {what}")

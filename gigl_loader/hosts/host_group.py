@@ -9,13 +9,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.group import name_ranks, wait_for
-from gigl_loader.hosts.partition_map import Holding, check_holdings
-from gigl_loader.hosts.peers import PEERS, Peers
-from gigl_loader.hosts.rendezvous import WHOLE
-from gigl_loader.hosts.shared_cache import SharedCache
-from gigl_loader.rpc.address import Address
+from gigl_loader.hosts.peers import PEERS, Peers, SharedCache
+from gigl_loader.hosts.rendezvous import WHOLE, Holding, check_holdings
 from gigl_loader.rpc.credentials import Credentials, new_token
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.versions import BuildVersions

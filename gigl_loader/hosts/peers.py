@@ -1,16 +1,18 @@
-"""Peers of this host: the owners of all partitions, and samplers that use them."""
+"""Peers of this host: the owners of all partitions, samplers that use them, and one cache of remote rows."""
 
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import logging
+import os
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.graph import Graph
-from gigl_loader.hosts.shared_cache import open_cache
 from gigl_loader.logs import log_from_environment
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
@@ -23,20 +25,60 @@ from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.local_store import LocalStore, edges_of
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plans import read_plan
+from gigl_loader.sampling.row_cache import RowCache
 from gigl_loader.sampling.store import EdgeList
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.arrays import Int64Array
-    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.graph.schema import EdgeType, NodeType
     from gigl_loader.rpc.remote_store import RemoteStore
     from gigl_loader.sampling.source import BatchSampler
     from gigl_loader.sampling.store import NeighborStore
     from gigl_loader.workers.config import WorkerConfig
 
+__all__ = ["PEERS", "Peers", "SharedCache", "open_cache", "open_samplers"]
 
-__all__ = ["PEERS", "Peers", "open_samplers"]
+logger = logging.getLogger(__name__)
+
+
+class SharedCache:
+    """Memory file of a host's cache, kept open by the process that filled it."""
+
+    def __init__(self, graph: Graph, peers: Peers, nbytes: int, *, timeout_s: float) -> None:
+        """Fetch up to ``nbytes`` of rows of other hosts. ``StorageUnavailable`` if one does not respond."""
+        with closing(peers.open_store(graph, timeout_s=timeout_s)) as store:
+            self._fd = RowCache.create(graph, graph.parts, store.remote, nbytes)
+        logger.info("%.1f MB of rows of other hosts are kept here", os.fstat(self._fd).st_size / 1e6)
+
+    @property
+    def path(self) -> str:
+        """Path at which processes of this host and user can open the file. It vanishes with this process."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Close the file. Processes that have mapped it keep their map. Closing twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_cache(path: str, graph: Graph) -> RowCache | None:
+    """Map the cache at ``path``. ``None`` if it is gone with its process: rows then cross the network."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        logger.warning("no cache of remote rows: %s", error)
+        return None
+    try:
+        return RowCache.open(fd, graph)
+    except FormatError as error:  # Another process may have that process id by now.
+        logger.warning("no cache of remote rows: %s", error)
+        return None
+    finally:
+        os.close(fd)
+
 
 PEERS = "peers"
 """Key in the notes of a graph's reference, by which sampling processes find the peers."""

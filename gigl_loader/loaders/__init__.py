@@ -2,7 +2,7 @@
 
 from gigl_loader.loaders.arguments import LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.neighbor import DistNeighborLoader
-from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
 
 __all__ = ["BaseDistLoader", "DistNeighborLoader", "LoaderOptions", "SeedNodes", "read_seed_nodes"]

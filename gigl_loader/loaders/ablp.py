@@ -19,9 +19,7 @@ from gigl_loader.loaders.arguments import (
 )
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator, seed_index
-from gigl_loader.loaders.links import known_edge_type
-from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
-from gigl_loader.loaders.times import timed_seeds
+from gigl_loader.loaders.inputs import SeedNodes, known_edge_type, read_seed_nodes, timed_seeds
 from gigl_loader.options import EdgeType
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions

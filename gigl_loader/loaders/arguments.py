@@ -1,39 +1,47 @@
 """A loader's arguments: their names, and a function per kind that returns a checked value or says
-which rule is broken."""
+which rule is broken.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from typing_extensions import TypedDict, Unpack
 
+from gigl_loader.graph.column_names import check_column_names
+from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.loaders.dequantize import value_dtype
-from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions
+from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions, byte_count, whole_number
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
-from gigl_loader.sampling.plan import SamplerArguments
+from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions, LaborSamplerOptions
-from gigl_loader.sizes import byte_count, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_loader.loaders.columns import EdgeColumns, NodeColumns
+    from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.sampling.plan import SamplerOptions
     from gigl_loader.shared import SharedTensors
 
 __all__ = [
     "CheckedOptions",
+    "EdgeColumns",
     "LoaderOptions",
+    "NodeColumns",
     "byte_count",
+    "check_other_arguments",
     "check_sampler_options",
     "flag",
     "full_signature",
     "khop_arguments",
     "optional_callable",
+    "read_columns",
     "run_seed",
     "sampler_arguments",
     "seconds",
@@ -45,6 +53,125 @@ __all__ = [
     "whole_number",
     "worker_options",
 ]
+
+NodeColumns: TypeAlias = "Sequence[str] | Mapping[NodeType, Sequence[str]] | None"
+EdgeColumns: TypeAlias = "Sequence[str] | Mapping[EdgeType, Sequence[str]] | None"
+
+_Kind = TypeVar("_Kind", NodeType, EdgeType)
+
+
+def read_columns(schema: GraphSchema, node_columns: Any, edge_columns: Any) -> ColumnPlan:
+    """Return the columns that a user chose. ``None`` stands for all.
+
+    A list is for all types, each of which has those of its columns; a mapping is by type, and types that it
+    leaves out keep all. ``ValueError`` and ``TypeError`` name what is not in the graph, and a column that an
+    attribute of batches would hide.
+    """
+    columns = ColumnPlan(
+        nodes=_chosen("node_columns", node_columns, {k: v.columns for k, v in schema.nodes.items()}),
+        edges=_chosen("edge_columns", edge_columns, {k: v.columns for k, v in schema.edges.items()}),
+    )
+    check_column_names(columns.nodes, columns.edges, homogeneous=schema.homogeneous)
+    return columns
+
+
+def _chosen(
+    option: str, given: Any, known: Mapping[_Kind, Mapping[str, object]]
+) -> dict[_Kind, tuple[str, ...]]:
+    if given is None:
+        return {kind: tuple(columns) for kind, columns in known.items()}
+    if isinstance(given, Mapping):
+        for kind in given:
+            if kind not in known:
+                raise ValueError(f"{option}: unknown type {kind!r}; known: {_listed(known)}")
+        wanted = {kind: _names(f"{option} of {kind!r}", names) for kind, names in given.items()}
+        for kind, names in wanted.items():
+            _check_known(f"{option} of {kind!r}", names, known[kind])
+        return {kind: _kept(columns, wanted.get(kind)) for kind, columns in known.items()}
+    names = _names(option, given)
+    _check_known(option, names, {name for columns in known.values() for name in columns})
+    return {kind: _kept(columns, names) for kind, columns in known.items()}
+
+
+def _kept(columns: Mapping[str, object], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(name for name in columns if wanted is None or name in wanted)
+
+
+def _names(what: str, given: Any) -> list[str]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"{what} must be a list of names, or a mapping of types to lists, got {given!r:.200}")
+    wrong = [name for name in given if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(f"{what} must be names, got {wrong[0]!r:.200}")
+    return list(given)
+
+
+def _check_known(what: str, names: Sequence[str], known: Any) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what}: no column {name!r}; known: {_listed(known)}")
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"
+
+
+_WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_worker")
+"""No batch depends on them: accepted with any value."""
+
+_DEFAULTS: dict[str, Any] = {
+    "directed": True,
+}
+"""Defaults that are not ``None``. The default of any other argument of theirs is accepted, too."""
+
+_IN_PLACE = (
+    "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
+)
+_BY_ITSELF = "the place of this process among the ranks is found from the process group"
+_INSTEAD = {
+    "batch_sampler": _IN_PLACE,
+    "collate_fn": "use transform=, which is called on every batch, or override collate() in a subclass",
+    "collect_features": "batches have all columns: pass node_columns=[] and edge_columns=[] for none",
+    "context": _BY_ITSELF,
+    "custom_cls": "use transform=",
+    "data": "the first argument is dataset, such as DistDataset.from_pyg(data)",
+    "directed": "use subgraph_type='induced', or leave it out",
+    "generator": "pass seed=: all draws depend on it",
+    "input_id": "batches have input_id, the place of each seed in the input",
+    "input_type": "pass (node type, nodes) as input_nodes",
+    "local_process_rank": _BY_ITSELF,
+    "local_process_world_size": _BY_ITSELF,
+    "neighbor_sampler": "use sampler_options=CustomSamplerOptions(...)",
+    "neg_sampling_ratio": "use neg_sampling={'mode': 'binary', 'amount': ...}",
+    "num_cpu_threads": "use num_workers=",
+    "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
+    "sampler": _IN_PLACE,
+    "to_device": "use device=",
+    "transform_sampler_output": "use transform=, or sampler_options=CustomSamplerOptions(...)",
+    "worker_init_fn": "sampling processes run no code of the script, but that of CustomSamplerOptions(...)",
+    "worker_options": "use num_workers=, worker_concurrency= and channel_size=",
+}
+
+
+def check_other_arguments(cls: type, others: Mapping[str, Any]) -> None:
+    """Accept what changes nothing in a loader of class ``cls``.
+
+    ``TypeError`` names the class and an argument that it does not have, with what to use instead.
+    """
+    for name, value in others.items():
+        if name in _WITHOUT_EFFECT or (name in _INSTEAD and _is_default(name, value)):
+            continue
+        remedy = _INSTEAD.get(name) or _suggestion(name, list(inspect.signature(cls).parameters))
+        raise TypeError(f"{cls.__name__}() has no argument {name!r}: {remedy}")
+
+
+def _is_default(name: str, value: Any) -> bool:
+    return bool(value == _DEFAULTS[name]) if name in _DEFAULTS else value is None
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
 
 
 class LoaderOptions(TypedDict, total=False):

@@ -21,21 +21,25 @@ from gigl_loader.loaders import arguments
 from gigl_loader.loaders.arguments import (
     CheckedOptions,
     LoaderOptions,
+    check_other_arguments,
     full_signature,
+    read_columns,
     whole_epoch,
 )
-from gigl_loader.loaders.batch_pipeline import BatchPipeline
-from gigl_loader.loaders.columns import read_columns
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.dequantize import dequantizing
-from gigl_loader.loaders.other_arguments import check_other_arguments
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, read_times, seed_draw
 from gigl_loader.loaders.placement import Placement, PlacementOptions
-from gigl_loader.loaders.progress import FORMAT, Progress, check_same_run, describe_run, read_state
-from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
-from gigl_loader.loaders.stream import FrameStream
-from gigl_loader.loaders.times import read_times
+from gigl_loader.loaders.stream import (
+    FORMAT,
+    BatchPipeline,
+    FrameStream,
+    Progress,
+    check_same_run,
+    describe_run,
+    read_state,
+)
 from gigl_loader.loaders.transfer import transfer_to
-from gigl_loader.loaders.weights import read_seed_weights, seed_draw
 from gigl_loader.native import draws
 from gigl_loader.sampling.request import TIME
 from gigl_loader.sampling.schedule import Schedule
@@ -43,8 +47,8 @@ from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
-    from gigl_loader.loaders.columns import EdgeColumns, NodeColumns
-    from gigl_loader.loaders.seeds import LoaderInput
+    from gigl_loader.loaders.arguments import EdgeColumns, NodeColumns
+    from gigl_loader.loaders.inputs import LoaderInput
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
     from gigl_loader.shared import SharedTensors

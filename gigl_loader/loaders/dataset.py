@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gigl_loader.loaders.seeds import NodeDirectory
+from gigl_loader.loaders.inputs import NodeDirectory
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,7 @@ import torch
 from gigl_loader import native
 from gigl_loader.graph.quantization import HEADER_BYTES
 from gigl_loader.graph.schema import type_name
-from gigl_loader.loaders.memory import ReusedMemory
-from gigl_loader.loaders.transfer import SMALL_BYTES, FrameTensors
+from gigl_loader.loaders.transfer import SMALL_BYTES, FrameTensors, ReusedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ import torch
 from gigl_loader.loaders.arguments import flag, whole_number
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.embedding_files import SHARD_FORMATS, EmbeddingFolder
-from gigl_loader.loaders.seeds import SeedNodes
+from gigl_loader.loaders.inputs import SeedNodes
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Shard
 

@@ -2,32 +2,224 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 from typing_extensions import Unpack
 
+from gigl_loader.graph.schema import EdgeType
 from gigl_loader.loaders.arguments import LoaderOptions, flag, khop_arguments, sampler_arguments
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.link_labels import LinkLabels
-from gigl_loader.loaders.links import InputLinks, LinkDirectory, SeedLinks, read_seed_links
-from gigl_loader.loaders.negative_sampling import NegativeSampling, read_negatives
-from gigl_loader.loaders.times import read_times
-from gigl_loader.options import EdgeType
+from gigl_loader.loaders.inputs import InputLinks, LinkDirectory, SeedLinks, read_seed_links, read_times
 from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.link import NOT_STRICT, TOO_LATE, LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch_geometric.data import Data, HeteroData
     from torch_geometric.sampler.base import SubgraphType
 
+    from gigl_loader.graph.schema import GraphSchema, NodeType
     from gigl_loader.loaders.transfer import FrameTensors
 
-__all__ = ["DistLinkNeighborLoader"]
+__all__ = ["DistLinkNeighborLoader", "LinkLabels", "NegativeSampling", "read_negatives"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkLabels:
+    """Labels and times of the links of an input, which stay with the trainer."""
+
+    label: Tensor | None = None
+    """[M, ...]."""
+    time: Tensor | None = None
+    """[M]."""
+
+    @classmethod
+    def read(cls, label: Any, time: Any, *, num_links: int, negatives: Negatives | None) -> LinkLabels:
+        """Check a user's labels and times. ``TypeError`` and ``ValueError`` name the rule that is broken."""
+        if label is not None and negatives is not None and negatives.mode == "triplet":
+            raise ValueError("edge_label has no meaning with triplets: links and negatives are told apart")
+        labels = _tensor("edge_label", label, num_links)
+        times = _tensor("edge_label_time", time, num_links)
+        if labels is not None and negatives is not None and not _is_counted(labels):
+            raise TypeError(f"edge_label with negatives must be integers or floats, got {labels.dtype}")
+        return cls(labels, times)
+
+    def attach(self, batch: Data | HeteroData, tensors: FrameTensors, plan: LinkPlan) -> Any:
+        """Return ``batch`` with what it tells of its links."""
+        indices = {
+            name: tensors.tensor(name).to(torch.int64)
+            for name in ("src", "dst", "neg_src", "neg_dst")
+            if name in tensors.frame.layout.specs
+        }
+        links = self._attributes(indices, tensors, plan)
+        if not hasattr(batch, "edge_types"):
+            for name, value in (*links.items(), *_triplet(indices, plan).items()):
+                setattr(batch, name, value)
+            return batch
+        source, _, destination = plan.edge_type
+        batch[plan.edge_type].update(links)
+        for name, value in _triplet(indices, plan).items():
+            batch[source if name == "src_index" else destination][name] = value
+        return batch
+
+    def _attributes(
+        self, indices: dict[str, Tensor], tensors: FrameTensors, plan: LinkPlan
+    ) -> dict[str, Tensor]:
+        """Return the attributes of the links' edge type."""
+        attributes = {"input_id": tensors.tensor("input_id")}
+        which = torch.from_numpy(tensors.frame.array("input_id"))
+        device = attributes["input_id"].device
+        label = None if self.label is None else self.label[which].to(device, non_blocking=True)
+        count = len(which)
+        if plan.negatives is not None and plan.negatives.mode == "binary":
+            ends = [torch.cat([indices[name], indices[f"neg_{name}"]]) for name in ("src", "dst")]
+            attributes["edge_label_index"] = torch.stack(ends)
+            positive = torch.ones(count, device=device) if label is None else label + 1
+            negative = positive.new_zeros((plan.negatives.count(count), *positive.shape[1:]))
+            attributes["edge_label"] = torch.cat([positive, negative])
+        elif plan.negatives is None:
+            attributes["edge_label_index"] = torch.stack([indices["src"], indices["dst"]])
+            if label is not None:
+                attributes["edge_label"] = label
+        times = None if self.time is None else self.time[which].to(device, non_blocking=True)
+        if plan.hops.time_attr is not None:
+            attributes[SEED_TIME] = times = tensors.tensor(SEED_TIME)
+        if times is not None:
+            attributes["edge_label_time"] = self._with_negatives(times, plan)
+        return attributes
+
+    def _with_negatives(self, times: Tensor, plan: LinkPlan) -> Tensor:
+        if plan.negatives is None or plan.negatives.mode == "triplet":
+            return times
+        owners = torch.arange(plan.negatives.count(len(times)), device=times.device) % len(times)
+        return torch.cat([times, times[owners]])
+
+
+def _triplet(indices: dict[str, Tensor], plan: LinkPlan) -> dict[str, Tensor]:
+    """Return the attributes of triplets. Negative ``a * M + i`` belongs to link i."""
+    if plan.negatives is None or plan.negatives.mode == "binary":
+        return {}
+    negatives = indices["neg_dst"]
+    if plan.negatives.amount > 1:
+        negatives = negatives.view(int(plan.negatives.amount), -1).t().contiguous()
+    return {"src_index": indices["src"], "dst_pos_index": indices["dst"], "dst_neg_index": negatives}
+
+
+def _is_counted(labels: Tensor) -> bool:
+    """Return whether 1 can be added to each label."""
+    return labels.dtype != torch.bool and not labels.is_complex()
+
+
+def _tensor(name: str, value: Any, num_links: int) -> Tensor | None:
+    if value is None:
+        return None
+    tensor = torch.as_tensor(value).detach().cpu()
+    if not tensor.ndim or len(tensor) != num_links:
+        raise ValueError(f"{name} needs one entry for each of {num_links} links, got {list(tensor.shape)}")
+    return tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NegativeSampling:
+    """How many negatives a link has, and how they are drawn. Names and meanings are PyG's, but ``strict``.
+
+    Negatives are drawn anew in each epoch, as a function of the run seed, the epoch and the links of the
+    batch.
+    """
+
+    mode: str = "binary"
+    """``"binary"`` draws pairs of nodes, ``"triplet"`` other destinations for the source of each link."""
+    amount: float = 1
+    """Negatives per link: ``ceil(M * amount)`` for M links. A whole number for triplets."""
+    src_weight: torch.Tensor | None = None
+    """Weight of each node of the source type, by ascending node id, [N]. Not for triplets."""
+    dst_weight: torch.Tensor | None = None
+    """Weight of each node of the destination type, by ascending node id, [N]."""
+    strict: bool = False
+    """Draw again what is an edge of the graph, up to 100 times. ``stats()["negatives_not_strict"]`` counts
+    negatives that are one nevertheless."""
+
+    def __post_init__(self) -> None:
+        """``TypeError`` and ``ValueError`` name the field and the rule that it breaks."""
+        if self.mode not in ("binary", "triplet"):
+            raise ValueError(f"mode of negative sampling must be 'binary' or 'triplet', got {self.mode!r}")
+        if isinstance(self.amount, bool) or not isinstance(self.amount, (int, float)):
+            raise TypeError(f"amount of negatives must be a number, got {self.amount!r}")
+        if not math.isfinite(self.amount) or not 0 < self.amount <= MAX_AMOUNT:
+            raise ValueError(f"amount of negatives must be positive, at most {MAX_AMOUNT}, got {self.amount}")
+        if not isinstance(self.strict, bool):
+            raise TypeError(f"strict must be True or False, got {self.strict!r}")
+
+
+_FIELDS = tuple(each.name for each in fields(NegativeSampling))
+
+
+def read_negatives(value: Any, schema: GraphSchema, edge_type: EdgeType) -> Negatives | None:
+    """Return what ``neg_sampling`` stands for. ``TypeError`` and ``ValueError`` name the rule it breaks."""
+    if value is None:
+        return None
+    given = _given(value)
+    source, _, destination = edge_type
+    return Negatives(
+        mode="triplet" if given.mode == "triplet" else "binary",
+        amount=float(given.amount),
+        strict=given.strict,
+        src_weight=_weights("src_weight", given.src_weight, schema, source),
+        dst_weight=_weights("dst_weight", given.dst_weight, schema, destination),
+    )
+
+
+def _given(value: Any) -> NegativeSampling:
+    if isinstance(value, NegativeSampling):
+        return value
+    if isinstance(value, str):
+        return NegativeSampling(value)
+    if isinstance(value, Mapping):
+        unknown = [name for name in value if name not in _FIELDS]
+        if unknown:
+            raise ValueError(f"neg_sampling has no field {unknown[0]!r}; known: {', '.join(_FIELDS)}")
+        return NegativeSampling(**value)
+    mode = getattr(value, "mode", None)
+    if mode is None or not hasattr(value, "amount"):
+        raise TypeError(
+            "neg_sampling must be None, 'binary', 'triplet', a NegativeSampling (of gigl_loader or PyG) or a "
+            f"dict of its fields, got {value!r}"
+        )
+    return NegativeSampling(
+        getattr(mode, "value", mode),
+        value.amount,
+        src_weight=getattr(value, "src_weight", None),
+        dst_weight=getattr(value, "dst_weight", None),
+    )
+
+
+def _weights(name: str, value: Any, schema: GraphSchema, node_type: NodeType) -> NodeWeights | None:
+    if value is None:
+        return None
+    weights = torch.as_tensor(value).detach().cpu()
+    if not weights.is_floating_point():
+        raise TypeError(f"{name} must be a float tensor, got {weights.dtype}")
+    count = schema.nodes[node_type].count
+    if weights.shape != (count,):
+        raise ValueError(
+            f"{name} needs one weight for each of the {count} nodes of type {node_type!r}, got shape "
+            f"{tuple(weights.shape)}"
+        )
+    try:
+        return NodeWeights(np.ascontiguousarray(weights.float().numpy()))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 class DistLinkNeighborLoader(BaseDistLoader):

@@ -10,25 +10,57 @@ import numpy.typing as npt
 import torch
 from typing_extensions import Unpack
 
+from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, sampler_arguments
 from gigl_loader.loaders.base import BaseDistLoader, Dataset
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.ppr import attach_ppr
-from gigl_loader.loaders.seeds import SeedNodes, read_seed_nodes
-from gigl_loader.loaders.times import timed_seeds
-from gigl_loader.loaders.walks import attach_walks
-from gigl_loader.options import EdgeType, NodeType
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
-from gigl_loader.sampling.plans.ppr import PPRPlan
-from gigl_loader.sampling.plans.walks import WalkPlan
+from gigl_loader.sampling.plans.ppr import PPRPlan, reached_types
+from gigl_loader.sampling.plans.walks import WalkPlan, step_types
+from gigl_loader.sampling.ppr_sampler import ppr_arrays
+from gigl_loader.sampling.walk_sampler import VISITS, WALKS
 
 if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
     from torch_geometric.sampler.base import SubgraphType
 
+    from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.loaders.transfer import FrameTensors
 
-__all__ = ["DistNeighborLoader"]
+__all__ = ["DistNeighborLoader", "attach_ppr", "attach_walks"]
+
+
+def attach_ppr(
+    batch: Data | HeteroData, tensors: FrameTensors, plan: PPRPlan, schema: GraphSchema
+) -> Data | HeteroData:
+    """Return ``batch`` with the edges from each seed to its neighbours, their scores and their hops."""
+    del batch.num_sampled_edges  # No hop sampled these edges.
+    for node_type in reached_types(schema, plan.seed_type):
+        seed, node, score, hop = map(tensors.tensor, ppr_arrays(node_type))
+        store: Any = batch if schema.homogeneous else batch[plan.seed_type, "ppr", node_type]
+        store.edge_index = torch.stack([seed, node]).to(torch.int64)
+        store.edge_attr = torch.stack([score, (1 + hop).to(score.dtype).reciprocal()], dim=1)
+    return batch
+
+
+def attach_walks(
+    batch: Data | HeteroData, tensors: FrameTensors, plan: WalkPlan, schema: GraphSchema
+) -> Data | HeteroData:
+    """Return ``batch`` with its walks, or with the edges to the nodes that they visit most."""
+    if plan.top_k is None:
+        batch.walks = tensors.tensor(WALKS).to(torch.int64).reshape(-1, len(plan.path) + 1)
+        return batch
+    seed, node, share = map(tensors.tensor, VISITS)
+    edge_index = torch.stack([node, seed]).to(torch.int64)
+    store: Any = batch
+    if not schema.homogeneous:
+        node_type = step_types(schema, plan.seed_type, plan.path)[plan.period]
+        store = batch[node_type, "walk", plan.seed_type]
+    store.edge_index, store.edge_attr = edge_index, share
+    return batch
+
 
 _Nodes = torch.Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str] | Mapping[int, torch.Tensor] | None
 InputNodes = _Nodes | tuple[NodeType, _Nodes]

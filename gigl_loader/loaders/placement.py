@@ -1,22 +1,133 @@
-"""Place of one loader among the ranks: its process group, and how the group shares the loader's input."""
+"""Place of one loader among the ranks: its process group, how the group shares the input, and that all agree.
+
+Nobody waits while loaders are built, so ranks may build several in any order where each has its ``name``;
+without, they are told apart by class and count, and all ranks build them in one order. A difference shows
+on whoever comes later, and on everybody when the first epoch begins.
+"""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import json
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gigl_loader.group import RankGroup
+from gigl_loader.group import RankGroup, name_ranks
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.rank_consistency import RankConsistency
 from gigl_loader.sampling.schedule import Shard
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-__all__ = ["Placement", "PlacementOptions"]
+__all__ = ["Placement", "PlacementOptions", "RankConsistency"]
+
+_WHOLE_INPUT = (
+    "pass the whole input on every rank, which the loader shards, "
+    "or sharding='none' where it is sharded already"
+)
+_HINTS = {
+    "draw specification": "install the same version of gigl-loader on every rank",
+    "graph": "open the same graph on every rank, or build it from the same data",
+    "digest of seeds": _WHOLE_INPUT,
+    "number of seeds": _WHOLE_INPUT,
+    "seed": "pass the same seed on every rank, or none: one is then agreed upon",
+}
+"""What to do, by what differs; the first that does counts."""
+_MAX_VALUE = 80
+
+
+class RankConsistency:
+    """One loader's agreement, as seen by one rank."""
+
+    def __init__(self, group: RankGroup, kind: str, name: str | None) -> None:
+        """Loaders are told apart by ``name``, by default ``kind``, and by count where it is not unique."""
+        self._group = group
+        turn = group.turn(f"loader/{name or kind}")
+        self.name = name or f"{kind}-{turn}"
+        self._key = f"loader/{name or kind}/{turn}"
+        self._waited = False
+
+    def run_seed(self, random: int) -> int:
+        """Return the random seed of the rank that came first."""
+        return int(self._group.first(f"{self._key}/seed", str(random)))
+
+    def publish(self, made_with: Mapping[str, Any]) -> None:
+        """Tell all ranks what this one was made with. ``ValueError`` where another said otherwise."""
+        self._group.publish(f"{self._key}/made", json.dumps(made_with))
+        self._compare("made", self._group.published(f"{self._key}/made"))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell all ranks that this one will not come."""
+        failure = {"failure": f"{type(error).__name__}: {error}"}
+        with suppress(ConnectionError):  # Of two failures, the first counts.
+            self._group.publish(f"{self._key}/made", json.dumps(failure))
+
+    @contextmanager
+    def telling_failures(self) -> Iterator[None]:
+        """Tell all ranks of an exception."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    def begin(self, where: Mapping[str, int], timeout: float) -> None:
+        """Before the first epoch: wait until every rank has built this loader, and compare.
+
+        ``where`` says where this rank begins; ranks that begin elsewhere are told apart without waiting
+        for them. ``TimeoutError`` names the ranks that did not come within ``timeout`` seconds.
+        """
+        if self._waited:
+            return
+        what = (
+            f"build the loader {self.name} (every rank must, or pass sharding='none' where each is to have "
+            "the whole input)"
+        )
+        self._group.collect(
+            f"{self._key}/made",
+            timeout=timeout,
+            what=what,
+            check=lambda made: self._compare("made", made),
+        )
+        self._group.publish(f"{self._key}/begun", json.dumps(where))
+        self._compare("begun", self._group.published(f"{self._key}/begun"))
+        self._waited = True
+
+    def _compare(self, what: str, texts: Mapping[int, str]) -> None:
+        told: dict[int, dict[str, Any]] = {rank: json.loads(text) for rank, text in texts.items()}
+        for rank, values in told.items():
+            if "failure" in values:
+                raise RuntimeError(f"rank {rank} could not build {self.name}: {values['failure']}")
+        mine = told[self._group.rank]
+        differ = [
+            field
+            for field in sorted(set().union(*told.values()))
+            if any(values.get(field) != mine.get(field) for values in told.values())
+        ]
+        if differ:
+            listed = "; ".join(_difference(field, told) for field in differ)
+            hint = next((hint for field, hint in _HINTS.items() if field in differ), None)
+            remedy = hint or (
+                "load the same state on every rank"
+                if what == "begun"
+                else "pass the same arguments on every rank"
+            )
+            raise ValueError(f"{self.name}: ranks differ: {listed}. To mend it: {remedy}")
+
+
+def _difference(field: str, told: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return "batch_size is 8 on rank 1, 4 on ranks 0, 2"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, values in sorted(told.items()):
+        ranks.setdefault(json.dumps(values.get(field), sort_keys=True), []).append(rank)
+    sides = sorted(ranks.items(), key=lambda side: len(side[1]))
+    return f"{field} is " + ", ".join(f"{_short(value)} on {name_ranks(who)}" for value, who in sides)
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

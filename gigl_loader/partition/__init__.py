@@ -2,15 +2,14 @@
 
 from gigl_loader.partition.assigners import Assigner, GraphAssigner, HashAssigner, Owners, RangeAssigner
 from gigl_loader.partition.build import build_graph
-from gigl_loader.partition.executor import Executor
+from gigl_loader.partition.executors import Executor, LocalExecutor
 from gigl_loader.partition.glt.build import import_glt
-from gigl_loader.partition.local_executor import LocalExecutor
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.pyg import tables_from_pyg
 from gigl_loader.partition.ray_executor import RayExecutor
-from gigl_loader.partition.reverse import with_reverse_edges
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable, Table
+from gigl_loader.partition.views import with_reverse_edges
 
 __all__ = [
     "ArrayTable",

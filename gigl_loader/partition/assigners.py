@@ -1,9 +1,9 @@
-"""Assigners: which partition owns a node."""
+"""Assigners: which partition owns a node; and measures of the partitionings that they make."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -12,9 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.arrays import Int64Array
+from gigl_loader.graph.manifest import Document, topology_path
 from gigl_loader.graph.schema import NodeType
 
 if TYPE_CHECKING:
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import EdgeType
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import GraphTables
 
@@ -22,13 +25,15 @@ __all__ = [
     "ASSIGNERS",
     "AnyAssigner",
     "Assigner",
+    "EdgeQuality",
     "GraphAssigner",
     "HashAssigner",
     "Owners",
     "RangeAssigner",
     "assigner_named",
+    "balance_of",
+    "edge_quality",
 ]
-
 
 _TABLES = (".parquet", ".pq", ".npy", ".csv", ".tsv", ".gz")
 
@@ -106,13 +111,13 @@ class HashAssigner:
 
 
 def _ldg() -> GraphAssigner:
-    from gigl_loader.partition.ldg import LinearGreedyAssigner  # imports this module
+    from gigl_loader.partition.locality import LinearGreedyAssigner  # imports this module
 
     return LinearGreedyAssigner()
 
 
 def _kaminpar() -> GraphAssigner:
-    from gigl_loader.partition.kaminpar import KaMinParAssigner  # imports this module
+    from gigl_loader.partition.locality import KaMinParAssigner  # imports this module
 
     return KaMinParAssigner()
 
@@ -154,3 +159,61 @@ def _mix64(ids: Int64Array) -> npt.NDArray[np.uint64]:
     bits *= np.uint64(0x94D049BB133111EB)
     bits ^= bits >> np.uint64(31)
     return bits
+
+
+_ROWS = 1 << 21
+"""Edges to look at at once: 50 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeQuality:
+    """How a graph's partitions share out the edges of one type."""
+
+    per_part: tuple[int, ...]
+    """Edges by the partition that lists them."""
+    cut: int
+    """Edges whose ends lie in two partitions."""
+
+    @property
+    def cut_share(self) -> float:
+        """Part of all edges that is cut, from 0 to 1."""
+        return self.cut / max(sum(self.per_part), 1)
+
+    @property
+    def balance(self) -> float:
+        """Edges of the largest partition over the mean: 1 is even."""
+        return balance_of(self.per_part)
+
+
+def balance_of(sizes: Sequence[int]) -> float:
+    """Return the largest size over the mean, 1 where all are 0."""
+    return max(sizes) * len(sizes) / max(sum(sizes), 1) if any(sizes) else 1.0
+
+
+def edge_quality(graph: Graph, edge_type: EdgeType) -> EdgeQuality:
+    """Count the edges of a type. Reads all lists, in bounded memory, unless there is one partition.
+
+    All partitions of the graph must be opened. ``FormatError`` for a damaged file.
+    """
+    parts = range(graph.schema.num_partitions)
+    sizes = tuple(len(graph.topology(edge_type, part)["indices"]) for part in parts)
+    if len(sizes) == 1:
+        return EdgeQuality(sizes, 0)
+    bounds = graph.bounds(graph.schema.neighbor_type(edge_type))
+    cut = sum(
+        _count_outside(graph, edge_type, part, (int(bounds[part]), int(bounds[part + 1]))) for part in parts
+    )
+    return EdgeQuality(sizes, cut)
+
+
+def _count_outside(graph: Graph, edge_type: EdgeType, part: int, own: tuple[int, int]) -> int:
+    """Return how many neighbours in the lists of a partition have positions outside ``own``."""
+    name = topology_path(part, edge_type)
+    record, found, start = graph.manifest.files[name], 0, 0
+    while True:
+        # Opened anew for each piece: a map that stays open would grow by every page that is read.
+        positions = Document(graph.folder, name, record).array("indices")[start : start + _ROWS]
+        if not len(positions):
+            return found
+        found += int(np.count_nonzero((positions < own[0]) | (positions >= own[1])))
+        start += len(positions)

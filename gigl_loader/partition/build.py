@@ -9,26 +9,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.folder import Folder
+from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
-from gigl_loader.graph.node_ids import Directory
 from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
 from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
-from gigl_loader.partition.edge_splits import hold_out_edges
 from gigl_loader.partition.edges import build_edges
-from gigl_loader.partition.job import Job, Progress
-from gigl_loader.partition.limits import Budget
-from gigl_loader.partition.missing import MissingValues, missing_anywhere
+from gigl_loader.partition.index import index_node_times, index_timed_weights, index_times
+from gigl_loader.partition.job import Budget, Job, Progress
 from gigl_loader.partition.nodes import build_nodes
 from gigl_loader.partition.output import OutputFolder
 from gigl_loader.partition.quantized_table import quantize_columns
-from gigl_loader.partition.shards import stamp_of
 from gigl_loader.partition.site import build_site
+from gigl_loader.partition.splits import hold_out_edges
+from gigl_loader.partition.stage import stamp_of
 from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, Table, data_columns
 from gigl_loader.partition.text_ids import number_text_ids
-from gigl_loader.partition.times import index_node_times, index_timed_weights, index_times
+from gigl_loader.partition.views import MissingValues, missing_anywhere
 
 if TYPE_CHECKING:
-    from gigl_loader.partition.executor import Executor
+    from gigl_loader.partition.executors import Executor
     from gigl_loader.partition.runner import TaskTotals
 
 __all__ = ["build_graph"]

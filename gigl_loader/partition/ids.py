@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.node_ids import Directory
+from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.exchange import FileExchange

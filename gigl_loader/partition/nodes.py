@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
-from gigl_loader.graph.node_ids import Directory
-from gigl_loader.graph.paths import ids_path, nodes_path, splits_path
+from gigl_loader.graph.ids import Directory
+from gigl_loader.graph.manifest import ids_path, nodes_path, splits_path
 from gigl_loader.graph.schema import Column, NodeSchema, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner
-from gigl_loader.partition.exchange import Exchange
+from gigl_loader.partition.exchange import Exchange, bucket_numbers, kind_of, scatter
 from gigl_loader.partition.ids import assign, find_all, node_ids_of
 from gigl_loader.partition.job import Job, PartFiles
-from gigl_loader.partition.shards import first_rows, read_span
-from gigl_loader.partition.spill import bucket_numbers, kind_of, scatter
 from gigl_loader.partition.splits import SplitMarks, mark_splits
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import StageInfo, first_rows, read_span
 from gigl_loader.partition.table import NODE_ROLES, GraphTables, NodeTable, Table, data_columns
 from gigl_loader.tensors import ArraySpec, spec_of
 

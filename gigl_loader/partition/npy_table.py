@@ -16,7 +16,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.locations import file_stamp
-from gigl_loader.partition.shards import cut
+from gigl_loader.partition.stage import cut
 from gigl_loader.partition.table import TEXT, Kind, as_texts
 from gigl_loader.tensors import STORAGE_DTYPES
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.node_ids import Directory
-from gigl_loader.graph.paths import text_ids_path
-from gigl_loader.graph.text_ids import TextIds
+from gigl_loader.graph.ids import Directory, TextIds
+from gigl_loader.graph.manifest import text_ids_path
 from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.ids import as_ids, node_ids_of, require_integers
-from gigl_loader.partition.shards import stamp_of
 from gigl_loader.partition.sources import ColumnOptions, open_table
+from gigl_loader.partition.stage import stamp_of
 from gigl_loader.partition.table import TEXT
 from gigl_loader.partition.weights import opened
 

@@ -12,8 +12,6 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
-from gigl_loader.partition.labels import label_tables
-from gigl_loader.partition.quantize import read_quantize
 from gigl_loader.partition.table import (
     EDGE_ROLES,
     NODE_ROLES,
@@ -25,7 +23,9 @@ from gigl_loader.partition.table import (
     declared,
     declared_times,
     known_columns,
+    read_quantize,
 )
+from gigl_loader.partition.views import label_tables
 from gigl_loader.tensors import spec_of
 
 __all__ = ["tables_from_pyg"]

@@ -6,16 +6,37 @@ import logging
 import socket
 import time
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import BuildError
-from gigl_loader.partition.executor import Lost, WorkPlan
-from gigl_loader.partition.limits import available_memory
+from gigl_loader.partition.executors import Lost, WorkPlan
+from gigl_loader.partition.job import available_memory
+from gigl_loader.partition.tasks import OpenedStage, packed_error
 
 if TYPE_CHECKING:
     from gigl_loader.partition.tasks import TaskSetting
 
-__all__ = ["RayExecutor"]
+__all__ = ["RayExecutor", "do_task"]
+
+_FETCH_SECONDS = 600.0
+
+
+def do_task(setting: TaskSetting, stage: list[Any], task: int) -> bytes:
+    """Do a task of the stage that ``stage`` refers to. Return its result, or its error in place of one."""
+    try:
+        return _opened(setting, stage[0]).do(task)
+    except Exception as error:
+        return packed_error(error)
+
+
+@lru_cache(maxsize=1)
+def _opened(setting: TaskSetting, stage: Any) -> OpenedStage:
+    """Open a stage once for all of its tasks that this process does."""
+    import ray
+
+    return OpenedStage(setting, ray.get(stage, timeout=_FETCH_SECONDS))
+
 
 _PROCESS_BYTES = 192 << 20
 """Memory of a process of Ray before it does anything. Its scheduler is told of it, too."""
@@ -79,8 +100,6 @@ class RayExecutor:
 
     def submit(self, task: int) -> None:
         import ray
-
-        from gigl_loader.partition.ray_task import do_task
 
         assert self._stage is not None
         setting, stage = self._stage

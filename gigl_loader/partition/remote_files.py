@@ -1,23 +1,33 @@
-"""Files at a URI, by the file systems of Arrow: S3 and its like, Google Cloud Storage, HDFS."""
+"""Files at a URI, by Arrow's file systems (S3, Google Cloud Storage, HDFS): tables, graphs, scratch."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
+from gigl_loader.graph.folder import DiskFolder, FileStatus, Sink, Status
 from gigl_loader.partition.locations import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import BinaryIO
 
-__all__ = ["RemotePath", "RemotePlace", "remote_paths", "upload"]
+    from gigl_loader.arrays import Bytes
+    from gigl_loader.partition.scratch import ScratchFile
+
+__all__ = ["RemoteFolder", "RemotePath", "RemotePlace", "RemoteScratch", "remote_paths", "upload"]
 
 _PIECE_BYTES = 8 << 20
 _OBJECT_STORES = ("s3", "gcs", "abfs")
@@ -161,3 +171,155 @@ def _system_at(location: str) -> tuple[Any, str]:
 def upload(place: RemotePlace, name: str, file: BinaryIO) -> None:
     """Write what is left of a local file."""
     place.write(name, iter(lambda: file.read(_PIECE_BYTES), b""))
+
+
+class RemoteFolder:
+    """Files below a URI. Local copies of what was written or read are kept until ``trim``."""
+
+    def __init__(self, location: str, temporary: str | None = None) -> None:
+        """``temporary`` is the directory for local copies, by default the system's."""
+        self.place = RemotePlace(location)
+        self._directory = tempfile.TemporaryDirectory(prefix="gigl-graph-", dir=temporary)
+        self._local = DiskFolder(self._directory.name)
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    @property
+    def location(self) -> str:
+        return self.place.location
+
+    def create(self, name: str, nbytes: int) -> Sink:
+        self._path(name).unlink(missing_ok=True)
+        self._local.create(name, nbytes).discard()
+        fd = os.open(self._path(name), os.O_RDWR | os.O_CLOEXEC)
+        return _UploadedSink(fd, self._path(name), self.place, name)
+
+    def open(self, name: str) -> Bytes:
+        self._fetch(name)
+        return self._local.open(name)
+
+    def read(self, name: str, begin: int, count: int) -> Bytes:
+        self._fetch(name)
+        return self._local.read(name, begin, count)
+
+    def status(self, name: str) -> Status:
+        try:
+            return FileStatus(0, self.place.size(name), 0)
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        return self.place.names()
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        raise TypeError(f"{self.place}: a graph is opened from a directory: copy it to one")
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        return ()
+
+    def keep_only(self, names: Collection[str]) -> None:
+        for name in set(self.names()) - set(names):
+            self.place.remove(name)
+
+    def trim(self) -> None:
+        """Remove the local copies of files of partitions. Those of node ids serve all tasks."""
+        for name in self._local.names():
+            if not name.startswith("ids/"):
+                self._path(name).unlink()
+
+    def _path(self, name: str) -> Path:
+        return self._local.path / name
+
+    def _fetch(self, name: str) -> None:
+        """Copy a file here. ``FileNotFoundError`` if there is none."""
+        path = self._path(name)
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.part")
+        with self.place.open_file(name) as source, temporary.open("wb") as file:
+            while piece := source.read(_PIECE_BYTES):
+                file.write(piece)
+        temporary.rename(path)
+
+
+class _UploadedSink(Sink):
+    """A local file that is uploaded when it is complete."""
+
+    def __init__(self, fd: int, path: Path, place: RemotePlace, name: str) -> None:
+        super().__init__(fd, on_disk=True)
+        self._path = path
+        self._place = place
+        self._name = name
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self.discard()
+            with self._path.open("rb") as file:
+                upload(self._place, self._name, file)
+
+
+class RemoteScratch:
+    """Files below a URI. Nothing keeps two builds apart that are given the same one."""
+
+    def __init__(self, location: str) -> None:
+        self._place = RemotePlace(location)
+        self._open: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return str(self._place)
+
+    @property
+    def location(self) -> str:
+        return self._place.location
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def create(self, name: str) -> ScratchFile:
+        return _RemoteFile(self._place, name)
+
+    def size(self, name: str) -> int:
+        return self._place.size(name)
+
+    def read(self, name: str, begin: int, out: Bytes) -> None:
+        if name not in self._open:
+            self._open[name] = self._place.open_file(name)
+        data = self._open[name].read_at(len(out), begin)
+        if len(data) != len(out):
+            raise OSError(f"{self._place}: {name} ends early, at byte {begin + len(data)}")
+        out[:] = np.frombuffer(data, np.uint8)
+
+    def names(self, prefix: str) -> list[str]:
+        return self._place.names(prefix)
+
+    def remove(self, prefix: str) -> None:
+        for name in [each for each in self._open if each.startswith(prefix)]:
+            self._open.pop(name).close()
+        self._place.remove(prefix)
+
+
+class _RemoteFile:
+    """Collects a file on the local disk, and uploads it as a whole."""
+
+    def __init__(self, place: RemotePlace, name: str) -> None:
+        self._place = place
+        self._name = name
+        self._file = tempfile.TemporaryFile(prefix="gigl-upload-")  # noqa: SIM115 - until close
+
+    def write(self, data: bytes | Bytes) -> None:
+        self._file.write(data if isinstance(data, bytes) else data.data)
+
+    def close(self) -> None:
+        try:
+            self._file.seek(0)
+            upload(self._place, self._name, self._file)
+        finally:
+            self._file.close()
+
+    def abort(self) -> None:
+        self._file.close()

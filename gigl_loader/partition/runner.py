@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import BuildError, FormatError
 from gigl_loader.partition.exchange import Exchange, FileExchange, SharedExchange
-from gigl_loader.partition.executor import Lost
-from gigl_loader.partition.limits import Budget
-from gigl_loader.partition.shards import shards_of
+from gigl_loader.partition.executors import Lost
+from gigl_loader.partition.job import Budget
+from gigl_loader.partition.stage import shards_of
 from gigl_loader.partition.tasks import TaskResult, keep_result, kept_result, packed, read_result, run_task
 
 if TYPE_CHECKING:
-    from gigl_loader.partition.executor import Executor, WorkPlan
+    from gigl_loader.partition.exchange import Kinds
+    from gigl_loader.partition.executors import Executor, WorkPlan
     from gigl_loader.partition.job import Job
-    from gigl_loader.partition.spill import Kinds
     from gigl_loader.partition.stage import Stage
     from gigl_loader.partition.table import Table
     from gigl_loader.partition.tasks import TaskSetting

@@ -64,7 +64,7 @@ class Scratch(Protocol):
 def open_scratch(location: str) -> Scratch:
     """Return the scratch at an absolute path or a URI of ``pyarrow.fs``."""
     if is_uri(location):
-        from gigl_loader.partition.remote_scratch import RemoteScratch
+        from gigl_loader.partition.remote_files import RemoteScratch
 
         return RemoteScratch(location)
     return DiskScratch(Path(location))

@@ -17,18 +17,23 @@ from gigl_loader import __version__
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DiskFolder, Folder
 from gigl_loader.graph.manifest import MANIFEST_NAME
-from gigl_loader.partition.executor import WorkPlan
+from gigl_loader.partition.executors import WorkPlan
 from gigl_loader.partition.locations import absolute, is_uri, shown
-from gigl_loader.partition.output import OutputFolder, SharedFolder
+from gigl_loader.partition.output import (
+    OutputFolder,
+    SharedFolder,
+    refuse_existing,
+    resumable_directory,
+    staged_directory,
+)
 from gigl_loader.partition.runner import Runner
 from gigl_loader.partition.scratch import DiskScratch, Scratch, open_scratch
-from gigl_loader.partition.staging import refuse_existing, resumable_directory, staged_directory
 from gigl_loader.partition.tasks import TaskSetting
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
-    from gigl_loader.partition.executor import Executor
-    from gigl_loader.partition.remote_folder import RemoteFolder
+    from gigl_loader.partition.executors import Executor
+    from gigl_loader.partition.remote_files import RemoteFolder
 
 __all__ = ["BuildSite", "build_site"]
 
@@ -177,7 +182,7 @@ def _remote_output(
 
     With ``anew``, there must be none, or all of them go. Without ``keep``, they go after an exception.
     """
-    from gigl_loader.partition.remote_folder import RemoteFolder
+    from gigl_loader.partition.remote_files import RemoteFolder
 
     folder = RemoteFolder(out)
     names = folder.names()

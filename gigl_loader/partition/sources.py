@@ -10,18 +10,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.combined import ProjectedTable, Projection, chain
-from gigl_loader.partition.csv_format import CsvFormat
 from gigl_loader.partition.locations import is_uri
-from gigl_loader.partition.missing import FilledTable
 from gigl_loader.partition.npy_table import edge_index_table, npy_table
 from gigl_loader.partition.table import Table
+from gigl_loader.partition.views import FilledTable, ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
 
-__all__ = ["ColumnOptions", "Role", "name_columns", "open_files", "open_table"]
+__all__ = ["ColumnOptions", "CsvFormat", "Role", "name_columns", "open_files", "open_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """Characters that have a meaning in CSV files."""
+
+    delimiter: str | None = None
+    """Between values. ``None``: a comma, in ``.tsv`` files a tab."""
+    quote: str = '"'
+    """Around values that have delimiters or line ends in them, doubled within. Empty: no quoting."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("delimiter", self.delimiter, 1), ("quote", self.quote, 0)):
+            if value is None:
+                continue
+            if not least <= len(value) <= 1 or not value.isascii() or value in ("\n", "\r", "\0"):
+                raise ValueError(f"the {name} of CSV files must be one ASCII character, got {value!r}")
+        if self.quote and self.quote == self.delimiter:
+            raise ValueError(f"the delimiter and the quote of CSV files are the same: {self.quote!r}")
+
+    def delimiter_of(self, path: Path | RemotePath) -> str:
+        """Return the delimiter of a file."""
+        return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
+
 
 Role = Literal["nodes", "edges", "ids", "owners"]
 

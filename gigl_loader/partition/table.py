@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from gigl_loader.arrays import Array, Bytes
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.quantization import Quantization
+from gigl_loader.graph.quantization import FLOATS, MAX_ELEMENTS, Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
@@ -24,8 +25,7 @@ from gigl_loader.graph.schema import (
     type_name,
 )
 from gigl_loader.native import crc32c
-from gigl_loader.partition.quantize import Quantizations, check_quantized_column
-from gigl_loader.partition.shards import cut, stamp_of
+from gigl_loader.partition.stage import cut, stamp_of
 from gigl_loader.partition.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
@@ -38,15 +38,83 @@ __all__ = [
     "GraphTables",
     "Kind",
     "NodeTable",
+    "Quantizations",
     "Table",
     "as_texts",
+    "check_quantized_column",
     "check_time_column",
     "data_columns",
     "declared",
     "declared_times",
     "is_mask",
     "known_columns",
+    "read_quantize",
 ]
+
+Quantizations = Mapping[NodeType | EdgeType, Mapping[str, Quantization]]
+"""How columns are quantised, by type and name."""
+
+
+def read_quantize(
+    wanted: Any, known: Mapping[NodeType | EdgeType, Mapping[str, object]], what: str
+) -> dict[NodeType | EdgeType, dict[str, Quantization]]:
+    """Return how a user wants columns to be quantised: ``{"x": "int8"}``, or such mappings by type.
+
+    A column without a type is one of every type in ``known`` (columns by type) that has it; what is said of a
+    type itself comes first. ``ValueError`` and ``TypeError`` name what is not there and begin with ``what``.
+    """
+    if wanted is None:
+        return {}
+    if not isinstance(wanted, Mapping):
+        raise TypeError(f"{what} must map columns to kinds, such as {{'x': 'int8'}}, got {wanted!r:.200}")
+    found: dict[NodeType | EdgeType, dict[str, Quantization]] = {}
+    for name, kind in wanted.items():
+        if isinstance(kind, Mapping):
+            continue
+        having = [each for each, columns in known.items() if name in columns]
+        if not having:
+            columns = sorted({column for each in known.values() for column in each})
+            raise ValueError(f"{what}: no type has a column {name!r}; known: {', '.join(columns) or 'none'}")
+        for each in having:
+            found.setdefault(each, {})[name] = _parsed(kind, what)
+    for each, kinds in wanted.items():
+        if not isinstance(kinds, Mapping):
+            continue
+        if each not in known:
+            raise ValueError(f"{what}: unknown type {each!r}; known: {', '.join(map(str, known)) or 'none'}")
+        for name, kind in kinds.items():
+            if name not in known[each]:
+                raise ValueError(f"{what}: {each!r} has no column {name!r}")
+            found.setdefault(each, {})[name] = _parsed(kind, what)
+    return found
+
+
+def _parsed(kind: Any, what: str) -> Quantization:
+    if isinstance(kind, Quantization):
+        return kind
+    if not isinstance(kind, str):
+        raise TypeError(f"{what}: a column is quantised as a text such as 'int8' says, got {kind!r:.200}")
+    try:
+        return Quantization.parse(kind)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def check_quantized_column(kind: object, how: Quantization, what: str) -> None:
+    """Raise ``ValueError`` unless a column holds decimal numbers, which can be quantised."""
+    if not isinstance(kind, Column):
+        raise ValueError(f"{what} holds {kind}: only columns of decimal numbers can be quantised")
+    if kind.dtype not in FLOATS:
+        raise ValueError(f"{what} holds {kind.dtype}: only {', '.join(FLOATS)} can be quantised")
+    elements = math.prod(kind.shape)
+    if not elements:
+        raise ValueError(f"{what} has rows without values, which cannot be quantised")
+    if how.per == "column" and elements > MAX_ELEMENTS:
+        raise ValueError(
+            f"{what} has rows of {elements} values; at most {MAX_ELEMENTS} are quantised per column: "
+            f"use {how.kind}:per-row"
+        )
+
 
 Kind = Column | str
 """What a column holds: numbers of a dtype and row shape, ``TEXT``, or the name of something else."""

@@ -19,18 +19,15 @@ from typing import Any, Literal
 import numpy as np
 
 from gigl_loader import __version__
-from gigl_loader.compat import add_note
-from gigl_loader.errors import BuildError, FormatError, GiglError
+from gigl_loader.errors import BuildError, FormatError, GiglError, add_note
 from gigl_loader.graph.checksums import FileRecord, record_from_json
-from gigl_loader.graph.document import Document
-from gigl_loader.graph.node_ids import Directory
-from gigl_loader.graph.text_ids import TextIds
-from gigl_loader.partition.job import Job
-from gigl_loader.partition.limits import Budget, peak_bytes
-from gigl_loader.partition.missing import MissingValues
+from gigl_loader.graph.ids import Directory, TextIds
+from gigl_loader.graph.manifest import Document
+from gigl_loader.partition.job import Budget, Job, peak_bytes
 from gigl_loader.partition.output import OutputFolder, open_output
 from gigl_loader.partition.scratch import Scratch, open_scratch
 from gigl_loader.partition.stage import Stage
+from gigl_loader.partition.views import MissingValues
 from gigl_loader.strict_json import read_json
 
 __all__ = [

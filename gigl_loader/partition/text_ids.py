@@ -9,15 +9,15 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.paths import text_ids_path
+from gigl_loader.graph.ids import TextIds
+from gigl_loader.graph.manifest import text_ids_path
 from gigl_loader.graph.schema import Column, NodeType
-from gigl_loader.graph.text_ids import TextIds
 from gigl_loader.native import TextIndex
 from gigl_loader.options import MAX_TEXT_ID
-from gigl_loader.partition.combined import ProjectedTable, Projection
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.shards import shards_of
+from gigl_loader.partition.stage import shards_of
 from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Table, is_mask
+from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.tensors import spec_of
 
 __all__ = ["number_text_ids"]

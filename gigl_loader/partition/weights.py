@@ -14,8 +14,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Float64Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.document import Document
-from gigl_loader.graph.paths import edges_path, topology_path, weights_path
+from gigl_loader.graph.manifest import Document, edges_path, topology_path, weights_path
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.partition.stage import StageInfo
 from gigl_loader.tensors import ArraySpec

@@ -1,4 +1,4 @@
-"""Protocol of a dataset, as PyG's interfaces see it."""
+"""Dataset as PyG's interfaces see it: its protocol, and PyG's indices of nodes and edges."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import atexit
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from gigl_loader.loaders.dataset import Dataset
+from gigl_loader.native import build_adjacency
+from gigl_loader.sampling.store import SLOT_BITS
 
 if TYPE_CHECKING:
-    from gigl_loader.options import EdgeType
+    from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.schema import EdgeType, NodeType
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import EdgeList
 
-__all__ = ["PygDataset", "check_pickled", "check_process", "close_at_exit"]
+__all__ = [
+    "NodeIndex",
+    "PygDataset",
+    "check_pickled",
+    "check_process",
+    "close_at_exit",
+    "edge_ends",
+    "edge_slots",
+]
 
 
 class PygDataset(Dataset, Protocol):
@@ -57,3 +70,100 @@ def close_at_exit(user: Any) -> None:
             found.close()
 
     atexit.register(close)
+
+
+class NodeIndex:
+    """Conversion between indices, node ids and positions. All arrays are int64 [N].
+
+    The index of a node is its rank by ascending node id. It equals the node id where the ids of a type are
+    ``0 .. N - 1``. For a type whose ids have gaps, 16 bytes a node are kept here, from the first use on.
+    """
+
+    def __init__(self, dataset: PygDataset) -> None:
+        self._dataset = dataset
+        self._sparse: dict[NodeType, tuple[Int64Array, Int64Array]] = {}
+
+    def count(self, node_type: NodeType) -> int:
+        """Return the number of nodes of a type."""
+        return self._dataset.schema.nodes[node_type].count
+
+    def has_gaps(self, node_type: NodeType) -> bool:
+        """Return whether the node ids of a type are not ``0 .. N - 1``."""
+        return self._dataset.schema.nodes[node_type].ids == "sparse"
+
+    def positions(self, node_type: NodeType, index: Int64Array) -> Int64Array:
+        """Return the positions of nodes. ``index`` lies in ``[0, N)``."""
+        if self.has_gaps(node_type):
+            return self._order(node_type)[0][index]
+        return self._dataset.positions(node_type, index)
+
+    def node_ids(self, node_type: NodeType, index: Int64Array) -> Int64Array:
+        """Return the node ids of nodes. ``index`` lies in ``[0, N)``."""
+        return self._order(node_type)[1][index] if self.has_gaps(node_type) else index
+
+    def of_node_ids(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
+        """Return the indices of node ids, all of which the graph has."""
+        if not self.has_gaps(node_type):
+            return node_ids
+        return np.searchsorted(self._order(node_type)[1], node_ids).astype(np.int64, copy=False)
+
+    def of_positions(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
+        """Return the indices of positions. For many at once: it reads the positions of all nodes."""
+        if self._dataset.schema.nodes[node_type].ids == "identity":
+            return positions
+        order = (
+            self._order(node_type)[0] if self.has_gaps(node_type) else self._dataset.all_positions(node_type)
+        )
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.arange(len(order))
+        return ranks[positions]
+
+    def _order(self, node_type: NodeType) -> tuple[Int64Array, Int64Array]:
+        """Return positions and node ids of all nodes of a type, by ascending node id."""
+        found = self._sparse.get(node_type)
+        if found is None:  # Two threads may read them at once, to the same end.
+            positions = self._dataset.all_positions(node_type)
+            found = (positions, self._dataset.node_ids(node_type, positions))
+            self._sparse[node_type] = found
+        return found
+
+
+def edge_ends(dataset: PygDataset, nodes: NodeIndex, edge_type: EdgeType) -> tuple[Int64Array, Int64Array]:
+    """Return the indices of sources and destinations by ascending edge id, both int64 [E].
+
+    It reads all edges of the type: 24 bytes an edge, wherever they lie.
+    """
+    edges = dataset._edge_list(edge_type)
+    inward = dataset.schema.edge_dir == "in"
+    src, dst = (edges.neighbors, edges.targets) if inward else (edges.targets, edges.neighbors)
+    return nodes.of_positions(edge_type[0], src), nodes.of_positions(edge_type[2], dst)
+
+
+def edge_slots(dataset: PygDataset, nodes: NodeIndex, edge_type: EdgeType) -> Int64Array:
+    """Return the slot of each edge by edge id, int64 [E].
+
+    It reads all edges of the type. ``ValueError`` where their ids are not ``0 .. E - 1``, as an edge id would
+    not be the column of the edge in ``edge_index``.
+    """
+    schema = dataset.schema
+    edges = dataset._edge_list(edge_type)
+    count = len(edges.edge_ids)
+    if not np.array_equal(edges.edge_ids, np.arange(count)):
+        raise ValueError(
+            f"the edges {edge_type} have ids other than 0 .. {count - 1} (ids of their own in the tables, or "
+            "edges that are held out): PyG's stores cannot name their rows; batches of DistNeighborLoader "
+            "have them"
+        )
+    target_type = schema.target_type(edge_type)
+    indptr = np.empty(schema.nodes[target_type].count + 1, np.int64)
+    order = np.empty(count, np.int64)
+    # The canonical order of lists is that of node ids, which is that of indices.
+    neighbors = nodes.of_positions(schema.neighbor_type(edge_type), edges.neighbors)
+    build_adjacency(edges.targets, neighbors, edges.edge_ids, indptr, order)
+    bounds = np.array(schema.nodes[target_type].bounds, np.int64)
+    firsts = indptr[bounds]
+    slots = np.empty(count, np.int64)
+    for part in range(schema.num_partitions):
+        held = order[firsts[part] : firsts[part + 1]]
+        slots[held] = np.arange(len(held)) + (part << SLOT_BITS)
+    return slots

@@ -11,9 +11,7 @@ from torch_geometric.data import EdgeAttr, GraphStore
 from torch_geometric.data.graph_store import EdgeLayout
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
-from gigl_loader.pyg.dataset import check_pickled, check_process
-from gigl_loader.pyg.edges import edge_ends
-from gigl_loader.pyg.node_index import NodeIndex
+from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, edge_ends
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array

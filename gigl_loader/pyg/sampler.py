@@ -5,45 +5,201 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch_geometric.sampler import BaseSampler
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders import arguments
+from gigl_loader.loaders.collate import Collator, reversed_edge_types
 from gigl_loader.loaders.dataset import check_dataset
-from gigl_loader.loaders.links import known_edge_type
-from gigl_loader.loaders.negative_sampling import read_negatives
-from gigl_loader.pyg.dataset import check_pickled, check_process, close_at_exit
-from gigl_loader.pyg.node_index import NodeIndex
-from gigl_loader.pyg.outputs import link_metadata, sampler_output
-from gigl_loader.pyg.single_batches import SingleBatches
+from gigl_loader.loaders.inputs import known_edge_type
+from gigl_loader.loaders.link import read_negatives
+from gigl_loader.loaders.transfer import transfer_to
+from gigl_loader.options import StoreOptions, WorkerOptions
+from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
-from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.request import SEED, BatchRequest
+from gigl_loader.sampling.schedule import Schedule
+from gigl_loader.sampling.source import SourceRequest
+from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch_geometric.sampler import (
-        EdgeSamplerInput,
-        HeteroSamplerOutput,
-        NegativeSampling,
-        NodeSamplerInput,
-        SamplerOutput,
-    )
+    from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
     from typing_extensions import Self
 
     from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
     from gigl_loader.loaders.dataset import Dataset
-    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.loaders.transfer import FrameTensors
+    from gigl_loader.pyg.dataset import PygDataset
     from gigl_loader.sampling.negatives import Negatives
+    from gigl_loader.sampling.plan import SamplerArguments
+    from gigl_loader.sampling.source import BatchSource
 
-__all__ = ["GiglSampler"]
+__all__ = ["GiglSampler", "SingleBatches", "link_metadata", "sampler_output"]
+
+
+def sampler_output(
+    batch: Any, schema: GraphSchema, nodes: NodeIndex, metadata: tuple[Any, ...], *, disjoint: bool
+) -> SamplerOutput | HeteroSamplerOutput:
+    """Return the nodes and edges of a batch (``Data`` or ``HeteroData``), as PyG's samplers do.
+
+    Edges have the types and the direction of the graph: ``row`` is the source. ``disjoint`` batches tell the
+    tree of each node.
+    """
+    if schema.homogeneous:
+        [node_type] = schema.nodes
+        row, col = _ends(batch.edge_index, schema)
+        return SamplerOutput(
+            node=_index(nodes, node_type, batch.n_id),
+            row=row,
+            col=col,
+            edge=batch.get("e_id"),
+            batch=batch.batch if disjoint else None,
+            num_sampled_nodes=batch.num_sampled_nodes,
+            num_sampled_edges=batch.num_sampled_edges,
+            metadata=metadata,
+        )
+    types = _graph_types(schema)
+    stores = {types[message_type]: batch[message_type] for message_type in batch.edge_types}
+    ends = {edge_type: _ends(store.edge_index, schema) for edge_type, store in stores.items()}
+    return HeteroSamplerOutput(
+        node={kind: _index(nodes, kind, batch[kind].n_id) for kind in batch.node_types},
+        row={edge_type: row for edge_type, (row, _) in ends.items()},
+        col={edge_type: col for edge_type, (_, col) in ends.items()},
+        edge={edge_type: store.get("e_id") for edge_type, store in stores.items()},
+        batch={kind: batch[kind].batch for kind in batch.node_types} if disjoint else None,
+        num_sampled_nodes=dict(batch.num_sampled_nodes),
+        num_sampled_edges={types[kind]: counts for kind, counts in batch.num_sampled_edges.items()},
+        metadata=metadata,
+    )
+
+
+def link_metadata(
+    tensors: FrameTensors, negatives: Negatives | None, input_id: Any, label: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """Return what PyG's samplers tell of the links of a batch.
+
+    Without negatives, and with binary ones: input, local ends int64 [2, M + J], labels [M + J], no time.
+    With triplets: input, local sources [M], destinations [M], negatives [M] or [M, amount], no time.
+    """
+
+    def local(name: str) -> torch.Tensor:
+        return tensors.tensor(name).to(torch.int64)
+
+    src, dst = local("src"), local("dst")
+    if negatives is None:
+        return input_id, torch.stack([src, dst]), label, None
+    negative_dst = local("neg_dst")
+    if negatives.mode == "triplet":
+        if negatives.amount > 1:  # Negative a * M + i belongs to link i.
+            negative_dst = negative_dst.view(-1, len(src)).t().contiguous()
+        return input_id, src, dst, negative_dst, None
+    links = torch.stack([torch.cat([src, local("neg_src")]), torch.cat([dst, negative_dst])])
+    positive = torch.ones(len(src)) if label is None else label
+    labels = torch.cat([positive, positive.new_zeros((len(negative_dst), *positive.shape[1:]))])
+    return input_id, links, labels, None
+
+
+def _index(nodes: NodeIndex, node_type: NodeType, node_ids: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(nodes.of_node_ids(node_type, node_ids.numpy()))
+
+
+def _ends(edge_index: torch.Tensor, schema: GraphSchema) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return local sources and destinations. Row 0 of ``edge_index`` has neighbours, row 1 targets."""
+    neighbors, targets = edge_index
+    return (neighbors, targets) if schema.edge_dir == "in" else (targets, neighbors)
+
+
+def _graph_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
+    """Return the type in the graph of each edge type of a batch."""
+    if schema.edge_dir == "in":
+        return {edge_type: edge_type for edge_type in schema.edges}
+    return {message: edge_type for edge_type, message in reversed_edge_types(schema.edges).items()}
+
+
+class SingleBatches:
+    """Batches of any input, one at a time. The source opens with the first. Any thread may draw."""
+
+    def __init__(
+        self, dataset: PygDataset, plan: BatchPlan, asked: SamplerArguments, *, timeout_s: float
+    ) -> None:
+        self.plan = plan
+        self.collate = Collator.of(dataset.schema, plan, asked)
+        """Makes ``Data`` or ``HeteroData`` of the tensors of a batch."""
+        self._dataset = dataset
+        self._timeout_s = timeout_s
+        self._transfer = transfer_to(torch.device("cpu"), non_blocking=True)
+        self._drawing = threading.Lock()
+        self._schedule: _OneBatch | None = None
+        self._source: BatchSource | None = None
+
+    def draw(self, columns: Mapping[str, Int64Array], epoch: int) -> FrameTensors:
+        """Return the batch of an input, whose columns are those of the plan, int64 [B] each.
+
+        It equals the batch that a loader of this plan makes of these entries in ``epoch``.
+        """
+        with self._drawing:
+            if self._source is None or self._schedule is None:
+                self._schedule = _OneBatch(columns, run_seed=self.plan.run_seed)
+                self._source = self._open(self._schedule)
+                self._end = weakref.finalize(self, _close, self._source, os.getpid())
+            self._schedule.columns = columns
+            self._source.start_epoch(epoch)
+            return self._transfer.load(self._source.receive(self._timeout_s))
+
+    def close(self) -> None:
+        """Close the source. Closing twice is fine."""
+        with self._drawing:
+            if self._source is not None:
+                self._source = None
+                self._end()
+
+    def _open(self, schedule: Schedule) -> BatchSource:
+        request = SourceRequest(
+            plan=self.plan,
+            schedule=schedule,
+            name="GiglSampler",
+            num_workers=0,
+            workers=WorkerOptions(),
+            store=StoreOptions(),
+            timeout_s=self._timeout_s,
+            topology=Topology.without_asking(),
+        )
+        return self._dataset.open_source(request)
+
+
+class _OneBatch(Schedule):
+    """Epochs of one batch, whose entries are the present ``columns``."""
+
+    def __init__(self, columns: Mapping[str, Int64Array], *, run_seed: int) -> None:
+        super().__init__(columns, batch_size=1, shuffle=False, drop_last=False, run_seed=run_seed)
+        self.columns = columns
+
+    @property
+    def num_batches(self) -> int:
+        return 1
+
+    def request(self, epoch: int, batch: int) -> BatchRequest:
+        count = len(next(iter(self.columns.values())))
+        return BatchRequest(epoch, batch, np.arange(count, dtype=np.int64), self.columns)
+
+
+def _close(source: BatchSource, owner: int) -> None:
+    # A forked child runs the finalizers it inherited: connections are its parent's.
+    if os.getpid() == owner:
+        source.close()
+
 
 logger = logging.getLogger(__name__)
 

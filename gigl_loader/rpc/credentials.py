@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gigl_loader.native import TlsContext
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import (
     check_authority,
     check_dates,
@@ -17,12 +16,21 @@ from gigl_loader.rpc.certificates import (
     self_signed,
     system_roots,
 )
-from gigl_loader.rpc.file_watch import FileWatch, Renewed
-from gigl_loader.rpc.grants import EVERYTHING, Grant
-from gigl_loader.rpc.reach import check_reach
-from gigl_loader.rpc.secret_files import cluster_key_in, naming, pem_in, secret_in, token_in, tokens_in
+from gigl_loader.rpc.endpoint import Address, check_reach
+from gigl_loader.rpc.secret_files import (
+    FileWatch,
+    Renewed,
+    cluster_key_in,
+    naming,
+    pem_in,
+    secret_in,
+    token_in,
+    tokens_in,
+)
 from gigl_loader.rpc.server_proof import check_cluster_key
 from gigl_loader.rpc.tokens import (
+    EVERYTHING,
+    Grant,
     Token,
     authorization,
     check_distinct,

@@ -1,15 +1,107 @@
-"""Endpoint of a peer service: its address, its ports, and what a caller must know to trust it."""
+"""Endpoint of a service: its address, its ports, and what a caller must know to trust it."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import socket
+import time
 from dataclasses import asdict, dataclass
 
-from gigl_loader.errors import FormatError
-from gigl_loader.rpc.address import Address
+from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.strict_json import read_json
 
-__all__ = ["Endpoint"]
+__all__ = ["NOBODY", "Address", "Endpoint", "check_reach", "is_local", "is_loopback", "tcp_probe"]
+
+
+def check_reach(
+    address: Address, *, tls: bool, guarded: bool, insecure: bool, give_tls: str, give_token: str = ""
+) -> None:
+    """Raise ``ValueError`` where other hosts could read traffic, or use a service without a token.
+
+    ``address`` is where a service listens, or where a caller connects. ``guarded``: callers need a token or a
+    certificate. The message names ``give_tls`` and ``give_token`` as the remedy.
+    """
+    if insecure or (tls and guarded) or is_local(address.host):
+        return
+    lacking, remedy = ("a token", give_token) if tls else ("TLS", give_tls)
+    raise ValueError(f"{address} can be reached from other hosts, which needs {lacking}: {remedy}")
+
+
+def is_local(host: str) -> bool:
+    """Return whether every address of ``host`` is a loopback address.
+
+    A name is resolved, as connecting does. A name that does not resolve is not local: when a connection is
+    made, it may resolve to any address.
+    """
+    try:
+        return is_loopback(host)
+    except ValueError:
+        pass
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(map(is_loopback, found))
+
+
+def is_loopback(text: str) -> bool:
+    """Return whether an IPv4 or IPv6 address is a loopback address. ``ValueError`` for other text."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped  # Before 3.13, Python does not count ::ffff:127.0.0.1 as loopback.
+    return address.is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port of a listener."""
+
+    host: str
+    """A name, or an IPv4 or IPv6 address without brackets."""
+    port: int
+
+    def __post_init__(self) -> None:
+        if not self.host or any(each.isspace() or each in "/@[]" for each in self.host):
+            raise ValueError(f"{self.host!r} is not a host name or address")
+        try:
+            self.host.encode(
+                "idna"
+            )  # Checked as the resolver does: host names come from other processes, too.
+        except UnicodeError:
+            raise ValueError(f"{self.host[:100]!a} is not a host name or address") from None
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port {self.port} does not lie in [0, 65536)")
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``HOST:PORT``, or ``[HOST]:PORT`` for IPv6. ``ValueError`` for anything else."""
+        host, colon, port = text.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if not colon or not (port.isascii() and port.isdigit()) or (":" in host and not bracketed):
+            raise ValueError(f"{text!r} is not an address: write HOST:PORT, or [HOST]:PORT for IPv6")
+        return cls(host[1:-1] if bracketed else host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the address is a loopback address on any machine. The only such name is ``localhost``."""
+        return self.host == "localhost" or (self._parsed() is not None and is_loopback(self.host))
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether the address stands for every address of the machine: for listening only."""
+        parsed = self._parsed()
+        return parsed is not None and parsed.is_unspecified
+
+    def _parsed(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        try:
+            return ipaddress.ip_address(self.host)
+        except ValueError:
+            return None
+
 
 _MAX_BYTES = 1 << 20  # A host with 100,000 partitions, or a certificate with many names.
 
@@ -100,3 +192,42 @@ _KINDS = {
     "wire_version": int,
     "incarnation": int,
 }
+
+
+NOBODY = "nothing listens there: did its service end?"
+
+
+def tcp_probe(endpoint: Endpoint, port: int, deadline: float) -> None:
+    """Connect and disconnect, until ``deadline`` (monotonic).
+
+    ``StorageUnavailable`` says why the connection failed.
+    """
+    place = f"{endpoint}" if port == endpoint.control_port else f"{endpoint} (port {port})"
+    began = time.monotonic()
+    try:
+        _connect(endpoint.host, port, deadline)
+    except socket.gaierror as error:
+        raise StorageUnavailable(f"{place}: the name {endpoint.host!r} is not known here: {error}") from None
+    except ConnectionRefusedError:
+        raise StorageUnavailable(f"{place}: {NOBODY}") from None
+    except TimeoutError:
+        raise StorageUnavailable(
+            f"{place}: no answer to a connection in {time.monotonic() - began:.1f} s: is there a firewall "
+            "between the hosts, or is the host down?"
+        ) from None
+    except OSError as error:
+        raise StorageUnavailable(f"{place}: {error.strerror or error}") from None
+
+
+def _connect(host: str, port: int, deadline: float) -> None:
+    """Connect to one of the addresses of ``host``. Each has an equal share of the remaining time."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for others, (family, kind, protocol, _, place) in zip(reversed(range(len(found))), found, strict=True):
+        with socket.socket(family, kind, protocol) as knocker:
+            knocker.settimeout(max(deadline - time.monotonic(), 0.001) / (others + 1))
+            try:
+                knocker.connect(place)
+                break
+            except OSError:
+                if not others:
+                    raise

@@ -17,8 +17,7 @@ from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.request_reader import RequestReader, known_name
-from gigl_loader.rpc.texts import text_arrays, texts_of
+from gigl_loader.rpc.request_reader import RequestReader, known_name, text_arrays, texts_of
 from gigl_loader.rpc.versions import newest_wire
 from gigl_loader.tensors import Layout, spec_of
 

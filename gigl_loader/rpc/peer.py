@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.rpc.certificates import check_dates
+from gigl_loader.rpc.certificates import check_dates, tls_fault
 from gigl_loader.rpc.connection import Connection
-from gigl_loader.rpc.control import ControlClient
-from gigl_loader.rpc.control_errors import NO_TOKEN
+from gigl_loader.rpc.control import NO_TOKEN, ControlClient
+from gigl_loader.rpc.endpoint import tcp_probe
 from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.requests import Envelope, encode_ping
-from gigl_loader.rpc.tcp_probe import tcp_probe
-from gigl_loader.rpc.tls import tls_fault
 from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:

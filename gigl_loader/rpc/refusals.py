@@ -2,7 +2,7 @@
 
 The kind of a refusal says what the caller can do, and decides the caller's exception. The data port sends a
 refusal as a record, JSON in the error's details: ``{"kind": ..., "message": ...}``. The control port sends a
-status code and a mark with the kind (``control_errors``). Nothing is pickled. ``FAULT_RULES`` is the one
+status code and a mark with the kind (``rpc.control``). Nothing is pickled. ``FAULT_RULES`` is the one
 table of all faults; docs/faults.md shows it.
 """
 

@@ -10,16 +10,53 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
+from gigl_loader.native import check_stop, texts_at
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.versions import WIRE_VERSION, check_draws, serves_wire, wire_range
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from gigl_loader.tensors import Layout
 
-__all__ = ["MAX_HEADER_BYTES", "WIRE_VERSION", "RequestReader", "are_names", "known_name"]
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "TEXT_ARRAYS",
+    "WIRE_VERSION",
+    "RequestReader",
+    "are_names",
+    "known_name",
+    "text_arrays",
+    "texts_of",
+]
+
+TEXT_ARRAYS = ("bytes", "offsets")
+
+_TOGETHER = 256
+"""Texts of one native call, which keeps other Python threads waiting: 4,096 of 8 KiB took 42 ms."""
+
+
+def text_arrays(texts: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return texts as ``bytes`` (their UTF-8, uint8 [B]) and ``offsets`` (int64 [N + 1])."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(each) for each in encoded], out=offsets[1:])
+    return {"bytes": np.frombuffer(b"".join(encoded), np.uint8), "offsets": offsets}
+
+
+def texts_of(data: Bytes, offsets: Int64Array, what: str) -> list[str]:
+    """Return the texts of ``text_arrays``. ``FormatError`` for arrays that hold no texts."""
+    utf8, count = np.ascontiguousarray(data), len(offsets) - 1
+    texts: list[str] = []
+    try:
+        for start in range(0, count, _TOGETHER):
+            check_stop()
+            texts += texts_at(utf8, offsets, np.arange(start, min(start + _TOGETHER, count)))
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{what}: bad texts: {error}") from None
+    return texts
+
 
 MAX_HEADER_BYTES = 64 << 10
 """Limit of the header of a request or an assembled reply. Usual ones have a few hundred bytes."""

@@ -1,27 +1,92 @@
-"""Tokens, certificates and keys as files, read with errors that name the file."""
+"""Tokens, certificates and keys as files: read with errors that name the file, and again when they change."""
 
 from __future__ import annotations
 
 import logging
 import os
 import stat
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gigl_loader.rpc.server_proof import check_cluster_key
 from gigl_loader.rpc.tokens import parse_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gigl_loader.rpc.tokens import Token
 
-__all__ = ["cluster_key_in", "naming", "pem_in", "secret_in", "token_in", "tokens_in"]
-
-_SECRET_LENGTH = 16
+__all__ = ["FileWatch", "Renewed", "cluster_key_in", "naming", "pem_in", "secret_in", "token_in", "tokens_in"]
 
 _LOGGER = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+
+class FileWatch:
+    """Notices that one of some files changed, also behind a symbolic link, as Kubernetes swaps secrets."""
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str] | None]) -> None:
+        """``None`` stands for a file that was not given."""
+        self._paths = [os.fspath(path) for path in paths if path is not None]
+        self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Return whether a file differs from when this was last asked: inode, size, times or mode."""
+        before, self._seen = self._seen, self._look()
+        return before != self._seen
+
+    def _look(self) -> list[tuple[int, ...]]:
+        return [_state_of(path) for path in self._paths]
+
+
+class Renewed(Generic[Value]):
+    """A value that is read from files. Thread-safe."""
+
+    def __init__(self, value: Value, read: Callable[[], Value], watch: FileWatch) -> None:
+        """``value`` is what ``read`` returned, and ``watch`` was made before that."""
+        self._value, self._read, self._watch = value, read, watch
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the lock, for processes that are spawned."""
+        return type(self), (self._value, self._read, self._watch)
+
+    def latest(self) -> Value:
+        """Return what the files hold now: the same object where they did not change.
+
+        Files that cannot be used are told once in the log, and the value before stays.
+        """
+        with self._lock:  # A thread whose call was refused waits for the one that reads.
+            if self._watch.changed():
+                try:
+                    self._value = self._read()
+                except ValueError as error:
+                    _LOGGER.error("certificates and tokens stay as they are: %s", error)
+                else:
+                    _LOGGER.info("certificates and tokens were read again")
+            return self._value
+
+
+def _state_of(path: str) -> tuple[int, ...]:
+    """Return what changes with a file. Empty: it is not there."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return (
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        found.st_mode,
+    )
+
+
+_SECRET_LENGTH = 16
 
 
 def token_in(path: str | os.PathLike[str] | None) -> str:

@@ -28,8 +28,6 @@ from gigl_loader.rpc.control import (
     MEMBERSHIP_HEADER,
     ClusterView,
     control_channel,
-)
-from gigl_loader.rpc.control_errors import (
     control_error,
     explained,
     is_marked,
@@ -38,7 +36,6 @@ from gigl_loader.rpc.control_errors import (
     refused_token,
 )
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Contact, Damaged, FaultKind, rule_of
 from gigl_loader.rpc.server_proof import (
     CHALLENGE,
@@ -51,6 +48,7 @@ from gigl_loader.rpc.server_proof import (
     shows,
     view_proof,
 )
+from gigl_loader.rpc.tokens import JOB_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

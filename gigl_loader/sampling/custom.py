@@ -9,10 +9,8 @@ import numpy as np
 
 from gigl_loader import native
 from gigl_loader.errors import SamplingError
-from gigl_loader.sampling.bounds import BatchBounds
-from gigl_loader.sampling.costs import CostCounter
-from gigl_loader.sampling.deferred_features import StoredPlaces
-from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
+from gigl_loader.sampling.costs import BatchBounds, CostCounter
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled, StoredPlaces
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.seeds import NodeSeeder

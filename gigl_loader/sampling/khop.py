@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.options import whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.store import DrawRule
-from gigl_loader.sizes import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments
-    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments
 
 __all__ = ["SUBGRAPH_TYPES", "KHop", "check_time", "check_weight", "read_num_neighbors", "reverse_types"]
 

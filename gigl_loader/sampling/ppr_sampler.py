@@ -10,11 +10,9 @@ from gigl_loader.graph.schema import edge_type_address, type_name
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.native import PPRBuilder, split_by_owner
 from gigl_loader.native import PPRSampler as NativeSampler
-from gigl_loader.sampling.bounds import BatchBounds
-from gigl_loader.sampling.costs import CostCounter
-from gigl_loader.sampling.deferred_features import LocalPlaces, StoredPlaces
+from gigl_loader.sampling.costs import BatchBounds, CostCounter
 from gigl_loader.sampling.features import LocalFeatures
-from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
+from gigl_loader.sampling.frame_writer import FrameWriter, LocalPlaces, Sampled, StoredPlaces
 from gigl_loader.sampling.local_store import open_adjacency
 from gigl_loader.sampling.partitioned import FrontierRequest
 from gigl_loader.sampling.request import SEED

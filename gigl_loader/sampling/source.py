@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.channel.slots import SlotPool, private_slots
+from gigl_loader.channel.ring import SlotPool, private_slots
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.retry import Backoff
-from gigl_loader.sampling.seed_weights import SeedWeightedSampler
+from gigl_loader.sampling.schedule import SeedWeightedSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.group import RankGroup
     from gigl_loader.options import StoreOptions, WorkerOptions
-    from gigl_loader.sampling.bounds import BatchBounds
-    from gigl_loader.sampling.costs import CostCounter
+    from gigl_loader.sampling.costs import BatchBounds, CostCounter
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.channel.message import Request, receive
 from gigl_loader.channel.ring import Ring, State
 from gigl_loader.processes import leave_with
-from gigl_loader.sampling.seed_weights import SeedDraw, SeedWeightedSampler
+from gigl_loader.sampling.schedule import SeedDraw, SeedWeightedSampler
 from gigl_loader.workers.config import Handover
 from gigl_loader.workers.executor import Executor
 

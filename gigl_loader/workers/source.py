@@ -2,6 +2,11 @@
 
 The trainer needs no extra thread: it sends requests and takes responses while it waits in ``receive``.
 Every worker has enough requests queued to be busy between two calls.
+
+Detector of workers that a signal stopped (SIGSTOP): they hold requests and will not respond.
+
+A slow worker is never reported: only the process state that the kernel shows counts. A worker that a
+debugger is attached to is not reported either.
 """
 
 from __future__ import annotations
@@ -16,19 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.ring import RingLayout
-from gigl_loader.compat import add_note
-from gigl_loader.errors import FormatError, WorkerDied
+from gigl_loader.errors import FormatError, WorkerDied, add_note
+from gigl_loader.processes import is_stopped
 from gigl_loader.resources import naming_channel
 from gigl_loader.retry import Backoff
 from gigl_loader.sampling.request import entry_bytes
 from gigl_loader.sampling.source import check_epoch
 from gigl_loader.workers.config import WorkerConfig
-from gigl_loader.workers.handle import WorkerHandle
+from gigl_loader.workers.handle import WorkerHandle, statistics
 from gigl_loader.workers.process import check_start_method, collect_stacks
-from gigl_loader.workers.stall_detector import LOOK_S, StallDetector
-from gigl_loader.workers.stats import statistics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import WorkerOptions
@@ -36,7 +41,44 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.workers.handle import Death, Delivery
 
-__all__ = ["WorkerSource"]
+__all__ = ["LOOK_S", "StallDetector", "WorkerSource"]
+
+LOOK_S = 0.5
+"""Interval between two looks of a waiting trainer."""
+
+_MAX_GRACE_S = 5.0  # Long enough to inspect a process by hand, short compared to a usual timeout.
+_SHARE_OF_TIMEOUT = 0.1
+_MAX_GAP_S = 4 * LOOK_S  # After a longer gap the trainer itself may have been stopped.
+
+
+class StallDetector:
+    """Time since when each worker is stopped. Used by the one thread that waits for batches."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        """A worker may be stopped for 5 s, or for a tenth of ``timeout_s`` where that is less."""
+        self._grace_s = min(_MAX_GRACE_S, _SHARE_OF_TIMEOUT * timeout_s)
+        self._since: dict[int, float] = {}
+        """When each process was first seen stopped (monotonic), by process id."""
+        self._last_look = 0.0
+
+    def stalled(self, handles: Sequence[WorkerHandle]) -> dict[WorkerHandle, float]:
+        """Return the workers whose process has been stopped for too long, each with the seconds it was."""
+        now = time.monotonic()
+        if now - self._last_look > _MAX_GAP_S:
+            self._since.clear()
+        self._last_look = now
+        stopped = {
+            handle.incarnation.pid: handle for handle in handles if handle.is_awaited and _is_stopped(handle)
+        }
+        self._since = {pid: self._since.get(pid, now) for pid in stopped}
+        return {
+            stopped[pid]: now - since for pid, since in self._since.items() if now - since > self._grace_s
+        }
+
+
+def _is_stopped(handle: WorkerHandle) -> bool:
+    return is_stopped(handle.incarnation.pid)
+
 
 _LOGGER = logging.getLogger(__name__)
 _LEAVE_SECONDS = 1.0

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.endpoint import Address
 from gigl_ray.names import actor_name, addresses_of
+from gigl_server.config import read_settings
 from gigl_server.server_process import ServerProcess
-from gigl_server.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,8 +18,8 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.credentials import new_token
 from gigl_ray.names import NAMESPACE, actor_name, addresses_of
 from gigl_ray.store_actor import ServerPlan, StoreActor
-from gigl_server.deal import count_partitions, deal
-from gigl_server.settings import read_settings
+from gigl_server.config import read_settings
+from gigl_server.local_cluster import count_partitions, deal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

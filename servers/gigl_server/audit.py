@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_server.identity import Identity
+    from gigl_server.access import Identity
 
 __all__ = ["AuditLog", "GrpcLogFilter", "printable"]
 

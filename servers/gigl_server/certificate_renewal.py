@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_loader.rpc.file_watch import FileWatch
+    from gigl_loader.rpc.secret_files import FileWatch
 
 __all__ = ["Renewal", "ServedCertificate", "check_renewal"]
 

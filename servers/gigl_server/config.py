@@ -1,4 +1,4 @@
-"""Options of a storage server: the table from which command line, environment and YAML file are read.
+"""Options of a storage server: the table, and its sources: command line, environment and YAML file.
 
 The command line is built from it, so that ``--help`` imports this module: what only a server needs is
 imported inside functions.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gigl_server.option import declaration, option, options_of
-from gigl_server.option_kinds import (
+from gigl_server.option import (
     ADDRESS,
     ADDRESSES,
     FLAG,
@@ -21,6 +20,9 @@ from gigl_server.option_kinds import (
     SAMPLERS,
     TEXT,
     VERIFY,
+    declaration,
+    option,
+    options_of,
     seconds,
     size,
     whole,
@@ -28,13 +30,14 @@ from gigl_server.option_kinds import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.endpoint import Address
     from gigl_loader.rpc.tokens import Token
     from gigl_server.option import Option
 
-__all__ = ["SERVE_OPTIONS", "ServeOptions"]
+__all__ = ["SERVE_OPTIONS", "ServeOptions", "read_settings", "read_yaml"]
 
 _MAX_WORKERS = 1024  # For the largest machines: each worker has up to 4 threads, a process some 10,000.
 _LEAST_FRAME_MEMORY = 64 << 20  # Below this, one or two ordinary frames would fill it.
@@ -216,7 +219,7 @@ class ServeOptions:
     @property
     def address(self) -> Address:
         """Listening address of the control port."""
-        from gigl_loader.rpc.address import Address
+        from gigl_loader.rpc.endpoint import Address
 
         return Address.parse(self.listen)
 
@@ -230,7 +233,7 @@ class ServeOptions:
     @property
     def listening_addresses(self) -> tuple[Address, ...]:
         """Listening addresses of all ports."""
-        from gigl_loader.rpc.address import Address
+        from gigl_loader.rpc.endpoint import Address
 
         metrics = (Address.parse(self.metrics),) if self.metrics else ()
         return (self.address, self.data_address, *metrics)
@@ -295,8 +298,7 @@ class ServeOptions:
         return credentials
 
     def _check_ways_in(self) -> None:
-        from gigl_loader.rpc.address import Address
-        from gigl_loader.rpc.reach import check_reach
+        from gigl_loader.rpc.endpoint import Address, check_reach
         from gigl_loader.rpc.secret_files import naming
 
         control, data = self.address, self.data_address
@@ -343,3 +345,49 @@ class ServeOptions:
 
 SERVE_OPTIONS: Mapping[str, Option] = options_of(ServeOptions)
 """Options of ``gigl-loader serve`` by name, in the order of ``--help``."""
+
+
+def read_settings(
+    flags: Mapping[str, Any], environment: Mapping[str, str], document: Mapping[str, Any], origin: str = ""
+) -> ServeOptions:
+    """Return the options. ``flags`` that are ``None`` or ``()`` were not given.
+
+    ``document`` is the content of a YAML file, which ``origin`` names. Raises ``ValueError`` or ``TypeError``
+    with a one-line message that names the unknown option, or the source of the invalid value.
+    """
+    _check_names(flags, "unknown option")
+    _check_names(document, f"{origin}: unknown key")
+    chosen: dict[str, Any] = {}
+    for name, each in SERVE_OPTIONS.items():
+        read = each.kind.read
+        if flags.get(name) not in (None, ()):
+            chosen[each.field] = read(each.argument, flags[name])
+        elif each.variable in environment:
+            chosen[each.field] = read(each.variable, environment[each.variable])
+        elif name in document:
+            chosen[each.field] = read(f"{origin}: {name}", document[name])
+    if "graph_dir" not in chosen:
+        raise ValueError("which graph? give GRAPH_DIR, GIGL_GRAPH_DIR, or graph_dir in the file")
+    return ServeOptions(**chosen)
+
+
+def _check_names(given: Mapping[str, Any], what: str) -> None:
+    for name in given:
+        if name not in SERVE_OPTIONS:
+            known = ", ".join(SERVE_OPTIONS)
+            raise ValueError(f"{what} {str(name)[:100]!r}; known: {known}")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a mapping. ``ValueError`` for other content, ``OSError`` if the file cannot be read."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} must hold one mapping of options, not a {type(document).__name__}")
+    return document

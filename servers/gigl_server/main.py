@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gigl_loader.processes import forbid_cores, keep_freed_memory
 from gigl_loader.resources import raise_file_limit
-from gigl_loader.rpc.file_watch import FileWatch
-from gigl_server.bind_check import wait_free
+from gigl_loader.rpc.secret_files import FileWatch
 from gigl_server.certificate_renewal import Renewal
 from gigl_server.forced_exit import leave, leave_within
 from gigl_server.logs import configure_logging
 from gigl_server.opening import open_graph
-from gigl_server.preflight import warn_of_limits
+from gigl_server.preflight import wait_free, warn_of_limits
 from gigl_server.server import build_storage_server
 from gigl_server.signals import RELOAD, Signals, wait_for_word
 

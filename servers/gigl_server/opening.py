@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.graph.file_list import check_files, files_of
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.graph import open_partitions
-from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of
 from gigl_loader.options import check_verify
 from gigl_server.partitions.assembly import temporary_name
 from gigl_server.partitions.file_sources import FileSourceFinder
-from gigl_server.partitions.progress import PullProgress
-from gigl_server.partitions.pull import pull_files, unsound_files
+from gigl_server.partitions.pull import PullProgress, pull_files, unsound_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,14 +1,187 @@
-"""Options as dataclass fields: one declaration gives argument, variable, key, default and help."""
+"""Options as dataclass fields: one declaration gives argument, variable, key, default, help and checks."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from gigl_server.option_kinds import ValueKind
+from gigl_loader.options import byte_count, byte_text, check_sampler_name, check_verify, whole_number
 
-__all__ = ["Option", "declaration", "option", "options_of"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ADDRESS",
+    "ADDRESSES",
+    "FLAG",
+    "PARTITIONS",
+    "PATH",
+    "PORT",
+    "SAMPLERS",
+    "TEXT",
+    "VERIFY",
+    "Option",
+    "ValueKind",
+    "declaration",
+    "option",
+    "options_of",
+    "seconds",
+    "size",
+    "whole",
+]
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+_MAX_SECONDS = 86_400
+
+
+def _no_rule(name: str, value: Any) -> None:
+    del name, value
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """A kind of value. Both functions take the option's name, for messages, and the value."""
+
+    read: Callable[[str, Any], Any]
+    """Returns the value, given as text or as YAML has it. ``ValueError`` or ``TypeError`` in one line."""
+    check: Callable[[str, Any], object] = _no_rule
+    """Raises ``ValueError`` or ``TypeError`` in one line for a value outside the range of the option."""
+    argument_type: Any = str
+    """Type of the command line argument."""
+    show: Callable[[Any], str] = str
+    """Returns the value as a user would write it."""
+
+
+def whole(minimum: int, maximum: int) -> ValueKind:
+    """Return the kind of a whole number from ``minimum`` to ``maximum``."""
+
+    def check(name: str, value: Any) -> None:
+        if whole_number(name, value, minimum=minimum) > maximum:
+            raise ValueError(f"{name} must be at most {maximum}, got {value}")
+
+    return ValueKind(_whole, check, int)
+
+
+def seconds(minimum: float) -> ValueKind:
+    """Return the kind of a time in seconds, from ``minimum`` to a day."""
+
+    def check(name: str, value: float) -> None:
+        if not minimum <= value <= _MAX_SECONDS:
+            raise ValueError(f"{name} must lie between {minimum:g} and {_MAX_SECONDS} s, got {value:g}")
+
+    return ValueKind(_seconds, check, float, "{:g}".format)
+
+
+def size(minimum: int) -> ValueKind:
+    """Return the kind of a number of bytes, at least ``minimum``, which may be written as ``4GB``."""
+    read = partial(byte_count, minimum=min(minimum, 1))  # 0 is a size where the option allows it.
+    return ValueKind(read, partial(whole_number, minimum=minimum), show=byte_text)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise TypeError(f"{name} must be text, got {value!r}")
+    return str(value)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """Read a list, or text with commas."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        raise TypeError(f"{name} must be a list, or text with commas, got {value!r}")
+    pieces = [piece for item in items for piece in _text(name, item).split(",")]
+    return tuple(piece.strip() for piece in pieces if piece.strip())
+
+
+def _parts(name: str, value: Any) -> tuple[int, ...]:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    pieces = [piece for item in items for piece in (item.split(",") if isinstance(item, str) else [item])]
+    return tuple(_whole(name, piece) for piece in pieces)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, str):
+        text = value.strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+        return int(text)
+    return whole_number(name, value, minimum=0)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{name} must be a number of seconds, got {value!r}") from None
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if isinstance(value, str) and text in _TRUE + _FALSE:
+        return text in _TRUE
+    raise TypeError(f"{name} must be true or false, got {value!r}")
+
+
+def _check_samplers(name: str, samplers: tuple[str, ...]) -> None:
+    for sampler in samplers:
+        check_sampler_name(name, sampler)
+
+
+def _check_address(name: str, text: str) -> int:
+    """Return the port."""
+    from gigl_loader.rpc.endpoint import Address
+
+    try:
+        return Address.parse(text).port
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _check_addresses(name: str, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        if _check_address(name, text) == 0:
+            raise ValueError(f"{name}: {text}: port 0 cannot be asked")
+
+
+def _check_port(name: str, port: int) -> None:
+    if not 0 <= port < 65536:
+        raise ValueError(f"{name} {port} does not lie in [0, 65536)")
+
+
+def _check_partitions(name: str, partitions: tuple[int, ...]) -> None:
+    if not partitions:
+        raise ValueError(f"{name}: name at least one, or leave it out to serve all that lie there")
+    for partition in partitions:
+        whole_number(name, partition, minimum=0)
+    if len(set(partitions)) != len(partitions):
+        raise ValueError(f"{name}: {list(partitions)} names one twice")
+
+
+def _check_verify(name: str, mode: str) -> None:
+    del name  # It is "verify" everywhere.
+    check_verify(mode)
+
+
+TEXT = ValueKind(_text)
+PATH = ValueKind(_text, argument_type=Path)
+FLAG = ValueKind(_flag, argument_type=bool, show=lambda value: "true" if value else "")
+VERIFY = ValueKind(_text, _check_verify)
+ADDRESS = ValueKind(_text, _check_address)
+"""``HOST:PORT`` to listen at."""
+ADDRESSES = ValueKind(_texts, _check_addresses, list[str], ", ".join)
+"""``HOST:PORT`` of any number of servers."""
+SAMPLERS = ValueKind(_texts, _check_samplers, list[str], ", ".join)
+"""``package.module:Class`` of any number of users' samplers."""
+PORT = ValueKind(_whole, _check_port, int)
+PARTITIONS = ValueKind(_parts, _check_partitions, list[str])
+
 
 _DECLARED = "option"
 _PREFIX = "GIGL_"

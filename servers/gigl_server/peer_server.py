@@ -6,16 +6,15 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.requests import Envelope
 from gigl_server.audit import AuditLog
-from gigl_server.bind_check import PORT_WAIT_S, wait_free
 from gigl_server.counters import Counters
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.data import DataPort
 from gigl_server.ports.probe import ControlProbe, DataProbe
 from gigl_server.ports.queries import Queries
+from gigl_server.preflight import PORT_WAIT_S, wait_free
 from gigl_server.supervision import Part, Supervisor
 
 if TYPE_CHECKING:

@@ -1,13 +1,16 @@
-"""Checks of process limits, before a server imports its libraries and binds its ports.
+"""Checks of process limits and addresses, before a server imports its libraries and binds its ports.
 
 Without enough resources, libraries crash or hang without a message. This module imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
+import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +19,17 @@ from gigl_loader.resources import Needs, check_resources, group_memory_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gigl_loader.rpc.endpoint import Address
     from gigl_server.config import ServeOptions
 
-__all__ = ["check_peer_limits", "check_serve_limits", "warn_of_limits"]
+__all__ = [
+    "PORT_WAIT_S",
+    "check_free",
+    "check_peer_limits",
+    "check_serve_limits",
+    "wait_free",
+    "warn_of_limits",
+]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -80,3 +91,64 @@ def _stored_bytes(graph_dir: str | os.PathLike[str], partitions: Iterable[int] |
         )
     except OSError:
         return 0
+
+
+PORT_WAIT_S = 5.0
+"""Longer than a server that was killed holds its ports: its supervisor may start the next one before."""
+_AGAIN_S = 0.1
+
+
+def wait_free(addresses: Iterable[Address], wait_s: float = PORT_WAIT_S) -> None:
+    """Return once all addresses can be bound. Ports that are taken are tried again, for ``wait_s`` in all.
+
+    Raises as ``check_free``, at once where the reason is not a taken port.
+    """
+    deadline = time.monotonic() + wait_s
+    for address in addresses:
+        told = False
+        while (error := _bind_error(address)) is not None:
+            left = deadline - time.monotonic()
+            if error.errno != errno.EADDRINUSE or left <= 0:
+                raise _described(error, address)
+            if not told:
+                _LOGGER.warning("port %s is taken: trying again for %.2g s", address, left)
+                told = True
+            time.sleep(min(_AGAIN_S, left))
+        if told:
+            _LOGGER.info("port %s is free", address)
+
+
+def check_free(address: Address) -> None:
+    """Raise ``OSError`` with ``address`` and the reason if the address cannot be bound.
+
+    gRPC's own error gives no reason.
+    """
+    if (error := _bind_error(address)) is not None:
+        raise _described(error, address)
+
+
+def _bind_error(address: Address) -> OSError | None:
+    """Return why an address cannot be bound now."""
+    try:
+        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except OSError as error:
+        return error
+    return None
+
+
+def _described(error: OSError, address: Address) -> OSError:
+    return OSError(f"cannot listen on {address}: {error.strerror or error}; {_advice(error)}")
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "choose another port, or 0 for a free one"
+    if error.errno == errno.EACCES:
+        return "choose a port from 1024 on"
+    return "give an address of this host"

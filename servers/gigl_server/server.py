@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import check_verify
-from gigl_loader.rpc.reach import is_local
+from gigl_loader.rpc.endpoint import is_local
 from gigl_loader.rpc.requests import Envelope
-from gigl_server.bind_check import PORT_WAIT_S, wait_free
 from gigl_server.cluster.peers import PeerWatch
 from gigl_server.composition import ServerParts
 from gigl_server.opening import open_graph
 from gigl_server.ports.probe import ControlProbe, DataProbe
+from gigl_server.preflight import PORT_WAIT_S, wait_free
 from gigl_server.supervision import Part, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.endpoint import Address, Endpoint
     from gigl_loader.rpc.tokens import Token
     from gigl_server.config import ServeOptions
 

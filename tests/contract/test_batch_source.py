@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.channel.frame import Frame
-from gigl_loader.channel.ring import RingLayout
-from gigl_loader.channel.slots import SlotPool
+from gigl_loader.channel.ring import RingLayout, SlotPool
 from gigl_loader.errors import SamplingError
 from tests.support.faults import FaultPlan
 from tests.support.leftovers import Leftovers, wait_until

@@ -20,7 +20,7 @@ from gigl_client import RemoteDistDataset
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader
 from gigl_loader.errors import SamplingError
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.job import JOB_HEADER, new_job
+from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
 from tests.support.clusters import addresses_of, servers_of

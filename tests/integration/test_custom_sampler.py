@@ -10,7 +10,7 @@ import pytest
 from gigl_client import RemoteDistDataset
 from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, SamplingError
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.sampling.bounds import BatchBounds, BatchTooLarge
+from gigl_loader.sampling.costs import BatchBounds, BatchTooLarge
 from gigl_loader.sampling.custom import SeedBatch
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 from tests.support import oracle

@@ -14,7 +14,7 @@ from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.ring_client import RESPONSE_NONE
-from gigl_server.frames.ring_server import RingServer
+from gigl_server.frames.ring import RingServer
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.ports import free_port

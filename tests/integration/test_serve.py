@@ -23,11 +23,10 @@ from gigl_client import RemoteDistDataset
 from gigl_loader.cli.app import build_app
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.job import new_job
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.tokens import new_job
 from gigl_server.local_cluster import LocalCluster
 from tests.support.command_line import COMMAND, address_in, line_with
 from tests.support.leftovers import is_gone, wait_until

@@ -275,7 +275,7 @@ def test_it_ends_while_a_batch_waits_for_a_server_that_is_stopped(graph: Path, t
 SLOW_DISK = """
 import collections, threading, time
 from pathlib import Path
-from gigl_loader.graph.document import Document
+from gigl_loader.graph.manifest import Document
 verify, times = Document.verify, collections.Counter()
 def slow(document, report):
     times[document.name] += 1

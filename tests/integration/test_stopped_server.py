@@ -63,7 +63,7 @@ def stopped(pid: int) -> Iterator[None]:
 def test_threads_and_descriptors_stay_as_they_are_over_many_hedged_calls(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gigl_loader.rpc.hedging._STALLED_S", 0.05)
+    monkeypatch.setattr("gigl_loader.rpc.attempts._STALLED_S", 0.05)
     here = psutil.Process()
     request = FeatureRequest(kind="node", columns=("x",), rows=np.arange(50, dtype=np.int64))
     with (

@@ -14,8 +14,7 @@ import pytest
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.graph.graph import Graph
-from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.cluster.discovery import JoinRefused
 from gigl_server.config import ServeOptions

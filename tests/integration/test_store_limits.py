@@ -97,7 +97,7 @@ def test_a_plan_that_wants_gigabytes_gets_a_line_and_the_server_stays_small(
 
 
 def test_embedded_loaders_are_bounded_by_the_machine(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_loader.sampling.bounds.memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("gigl_loader.sampling.costs.memory_bytes", lambda: 1 << 30)
     given = SETTINGS | GREEDY | {"num_workers": 0, "batch_size": 5, "input_nodes": np.arange(20)}
     given.pop("prefetch_size")
     with DistNeighborLoader(DistDataset.open(graph), **given) as loader:

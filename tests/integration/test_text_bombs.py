@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gigl_loader.graph import text_ids
+from gigl_loader.graph import ids as ids_module
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.rpc import texts as wire_texts
+from gigl_loader.rpc import request_reader as wire_texts
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.directory import Directory
 from gigl_loader.rpc.graph_requests import MAX_TEXTS, FindTextsRequest, TextsRequest, encode_graph_request
+from gigl_loader.rpc.remote_store import Directory
 from gigl_loader.rpc.tokens import Token
 from gigl_server.peer_server import PeerServer, build_server
 from tests.support.leftovers import wait_until
@@ -118,7 +118,7 @@ def test_bombs_of_texts_hold_up_no_other_caller_and_end_with_theirs(
 
 @pytest.mark.parametrize(
     ("module", "function", "name"),
-    [(wire_texts, "texts_at", "find"), (text_ids, "find_texts", "find"), (text_ids, "texts_at", "texts")],
+    [(wire_texts, "texts_at", "find"), (ids_module, "find_texts", "find"), (ids_module, "texts_at", "texts")],
     ids=["parse", "find", "texts"],
 )
 def test_texts_of_a_slow_disk_are_not_read_for_a_caller_that_is_gone(

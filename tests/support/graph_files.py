@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from gigl_loader.graph.document import write_document
 from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.manifest import write_document
 
 __all__ = ["as_alpha", "as_version_1", "edited", "rewrite"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.job import JOB_HEADER, new_job
+from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from tests.support.plans import neighbor_plan
 from tests.support.raw_data import RawCaller
 

@@ -15,9 +15,8 @@ from typing import IO, TYPE_CHECKING
 
 from gigl_loader.errors import GiglError
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
 from tests.support.ports import free_port
 

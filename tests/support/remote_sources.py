@@ -13,9 +13,9 @@ import pytest
 from gigl_client.cluster import Cluster
 from gigl_client.source import RemoteSource
 from gigl_loader.graph.graph import Graph
-from gigl_loader.rpc.connection_pool import ConnectionPool
+from gigl_loader.rpc.connection import ConnectionPool
 from gigl_loader.rpc.credentials import Caller
-from gigl_loader.rpc.job import new_job
+from gigl_loader.rpc.tokens import new_job
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_server.config import ServeOptions
 from gigl_server.sampling.service import SamplingService

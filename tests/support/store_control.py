@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.cluster.readiness import View
+from gigl_server.cluster.discovery import View
 from gigl_server.counters import Counters
 from gigl_server.ports.auth import AuthenticatedCalls
 from gigl_server.ports.control import ControlService

@@ -11,9 +11,9 @@ from unittest import mock
 
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.sampling.plan import BatchPlan
+from gigl_server.access import LOCAL, Identity
 from gigl_server.counters import Counters
-from gigl_server.identity import LOCAL, Identity
-from gigl_server.limits import Limits
+from gigl_server.quotas import Limits
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.service import SamplingService
 from gigl_server.sessions.channel import ChannelOptions
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
-    from gigl_loader.rpc.grants import Grant
     from gigl_loader.rpc.refusals import Refusal
+    from gigl_loader.rpc.tokens import Grant
     from gigl_server.sampling.frame_maker import MadeFrame
     from gigl_server.sessions.channel import Result, SampleTask
 

@@ -23,8 +23,8 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc import certificates
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.sampling.source import BatchSource, SourceRequest
+from gigl_loader.workers.process import start_source
 from gigl_loader.workers.source import WorkerSource
-from gigl_loader.workers.startup_lock import start_source
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, GraphWithFaults
 from tests.support.faulty_peer import plan_peer_faults
 from tests.support.leftovers import wait_until

@@ -11,8 +11,8 @@ import pytest
 from gigl_loader.rpc.server_proof import announcement_proof
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.audit import AuditLog
-from gigl_server.cluster.readiness import View
-from gigl_server.ports.announcements import Announcements
+from gigl_server.cluster.discovery import View
+from gigl_server.ports.admin import Announcements
 from tests.support.store_control import client_of, controlled
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
-from gigl_loader.rpc.control_errors import REFUSAL_HEADER, refusal_mark
+from gigl_loader.rpc.control import REFUSAL_HEADER, refusal_mark
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.audit import AuditLog

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gigl_client.channel import Channel
-from gigl_client.response_threads import FETCHERS
-from gigl_loader.rpc.frames import fetch_frame
+from gigl_client.channels import Channel
+from gigl_client.receiver import FETCHERS
+from gigl_loader.rpc.reply_stream import fetch_frame
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.scheduler import Scheduler
@@ -38,7 +38,7 @@ def servers() -> Iterator[SmallCluster]:
 @pytest.fixture
 def two(servers: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
     """Two servers, which count as stalled soon, and whose frames are fetched, however small."""
-    monkeypatch.setattr("gigl_loader.rpc.hedging._STALLED_S", 0.2)
+    monkeypatch.setattr("gigl_loader.rpc.attempts._STALLED_S", 0.2)
     monkeypatch.setattr("gigl_client.dispatcher.MAX_INLINE_BYTES", 0)
     return servers
 

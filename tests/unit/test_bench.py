@@ -15,16 +15,13 @@ import torch
 from torch_geometric.data import Data
 from typer.testing import CliRunner
 
-from gigl_loader.bench import hosts
-from gigl_loader.bench.crowd import Crowd, Job
+from gigl_loader.bench import ranks
 from gigl_loader.bench.flight import KEEP_MEMORY, bare_transfer
-from gigl_loader.bench.meter import CpuMeter, memory_of, process_tree
-from gigl_loader.bench.peer import peer_case, peer_memory_case
-from gigl_loader.bench.ranks import ranks_case, start_memory_case
-from gigl_loader.bench.remote import RemoteShare
+from gigl_loader.bench.rank import RemoteShare
+from gigl_loader.bench.ranks import Crowd, Job, ranks_case, start_memory_case
 from gigl_loader.bench.report import ratios, save_plot
-from gigl_loader.bench.rounds import Measured, run_rounds
-from gigl_loader.bench.suite import Suite
+from gigl_loader.bench.rounds import CpuMeter, Measured, memory_of, process_tree, run_rounds
+from gigl_loader.bench.suite import Suite, peer_case, peer_memory_case
 from gigl_loader.bench.workload import QUICK, Workload, prepare
 from gigl_loader.cli.app import build_app
 from gigl_loader.graph.graph import Graph
@@ -185,7 +182,7 @@ def said(**changes: float) -> dict[str, float]:
 
 
 def test_the_slowest_rank_decides() -> None:
-    figures = hosts.throughput([said(), said(seconds=4.0)])
+    figures = ranks.throughput([said(), said(seconds=4.0)])
     assert figures["seeds_per_s"] == 2000 / 4
     assert figures["nodes_per_batch"] == 500
     assert figures["cpu_s_per_kseed"] == pytest.approx(4.0)
@@ -207,9 +204,9 @@ def figures_of(*told: dict[str, float]) -> Mapping[str, float]:
         def __exit__(self, *_: object) -> None: ...
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts, "Crowd", Scripted)
-        patch.setattr(hosts, "bare_transfer", lambda **_: 1.0)
-        return hosts.hosts_case(Path(), Path(), TINY)()[hosts.HOSTS]
+        patch.setattr(ranks, "Crowd", Scripted)
+        patch.setattr(ranks, "bare_transfer", lambda **_: 1.0)
+        return ranks.hosts_case(Path(), Path(), TINY)()[ranks.HOSTS]
 
 
 def test_all_cpu_seconds_are_told_apart() -> None:
@@ -264,15 +261,15 @@ def test_ranks_share_the_seeds(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_leftovers")
 def test_two_hosts_are_measured_with_what_crosses_between_them(tmp_path: Path) -> None:
     graph = prepare(TINY, tmp_path, partitions=2)
-    figures = hosts.hosts_case(graph, tmp_path / "train.npy", TINY, epochs=1)()
-    ours = figures[hosts.HOSTS]
+    figures = ranks.hosts_case(graph, tmp_path / "train.npy", TINY, epochs=1)()
+    ours = figures[ranks.HOSTS]
     assert ours["remote_mb_per_batch"] > 0
     assert 1 < ours["wire_over_remote"] < 100  # Headers are most of what so small batches send.
     assert ours["calls_per_batch"] == 3  # Two hops, and rows.
     parts = [ours[f"cpu_{part}_s_per_kseed"] for part in ("sampling", "gathering", "wire", "rest")]
     assert sum(parts) == pytest.approx(ours["cpu_s_per_kseed"])
-    assert figures[hosts.BARE]["cpu_wire_s_per_kseed"] > 0
-    cached = figures[hosts.CACHED]
+    assert figures[ranks.BARE]["cpu_wire_s_per_kseed"] > 0
+    cached = figures[ranks.CACHED]
     assert cached["wire_mb_per_batch"] < ours["wire_mb_per_batch"]
     assert cached["nodes_per_batch"] == ours["nodes_per_batch"]
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from gigl_client import RemoteDistDataset
-from gigl_loader.bench import store, store_load
+from gigl_loader.bench import store
+from gigl_loader.bench import store as store_module
 from gigl_loader.bench.loading import Pass
-from gigl_loader.bench.store_load import CROWDED, IDLE, crowd_case, idle_case, kill_case, recovered
+from gigl_loader.bench.store import CROWDED, IDLE, crowd_case, idle_case, kill_case, recovered
 from gigl_loader.bench.workload import FULL, Workload, prepare
 
 if TYPE_CHECKING:
@@ -133,9 +134,11 @@ def _crowd(loaders: list[_Stub], seconds: float) -> Mapping[str, float]:
     """Return what the case of many loaders finds of these."""
     left = list(loaders)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_load, "LocalCluster", lambda *_, **__: nullcontext(SimpleNamespace(addresses=[])))
+        patch.setattr(
+            store_module, "LocalCluster", lambda *_, **__: nullcontext(SimpleNamespace(addresses=[]))
+        )
         patch.setattr(RemoteDistDataset, "connect", lambda *_, **__: nullcontext())
-        patch.setattr(store_load, "open_loader", lambda *_, **__: left.pop(0))
+        patch.setattr(store_module, "open_loader", lambda *_, **__: left.pop(0))
         try:
             return crowd_case(Path(), None, TINY, loaders=len(loaders), seconds=seconds)()[CROWDED]
         finally:

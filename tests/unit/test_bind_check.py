@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from gigl_loader.rpc.address import Address
-from gigl_server.bind_check import wait_free
+from gigl_loader.rpc.endpoint import Address
+from gigl_server.preflight import wait_free
 
 ADDRESSES = "127.0.0.1", "::1"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gigl_server.frames.buffer_pool import BufferPool
+from gigl_server.frames.store import BufferPool
 
 MB = 1 << 20
 
@@ -104,7 +104,7 @@ def test_a_buffer_that_comes_back_while_its_thread_takes_one_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lent: list[Any] = []
-    monkeypatch.setattr("gigl_server.frames.buffer_pool.deque", lambda: _Collecting(lent))
+    monkeypatch.setattr("gigl_server.frames.store.deque", lambda: _Collecting(lent))
     memory = BufferPool(4 * MB)
     lent.append(memory.take(MB))
     taker = threading.Thread(target=memory.take, args=(MB,), daemon=True)

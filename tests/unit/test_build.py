@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph, MemoryFolder
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.partition.limits import Budget
+from gigl_loader.partition.job import Budget
 from tests.support.tables import PlainEdges, PlainGraph, check_built, files_of, plain_graphs
 
 _SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -118,17 +118,17 @@ def test_a_hub_with_more_edges_than_memory_is_sorted_in_pieces(tmp_path: Path, l
 
 
 def test_pieces_of_a_sort_stay_below_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gigl_loader.partition import edge_sort
+    from gigl_loader.partition import edges as edges_module
 
     sizes = []
-    leaves = edge_sort.EdgeSorter.leaves
+    leaves = edges_module.EdgeSorter.leaves
 
     def watched(self: Any, spill: Any, bucket: int) -> Any:
         for leaf in leaves(self, spill, bucket):
             sizes.append(leaf.spill.size(leaf.bucket))
             yield leaf
 
-    monkeypatch.setattr(edge_sort.EdgeSorter, "leaves", watched)
+    monkeypatch.setattr(edges_module.EdgeSorter, "leaves", watched)
     build_graph(_hub().tables(), tmp_path / "graph", memory_limit=20_000)
     assert max(sizes) <= Budget(20_000).edge_bucket_rows(12)
     assert len(sizes) > 20

@@ -10,8 +10,8 @@ from itertools import islice
 import pytest
 
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_server.identity import Identity
-from gigl_server.ports.byte_semaphore import ByteSemaphore, Loan
+from gigl_server.access import Identity
+from gigl_server.ports.shares import ByteSemaphore, Loan
 from tests.support.leftovers import wait_until
 
 CALLERS = [Identity(address=f"10.0.0.{number}") for number in range(20)]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gigl_client import Caller, RemoteDistDataset
-from gigl_client.channel_config import MAX_IN_FLIGHT, ChannelConfig
 from gigl_client.channel_pool import ChannelPool
-from gigl_client.server_share import PARTNERS, servers_of_rank
+from gigl_client.channels import MAX_IN_FLIGHT, ChannelConfig
+from gigl_client.discovery import PARTNERS, servers_of_rank
 from gigl_loader import DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc.endpoint import Endpoint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gigl_client.channel import bare
+from gigl_client.channels import bare
 
 
 def raised() -> Exception:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gigl_client.buffers import PrivateBuffers, RingBuffers
-from gigl_client.channel_config import ChannelConfig, is_this_host
-from gigl_loader.channel.slots import slot_bytes_of
+from gigl_client.channels import ChannelConfig, PrivateBuffers, RingBuffers, is_this_host
+from gigl_loader.channel.ring import slot_bytes_of
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory
 

@@ -6,7 +6,7 @@ import queue
 import threading
 from functools import partial
 
-from gigl_client.heartbeats import Heartbeats
+from gigl_client.cluster import Heartbeats
 from gigl_loader.errors import StorageUnavailable
 from tests.support.leftovers import wait_until
 

@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_client.response_queue import ResponseQueue
+from gigl_client.receiver import ResponseQueue
 
 PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)))
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_client import channel_config, heartbeats, server_share
+from gigl_client import channels, discovery
+from gigl_client import cluster as cluster_module
 from gigl_server import server, supervision
 from gigl_server.cluster import peers
 
@@ -52,10 +53,10 @@ def calls(lines: Any) -> dict[str, float]:
 def test_constants_are_those_of_the_code() -> None:
     found = model()
     assert found.WATCHED == peers._WATCHED
-    assert found.PARTNERS == server_share.PARTNERS
+    assert found.PARTNERS == discovery.PARTNERS
     assert found.WATCH_S == server._LOOK_EVERY_S == supervision._EVERY_S
-    assert found.BEATS_PER_LEASE == heartbeats._BEATS_PER_LEASE
-    assert found.MAX_IN_FLIGHT == channel_config.MAX_IN_FLIGHT
+    assert found.BEATS_PER_LEASE == cluster_module._BEATS_PER_LEASE
+    assert found.MAX_IN_FLIGHT == channels.MAX_IN_FLIGHT
 
 
 def test_calls_of_a_large_cluster() -> None:

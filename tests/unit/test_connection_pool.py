@@ -12,7 +12,7 @@ import pytest
 
 from gigl_loader.errors import SamplingError
 from gigl_loader.native import DataServer
-from gigl_loader.rpc.cancellation import Cancellation, Cancelled
+from gigl_loader.rpc.attempts import Cancellation, Cancelled
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint

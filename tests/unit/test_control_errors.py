@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.rpc.control_errors import REFUSAL_HEADER, control_error, refusal_mark, status_of
+from gigl_loader.rpc.control import REFUSAL_HEADER, control_error, refusal_mark, status_of
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.refusals import Busy, Contact, Damaged, Refusal, RefusalKind, Unknown

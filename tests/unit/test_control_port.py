@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import STORE_SERVICE
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
-from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Unknown
-from gigl_server.identity import Identity
+from gigl_loader.rpc.tokens import JOB_HEADER
+from gigl_server.access import Identity
 from gigl_server.quotas import Quota
 from tests.support.leftovers import wait_until
 from tests.support.made import record_made

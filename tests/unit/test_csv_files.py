@@ -10,7 +10,7 @@ import pytest
 
 from gigl_loader import FormatError
 from gigl_loader.partition import ColumnOptions, open_table
-from gigl_loader.partition.csv_format import CsvFormat
+from gigl_loader.partition.sources import CsvFormat
 
 
 def rows_of(path: Path, form: CsvFormat = CsvFormat(), **options: Any) -> dict[str, list[Any]]:  # noqa: B008

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.frames import fetch_frame
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.graph_requests import encode_frame_request
-from gigl_loader.rpc.job import job_key, new_job
 from gigl_loader.rpc.refusals import Damaged, Gone
+from gigl_loader.rpc.reply_stream import fetch_frame
+from gigl_loader.rpc.tokens import job_key, new_job
 from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
 from gigl_server.frames.store import FrameStore

@@ -19,9 +19,9 @@ from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.rpc.tokens import Token
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
 from gigl_server.peer_server import build_server
-from gigl_server.ports import calls_under_way, data
-from gigl_server.ports.byte_semaphore import ByteSemaphore
+from gigl_server.ports import data, shares
 from gigl_server.ports.queries import Queries
+from gigl_server.ports.shares import ByteSemaphore
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN, remote_store
 from tests.support.raw_data import RawCaller, Refused, connected_socket, header_of, read_all, request_bytes
@@ -135,7 +135,7 @@ def test_a_hoarder_makes_room_for_who_has_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gigl_server.ports.queries._SENT_BYTES", 300 << 20)
-    monkeypatch.setattr(calls_under_way, "_UNREAD_S", 0.5)
+    monkeypatch.setattr(shares, "_UNREAD_S", 0.5)
     with serving() as server, StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert [hostile.ask(ticket(ROWS)) for _ in range(3)] == [True, True, False]
         with server.sending.take(70 << 20):  # Of a third caller.
@@ -310,7 +310,7 @@ def test_a_port_ends_while_a_reply_is_made(
 
 
 def test_a_reply_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_under_way, "_MAKE_S", 0.2)
+    monkeypatch.setattr(shares, "_MAKE_S", 0.2)
     with serving() as server:
         with monkeypatch.context() as patch:
             patch.setattr(Queries, "respond", endless)

@@ -10,7 +10,7 @@ import pytest
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import FormatError
-from gigl_loader.sampling.deferred_features import Completion
+from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plan import BatchPlan

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from gigl_loader.cli.app import build_app
 from gigl_loader.demo.choices import SyntheticSize
-from gigl_loader.demo.datasets import Demonstration, load_demonstration
-from gigl_loader.demo.debian import debian_packages, read_stanzas
+from gigl_loader.demo.datasets import Demonstration, debian_packages, load_demonstration, read_stanzas
 from gigl_loader.demo.training import Stopwatch
 
 PACKAGES = """\
@@ -220,7 +219,7 @@ def test_the_screen_shows_what_each_server_did() -> None:
 
 def test_a_heterogeneous_set_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "archive_Packages").write_text(PACKAGES)
-    monkeypatch.setattr("gigl_loader.demo.debian.APT_LISTS", tmp_path)
+    monkeypatch.setattr("gigl_loader.demo.datasets.APT_LISTS", tmp_path)
     outcome = demo("--dataset", "debian", "--mode", "embedded", "--epochs", "1", "--device", "cpu")
     assert (outcome["nodes"], outcome["edges"], outcome["classes"]) == (4, 10, 4)
 

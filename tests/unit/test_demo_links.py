@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from gigl_loader import DistDataset
 from gigl_loader.cli.app import build_app
 from gigl_loader.demo.datasets import default_dataset
-from gigl_loader.demo.ranking import rank_sums, ranks
+from gigl_loader.demo.tasks import rank_sums, ranks
 from tests.support.packages import write_package_list
 
 DEPENDS = ("package", "depends", "package")
@@ -34,7 +34,7 @@ def demo(*arguments: str) -> dict[str, Any]:
 def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make apt's lists of 120 packages."""
     folder = write_package_list(tmp_path / "lists", count=120)
-    monkeypatch.setattr("gigl_loader.demo.debian.APT_LISTS", folder)
+    monkeypatch.setattr("gigl_loader.demo.datasets.APT_LISTS", folder)
     return folder
 
 
@@ -97,7 +97,7 @@ def test_links_are_those_of_debian_where_there_are_lists(
     lists: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (default_dataset("node"), default_dataset("link")) == ("digits", "debian")
-    monkeypatch.setattr("gigl_loader.demo.debian.APT_LISTS", tmp_path / "nothing")
+    monkeypatch.setattr("gigl_loader.demo.datasets.APT_LISTS", tmp_path / "nothing")
     assert default_dataset("link") == "digits"
 
 
@@ -114,7 +114,7 @@ def test_the_screen_shows_the_guess_beside_the_model(lists: Path) -> None:
 def test_a_graph_with_too_few_edges_to_split_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gigl_loader.demo.debian.APT_LISTS", tmp_path)
+    monkeypatch.setattr("gigl_loader.demo.datasets.APT_LISTS", tmp_path)
     (tmp_path / "archive_Packages").write_text("Package: a\nDepends: b\n\nPackage: b\n")
     result = CliRunner().invoke(build_app(), ["demo", "--json", "--task", "link", "--mode", "embedded"])
     assert (result.exit_code, result.stdout) == (2, "")

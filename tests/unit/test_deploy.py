@@ -17,8 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gigl_server.config import SERVE_OPTIONS, ServeOptions
-from gigl_server.settings import read_settings, read_yaml
+from gigl_server.config import SERVE_OPTIONS, ServeOptions, read_settings, read_yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

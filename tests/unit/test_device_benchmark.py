@@ -15,7 +15,7 @@ import torch
 from gigl_loader import DistDataset
 from gigl_loader.bench.loading import open_loader
 from gigl_loader.bench.workload import Workload, prepare
-from gigl_loader.channel.slots import slot_of
+from gigl_loader.channel.ring import slot_of
 from gigl_loader.loaders.transfer import SynchronousTransfer
 
 if TYPE_CHECKING:

@@ -11,11 +11,9 @@ import pytest
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import MemoryFolder
-from gigl_loader.partition.exchange import FileExchange
-from gigl_loader.partition.job import Job
-from gigl_loader.partition.limits import Budget
+from gigl_loader.partition.exchange import FileExchange, MemorySpill, scatter
+from gigl_loader.partition.job import Budget, Job
 from gigl_loader.partition.scratch import DiskScratch
-from gigl_loader.partition.spill import MemorySpill, scatter
 
 _KINDS: dict[str, Any] = {
     "key": (np.dtype(np.int64), ()),

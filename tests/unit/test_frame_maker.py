@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from gigl_loader.loaders.batch_pipeline import BatchPipeline
+from gigl_loader.loaders.stream import BatchPipeline
 
 
 class _Transfer:

@@ -18,15 +18,13 @@ from gigl_loader.partition import build_graph
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.directory import fetch_manifest
-from gigl_loader.rpc.grants import EVERYTHING, Grant, parse_grant
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.remote_store import fetch_manifest
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_loader.rpc.tokens import Token, parse_tokens
-from gigl_server.access import Access
+from gigl_loader.rpc.tokens import EVERYTHING, Grant, Token, parse_grant, parse_tokens
+from gigl_server.access import Access, Identity
 from gigl_server.config import ServeOptions
-from gigl_server.identity import Identity
 from gigl_server.server import build_storage_server
 from tests.support.sources import PLAN, small_graph, small_tables
 from tests.support.store_service import JOB, OTHER_JOB, Trainer, service_of

@@ -11,9 +11,8 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.group import RankGroup
 from gigl_loader.hosts import host_group
-from gigl_loader.hosts.partition_map import check_holdings
-from gigl_loader.hosts.rendezvous import Rendezvous
-from gigl_loader.hosts.shared_cache import SharedCache
+from gigl_loader.hosts.peers import SharedCache
+from gigl_loader.hosts.rendezvous import Rendezvous, check_holdings
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc.credentials import Credentials, new_token
 from gigl_loader.rpc.host_service import HostService

@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.sampling.hot_nodes import hot_nodes
+from gigl_loader.sampling.row_cache import hot_nodes
 
 NUM_NODES = 64
 ROW_BYTES = 16 * 4
@@ -65,9 +65,9 @@ def test_a_host_with_few_of_the_edges_samples_as_many_as_one_with_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of this host's 40 edges are sampled, though they are a twentieth of the graph's."""
-    monkeypatch.setattr("gigl_loader.sampling.hot_nodes._SAMPLED_EDGES", 20)
-    monkeypatch.setattr("gigl_loader.sampling.hot_nodes._SAMPLED_PER_ROW", 0)
-    monkeypatch.setattr("gigl_loader.sampling.hot_nodes._BLOCK", 1)
+    monkeypatch.setattr("gigl_loader.sampling.row_cache._SAMPLED_EDGES", 20)
+    monkeypatch.setattr("gigl_loader.sampling.row_cache._SAMPLED_PER_ROW", 0)
+    monkeypatch.setattr("gigl_loader.sampling.row_cache._BLOCK", 1)
     sources = torch.arange(800) % 40 + 24  # Every node of partition 1, and some of partition 0.
     targets = torch.cat([torch.arange(40) % 32, 32 + torch.arange(760) % 32])
     data = Data(x=torch.randn(NUM_NODES, 16), edge_index=torch.stack([sources, targets]))

@@ -13,8 +13,8 @@ import pytest
 from gigl_client.receiver import Receiver, Scratch
 from gigl_loader.errors import FormatError, SamplingError
 from gigl_loader.rpc.checksums import message_is_whole
-from gigl_loader.rpc.frames import MAX_INLINE_BYTES
 from gigl_loader.rpc.graph_store_pb2 import SampleReply
+from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.scheduler import Scheduler
 from tests.support.leftovers import wait_until

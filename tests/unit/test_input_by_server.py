@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset
-from gigl_loader.loaders.seeds import read_seed_nodes
+from gigl_loader.loaders.inputs import read_seed_nodes
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gigl_loader.sampling.bounds import TooManyEdges
+from gigl_loader.sampling.costs import TooManyEdges
 from gigl_loader.sampling.plan import plan_digest
 from gigl_server.sampling.journal import DEATHS, Journal, Quarantined, default_path
 from tests.support.plans import seed_request

@@ -58,6 +58,6 @@ def test_a_graph_beyond_the_memory_limit_is_refused() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_loader.partition.kaminpar.find_spec", lambda name: None)
+    monkeypatch.setattr("gigl_loader.partition.locality.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'gigl-loader\[kaminpar\]'"):
         build_graph(groups(), MemoryFolder(), num_partitions=2, assigner="kaminpar")

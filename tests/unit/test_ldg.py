@@ -14,9 +14,8 @@ from gigl_loader.graph import Graph
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.partition import node_stream as module
-from gigl_loader.partition.ldg import bounds_of_load
-from gigl_loader.partition.node_stream import NodeStream
+from gigl_loader.partition import locality as module
+from gigl_loader.partition.locality import NodeStream, bounds_of_load
 from tests.support.greedy_oracle import fewest_and_most, greedy_owners, stream_order
 from tests.support.owners import owners_of
 from tests.support.tables import PlainGraph, files_of, plain_graphs

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.partition.limits import Budget, available_memory, parse_bytes, resident_bytes
+from gigl_loader.partition.job import Budget, available_memory, parse_bytes, resident_bytes
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_bad_input_nodes_of_a_hetero_graph(hetero: DistDataset, nodes: Any, rule
 
 
 def test_a_mask_over_node_ids_with_gaps_is_refused() -> None:
-    from gigl_loader.loaders.seeds import read_seed_nodes
+    from gigl_loader.loaders.inputs import read_seed_nodes
 
     dataset = DistDataset.from_pyg(Data(num_nodes=3, edge_index=torch.tensor([[0], [1]])))
     nodes = dataset.schema.nodes["node"]

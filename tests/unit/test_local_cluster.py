@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_server.deal import deal
+from gigl_server.local_cluster import deal
 
 
 @given(st.integers(1, 12), st.data())

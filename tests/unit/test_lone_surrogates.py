@@ -10,8 +10,8 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.channel.frame import Failure
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Caller
+from gigl_loader.rpc.endpoint import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable

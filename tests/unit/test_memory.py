@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gigl_loader.loaders.memory import ReusedMemory
+from gigl_loader.loaders.transfer import ReusedMemory
 
 
 def test_memory_comes_again_when_the_last_tensor_made_from_it_dies() -> None:

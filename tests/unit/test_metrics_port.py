@@ -13,11 +13,11 @@ import pytest
 
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.tokens import Token, authorization
-from gigl_server.cluster.readiness import View
+from gigl_server.cluster.discovery import View
 from gigl_server.config import ServeOptions
 from gigl_server.counters import Counters
-from gigl_server.ports import metrics_port
-from gigl_server.ports.metrics_port import MetricsPort
+from gigl_server.ports import metrics as metrics_module
+from gigl_server.ports.metrics import MetricsPort
 from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.store_service import service_of
@@ -125,13 +125,13 @@ def test_silent_connections_of_a_stranger_keep_nobody_out(
     monkeypatch: pytest.MonkeyPatch, *, tls: bool
 ) -> None:
     """They get the places of one address, each for a moment; every later one is closed at once."""
-    monkeypatch.setattr(metrics_port, "_CALL_S", 0.5)
+    monkeypatch.setattr(metrics_module, "_CALL_S", 0.5)
     with port_of(tls=credentials() if tls else None) as port:
         lines = [socket.create_connection(place(port), timeout=20) for _ in range(40)]
         places = port._server._places
         assert wait_until(lambda: sum(map(_is_closed, lines)) >= 40 - 16, seconds=20)
-        assert places.enter(metrics_port._identity_at(("10.0.0.1", 1)))  # Another address has room.
-        places.leave(metrics_port._identity_at(("10.0.0.1", 1)))
+        assert places.enter(metrics_module._identity_at(("10.0.0.1", 1)))  # Another address has room.
+        places.leave(metrics_module._identity_at(("10.0.0.1", 1)))
         assert wait_until(lambda: all(map(_is_closed, lines)), seconds=20)
         for line in lines:
             line.close()

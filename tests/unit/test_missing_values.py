@@ -13,7 +13,7 @@ import pytest
 from gigl_loader import FormatError
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.partition import ColumnOptions, GraphTables, NodeTable, build_graph, open_table
-from gigl_loader.partition.limits import Budget
+from gigl_loader.partition.job import Budget
 
 LIKES = ("user", "likes", "user")
 COLUMNS: dict[str, pa.Array] = {

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.graph.node_ids import Directory
+from gigl_loader.graph.ids import Directory
 from gigl_loader.partition.assigners import Assigner, HashAssigner, RangeAssigner
 from gigl_loader.partition.ids import NodeIds, assign
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.hosts.partition_map import Holding, check_holdings
+from gigl_loader.hosts.rendezvous import Holding, check_holdings
 
 
 def _holdings(*partitions: tuple[int, ...], ranks_per_host: int = 1, **fields: Any) -> list[Holding]:

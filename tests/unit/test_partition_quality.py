@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.graph import Graph
-from gigl_loader.graph import partition_quality as module
 from gigl_loader.graph.folder import MemoryFolder
-from gigl_loader.graph.partition_quality import balance_of, edge_quality
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.partition import assigners as module
+from gigl_loader.partition.assigners import balance_of, edge_quality
 from tests.support.command_line import run
 from tests.support.owners import owners_of
 from tests.support.tables import PlainGraph, plain_graphs

@@ -260,15 +260,15 @@ def test_an_ask_that_is_too_large_is_answered_in_parts(
     given = ask(rule=DrawRule(fanout=fanout, replace=replacing))
     whole = store.sample(given)
     assert store.wire().calls == 1
-    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", len(whole.positions))
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", len(whole.positions))
     store.sample(given)
     assert store.wire().calls == 2  # Exactly as many as allowed.
-    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 40)
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 40)
     cut = store.sample(given)
     assert store.wire().calls > 6
     for name in ("counts", "positions", "edge_ids", "slots"):
         assert np.array_equal(getattr(cut, name), getattr(whole, name))
-    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 2)
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 2)
     with pytest.raises(SamplingError, match=r"\d+ edges of 1 nodes; .* of one node: set a fanout$"):
         store.sample(given)
     store.close()
@@ -289,12 +289,12 @@ def test_induced_edges_come_in_parts_where_a_reply_cannot_hold_them_and_rows_onc
     )
     whole = store.induced(given)
     assert store.wire().calls == 1
-    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 40)
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 40)
     cut = store.induced(given)
     assert store.wire().calls > 6
     for name in ("counts", "positions", "edge_ids", "slots"):
         assert np.array_equal(getattr(cut, name), getattr(whole, name))
-    monkeypatch.setattr("gigl_server.ports.held_partitions.MAX_DRAWN_EDGES", 2)
+    monkeypatch.setattr("gigl_server.ports.queries.MAX_DRAWN_EDGES", 2)
     with pytest.raises(SamplingError, match=r"of one node: ask for fewer nodes$"):
         store.induced(given)
     repeated = replace(given, targets=np.resize(given.targets, 100 * len(given.targets)))

@@ -11,8 +11,7 @@ import pytest
 
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import Negatives, NodeWeights
-from gigl_loader.sampling.plan import BatchPlan
-from gigl_loader.sampling.plan_fields import differences
+from gigl_loader.sampling.plan import BatchPlan, differences
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan

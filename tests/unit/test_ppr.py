@@ -25,7 +25,7 @@ from gigl_loader import (
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.sampling.bounds import BatchBounds, TooManyEdges
+from gigl_loader.sampling.costs import BatchBounds, TooManyEdges
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerArguments
 from tests.support.plans import seed_request

@@ -8,8 +8,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.peer import peer_stats
 from gigl_loader.rpc.requests import Envelope
 from gigl_server.peer_server import build_server

@@ -16,15 +16,13 @@ import pytest
 
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.graph.checksums import ArrayRecord
-from gigl_loader.graph.file_list import check_files, files_of, files_of_part, part_of
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.graph import Graph, open_partitions
-from gigl_loader.graph.manifest import Manifest
+from gigl_loader.graph.manifest import Manifest, check_files, files_of, files_of_part, part_of
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_server.partitions import assembly, pull
 from gigl_server.partitions.assembly import Assembly, PullStopped, temporary_name
-from gigl_server.partitions.progress import PullProgress
-from gigl_server.partitions.pull import pull_files, unsound_files
+from gigl_server.partitions.pull import PullProgress, pull_files, unsound_files
 from tests.support.pulled import FolderSource, flip, is_same
 
 if TYPE_CHECKING:

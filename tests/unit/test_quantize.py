@@ -15,7 +15,7 @@ from gigl_loader.graph import Column, Graph
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.partition.quantize import read_quantize
+from gigl_loader.partition.table import read_quantize
 from tests.support.quantised import allowed_error, values_of
 
 EDGE = ("node", "to", "node")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, RandomWalkSamplerOptions
-from gigl_loader.sampling import walks as walks_module
-from gigl_loader.sampling.bounds import BatchBounds, BatchTooLarge
+from gigl_loader.sampling import walk_sampler as walks_module
+from gigl_loader.sampling.costs import BatchBounds, BatchTooLarge
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.walks import WalkPlan
 from tests.support import oracle

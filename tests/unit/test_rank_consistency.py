@@ -8,7 +8,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.group import RankGroup
-from gigl_loader.loaders.rank_consistency import RankConsistency
+from gigl_loader.loaders.placement import RankConsistency
 
 
 def _agreements(count: int, name: str | None = None) -> list[RankConsistency]:

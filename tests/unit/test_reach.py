@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gigl_client import RemoteDistDataset
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.reach import is_local
+from gigl_loader.rpc.endpoint import Address, Endpoint, is_local
 from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.store_client import StoreClient
 

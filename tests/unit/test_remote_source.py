@@ -17,13 +17,13 @@ import grpc
 import numpy as np
 import pytest
 
-from gigl_client.buffers import RingBuffers
-from gigl_client.response_threads import FETCHERS
+from gigl_client.channels import RingBuffers
+from gigl_client.receiver import FETCHERS
 from gigl_client.source import RemoteSource
-from gigl_loader.channel.slots import slot_of
+from gigl_loader.channel.ring import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.rpc.frames import fetch_frame
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.reply_stream import fetch_frame
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
@@ -560,7 +560,7 @@ def test_what_nobody_hands_out_is_not_needed(
             assert drain(source) == expected
             assert source.stats()["transport"] == "network"
         assert not service.load().channels
-        (record,) = [each for each in caplog.records if each.name == "gigl_client.channel"]
+        (record,) = [each for each in caplog.records if each.name == "gigl_client.channels"]
         assert "batches come over the network, not by a ring" in record.message
         assert why in record.message
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.file_watch import FileWatch
+from gigl_loader.rpc.secret_files import FileWatch
 from gigl_loader.rpc.tokens import Token
 from gigl_server.certificate_renewal import Renewal
 from tests.support.certificates import Authority

@@ -15,8 +15,8 @@ import pytest
 
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.rpc.ring_client import RingRefused, receive_ring
-from gigl_server.frames import ring_server
-from gigl_server.frames.ring_server import RingServer
+from gigl_server.frames import ring as ring_module
+from gigl_server.frames.ring import RingServer
 from tests.support.leftovers import wait_until
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_what_is_no_channel_is_not_looked_up(server: RingServer, rings: Rings, s
 def test_who_says_nothing_is_sent_away_and_keeps_nobody_waiting(
     rings: Rings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_server, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(ring_module, "_PATIENCE_S", 0.2)
     with opened(rings.of) as server:
         silent = [knock(server) for _ in range(10)]
         assert works(server)
@@ -131,7 +131,7 @@ def test_who_says_nothing_is_sent_away_and_keeps_nobody_waiting(
 
 
 def test_so_many_may_wait(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_server, "_MAX_WAITING", 3)
+    monkeypatch.setattr(ring_module, "_MAX_WAITING", 3)
     with opened(rings.of) as server:
         waiting = [knock(server) for _ in range(3)]
         assert said(knock(server)) == (b"", 0)
@@ -156,7 +156,7 @@ def _no_room(*_: object) -> None:
 
 
 def test_another_user_is_not_answered(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_server, "peer_uid", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr(ring_module, "peer_uid", lambda _: os.geteuid() + 1)
     with opened(rings.of) as server, pytest.raises(RingRefused, match="for processes of its own user"):
         receive_ring(server.name, CHANNEL, NBYTES, 10)
     assert rings.asked == []

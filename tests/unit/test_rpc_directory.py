@@ -12,10 +12,9 @@ from gigl_loader.errors import FormatError, SamplingError
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.rpc import directory as directory_module
 from gigl_loader.rpc import graph_requests
+from gigl_loader.rpc import remote_store as directory_module
 from gigl_loader.rpc.connection import Connection
-from gigl_loader.rpc.directory import Directory, fetch_manifest
 from gigl_loader.rpc.graph_requests import (
     IdsRequest,
     ListRequest,
@@ -23,6 +22,7 @@ from gigl_loader.rpc.graph_requests import (
     ManifestRequest,
     encode_graph_request,
 )
+from gigl_loader.rpc.remote_store import Directory, fetch_manifest
 from gigl_loader.tensors import Layout, spec_of
 from tests.support.peers import CALLER, TOKEN, served
 from tests.support.raw_data import RawCaller, Refused

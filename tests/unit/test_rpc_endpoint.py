@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gigl_loader.errors import FormatError
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.certificates import check_dates, check_name, self_signed
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization, new_token
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from tests.support.certificates import Authority
 
 if TYPE_CHECKING:

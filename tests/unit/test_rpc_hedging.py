@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gigl_loader.rpc.hedging import Hedging
+from gigl_loader.rpc.attempts import Hedging
 
 
 def test_it_takes_some_requests_to_know_what_is_slow() -> None:

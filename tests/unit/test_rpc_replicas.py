@@ -16,9 +16,8 @@ from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.remote_store import RemoteStore
 from gigl_loader.rpc.replicas import Replicas
-from gigl_loader.rpc.replies import row_layout
+from gigl_loader.rpc.replies import RowReader, row_layout
 from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
-from gigl_loader.rpc.row_reader import RowReader
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import FeatureRequest
 from gigl_server.ports.queries import Queries

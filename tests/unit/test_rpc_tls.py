@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.rpc.certificates import tls_fault
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
-from gigl_loader.rpc.directory import fetch_manifest
-from gigl_loader.rpc.tls import tls_fault
+from gigl_loader.rpc.remote_store import fetch_manifest
 from tests.support.certificates import Authority
 from tests.support.peers import TOKEN, served
 from tests.support.sources import small_graph

@@ -18,8 +18,8 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_server.frames.buffer_pool import BufferPool
-from gigl_server.limits import Limits
+from gigl_server.frames.store import BufferPool
+from gigl_server.quotas import Limits
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.sampler_pool import SamplerPool
 from gigl_server.sessions.channel import ChannelOptions
@@ -138,7 +138,7 @@ def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.M
     with service_of() as service:
         trainer = Trainer(service)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_loader.sampling.local.LocalSampler.sample", lambda *_: 1 / 0)
+            patch.setattr("gigl_loader.sampling.neighbor_sampler.LocalSampler.sample", lambda *_: 1 / 0)
             trainer.ask(2)
             outcome = trainer.answers.next()[1]
         assert not outcome.unavailable
@@ -173,7 +173,7 @@ def test_an_owner_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyP
 
     with service_of() as service:
         trainer = Trainer(service)
-        monkeypatch.setattr("gigl_loader.sampling.local.LocalSampler.sample", silent)
+        monkeypatch.setattr("gigl_loader.sampling.neighbor_sampler.LocalSampler.sample", silent)
         trainer.ask(2)
         outcome = trainer.answers.next()[1]
         assert outcome.unavailable

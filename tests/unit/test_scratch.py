@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.sampling.bounds import SCRATCH_BYTES_PER_EDGE, BatchBounds, BatchTooLarge
-from gigl_server.limits import Limits
-from gigl_server.sampling.scratch import Scratch
+from gigl_loader.sampling.costs import SCRATCH_BYTES_PER_EDGE, BatchBounds, BatchTooLarge
+from gigl_server.quotas import Limits
+from gigl_server.sampling.sampler_pool import Scratch
 from tests.support.store_service import Clock
 
 MEMORY = 1 << 30

@@ -12,7 +12,7 @@ import torch
 
 from gigl_loader import SharedTensors, native
 from gigl_loader.sampling.request import SEED, BatchRequest
-from gigl_loader.sampling.seed_weights import SeedDraw, SeedWeightedSampler
+from gigl_loader.sampling.schedule import SeedDraw, SeedWeightedSampler
 from tests.support import oracle
 from tests.support.plans import seed_request
 

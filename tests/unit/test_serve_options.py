@@ -8,8 +8,7 @@ import pytest
 from typer.main import get_command
 
 from gigl_loader.cli.app import build_app
-from gigl_server.config import SERVE_OPTIONS, ServeOptions
-from gigl_server.settings import read_settings, read_yaml
+from gigl_server.config import SERVE_OPTIONS, ServeOptions, read_settings, read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

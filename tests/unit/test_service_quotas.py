@@ -15,8 +15,8 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives
+from gigl_server.access import LOCAL, Identity
 from gigl_server.frames.store import FrameStore
-from gigl_server.identity import LOCAL, Identity
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.sampler_pool import SamplerPool
 from tests.support.leftovers import wait_until

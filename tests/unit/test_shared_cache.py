@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gigl_loader.hosts.shared_cache import open_cache
+from gigl_loader.hosts.peers import open_cache
 from gigl_loader.memfile import create_memory
 from tests.support.stores import store_graphs
 

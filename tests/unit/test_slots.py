@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from gigl_loader.channel.slots import SlotPool, slot_of
+from gigl_loader.channel.ring import SlotPool, slot_of
 from gigl_loader.native import lease_slots
 
 

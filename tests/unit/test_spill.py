@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gigl_loader.partition.spill import DiskSpill, MemorySpill, Spill, row_bytes, scatter
+from gigl_loader.partition.exchange import DiskSpill, MemorySpill, Spill, row_bytes, scatter
 
 KINDS: dict[str, Any] = {"key": (np.dtype(np.int64), ()), "x": (np.dtype(np.float32), (2,))}
 

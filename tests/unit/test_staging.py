@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.partition.staging import staged_directory
+from gigl_loader.partition.output import staged_directory
 
 
 def _entries(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.group import RankGroup
 from gigl_loader.topology import Topology
-from gigl_loader.workers.startup_lock import start_source, startup_turn
+from gigl_loader.workers.process import start_source, startup_turn
 from tests.support.thread_ranks import run_ranks
 
 

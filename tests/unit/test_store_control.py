@@ -20,7 +20,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.checksums import (
     CHECKSUM_HEADER,
     HEAD_CHECKSUM_HEADER,
@@ -28,22 +27,20 @@ from gigl_loader.rpc.checksums import (
     head_checksum,
     message_checksum,
 )
-from gigl_loader.rpc.control import PENDING_HEADER, STORE_METHODS, STORE_SERVICE
-from gigl_loader.rpc.control_errors import REFUSAL_HEADER, is_marked
+from gigl_loader.rpc.control import PENDING_HEADER, REFUSAL_HEADER, STORE_METHODS, STORE_SERVICE, is_marked
 from gigl_loader.rpc.credentials import Caller, Credentials, authorization
-from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.job import JOB_HEADER, job_key
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
+from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
 from gigl_server.audit import AuditLog
-from gigl_server.cluster.readiness import PeerTraffic, View
+from gigl_server.cluster.discovery import PeerTraffic, View
 from gigl_server.counters import Counters
 from gigl_server.ports import control_call
-from gigl_server.ports.announcements import Announcements
+from gigl_server.ports.admin import Announcements
 from gigl_server.ports.control import ControlService
-from gigl_server.ports.control_call import ControlCall
+from gigl_server.ports.control_call import ControlCall, Patience
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
-from gigl_server.ports.message_reader import Patience
 from gigl_server.sessions.channel import SKIPPED
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
@@ -126,7 +123,7 @@ def test_failures_and_skipped_asks_are_outcomes(served: Served, monkeypatch: pyt
     with client_of(served.endpoint) as client:
         channel = opened(client)
         with monkeypatch.context() as patch:
-            patch.setattr("gigl_loader.sampling.local.LocalSampler.sample", silent)
+            patch.setattr("gigl_loader.sampling.neighbor_sampler.LocalSampler.sample", silent)
             reply = client.sample(sample_request(channel, 0, fence=3), 10).result()
         assert (reply.WhichOneof("outcome"), reply.unavailable) == ("failure", True)
         reply = client.sample(sample_request(channel, 0, fence=2), 10).result()
@@ -452,7 +449,7 @@ def test_a_closed_client_says_so(served: Served) -> None:
 
 def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = partial(Patience, alone_s=0.5, others_wait_s=0.1, prompt_s=0.1)
-    monkeypatch.setattr("gigl_server.ports.message_reader.Patience", patience)
+    monkeypatch.setattr("gigl_server.ports.control_call.Patience", patience)
     metadata = (TOKEN_HEADER, (JOB_HEADER, JOB))
     silent = threading.Event()
     with (

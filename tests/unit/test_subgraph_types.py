@@ -31,11 +31,10 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.memory import ReusedMemory
-from gigl_loader.loaders.transfer import HostTensors, PackedTensors
+from gigl_loader.loaders.transfer import HostTensors, PackedTensors, ReusedMemory
 from gigl_loader.native import Adjacency, build_adjacency, induced_edges
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.sampling.bounds import BatchBounds, TooManyEdges
+from gigl_loader.sampling.costs import BatchBounds, TooManyEdges
 from gigl_loader.sampling.khop import KHop
 from tests.support import oracle
 from tests.support.plans import neighbor_plan, seed_request

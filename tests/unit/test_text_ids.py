@@ -308,7 +308,7 @@ def test_a_graph_without_texts_has_its_node_ids_for_original_ids() -> None:
 
 
 def test_many_texts_come_from_servers_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_loader.rpc.directory.MAX_TEXTS", 7)
+    monkeypatch.setattr("gigl_loader.rpc.remote_store.MAX_TEXTS", 7)
     with (
         servers_of(path, 1) as servers,
         RemoteDistDataset.connect(addresses_of(servers), timeout=20) as there,

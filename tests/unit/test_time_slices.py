@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gigl_loader.channel.frame import Failure
-from gigl_loader.rpc.grants import EVERYTHING, Grant
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.tokens import EVERYTHING, Grant
 from gigl_loader.sampling.plans.custom import CustomPlan
-from gigl_server.identity import Identity
+from gigl_server.access import Identity
 from gigl_server.sampling.fair_queue import QUANTUM_S, FairQueue
 from gigl_server.sampling.time_slices import TimeSlices, places
 from gigl_server.sessions.channel import StopCause

@@ -12,8 +12,13 @@ import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.channel.ring import RingLayout
-from gigl_loader.loaders.pinned import PinnedSlots
-from gigl_loader.loaders.transfer import HostTransfer, StreamTransfer, SynchronousTransfer, transfer_to
+from gigl_loader.loaders.transfer import (
+    HostTransfer,
+    PinnedSlots,
+    StreamTransfer,
+    SynchronousTransfer,
+    transfer_to,
+)
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import FormatError, WorkerDied
 from gigl_loader.graph import Graph
 from gigl_loader.graph import verifier as verifier_module
-from gigl_loader.graph.document import Document
+from gigl_loader.graph.manifest import Document
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from tests.support.leftovers import wait_until
 from tests.support.training import digest

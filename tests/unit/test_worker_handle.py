@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.channel.message import Request, Response, Result, receive
-from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory
-from gigl_loader.channel.slots import SlotPool
+from gigl_loader.channel.ring import Ring, RingLayout, SlotPool, State, create_memory
 from gigl_loader.errors import FormatError
 from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.workers import handle as handle_module

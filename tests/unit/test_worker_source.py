@@ -16,7 +16,7 @@ import pytest
 
 from gigl_loader.errors import WorkerDied
 from gigl_loader.processes import is_stopped
-from gigl_loader.workers import stall_detector
+from gigl_loader.workers import source as source_module
 from tests.support.faults import FaultPlan
 from tests.support.leftovers import is_gone, wait_until
 from tests.support.sources import NUM_BATCHES, SourceKind, bytes_of, drain
@@ -243,7 +243,7 @@ def test_a_timeout_while_a_worker_starts_does_not_kill_it() -> None:
 def test_out_of_order_delivery_does_not_wait_for_the_slowest(
     expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stall_detector, "_MAX_GRACE_S", 1e9)  # On a busy machine, the others take their time.
+    monkeypatch.setattr(source_module, "_MAX_GRACE_S", 1e9)  # On a busy machine, the others take their time.
     with closing(TWO.open(FaultPlan(what="stop", at_batch=0), in_order=False)) as source:
         source.start_epoch(0)
         held_back = 4  # What the stopped worker has in its queue.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gigl_loader.sampling.plan import DEFAULT_KIND, BatchPlan
-from gigl_loader.sampling.plan_fields import PlanFields
+from gigl_loader.sampling.plan import DEFAULT_KIND, BatchPlan, PlanFields
 from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.custom import CustomPlan
 from gigl_loader.sampling.plans.link import LinkPlan

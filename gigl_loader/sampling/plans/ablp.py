@@ -10,23 +10,28 @@ import numpy as np
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.native import batch_key
-from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
-from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.neighbor_sampler import DistributedSampler, LocalSampler
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees, timed
-from gigl_loader.sampling.times import EntryTimes, check_entry_times, time_inputs
+from gigl_loader.sampling.seeds import (
+    BatchSeeds,
+    EntryTimes,
+    Exclusion,
+    check_entry_times,
+    in_trees,
+    time_inputs,
+    timed,
+)
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, LabelSign
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.bounds import BatchBounds
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerContext
-    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.costs import BatchBounds
+    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import PlanSampler
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments, SamplerContext
-    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
 __all__ = ["CustomPlan", "CustomSamplerOptions", "import_sampler"]

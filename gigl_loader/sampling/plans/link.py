@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from gigl_loader.graph.schema import Column, type_name
-from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
-from gigl_loader.sampling.local import LocalSampler
 from gigl_loader.sampling.negatives import NegativeDrawer, Negatives
+from gigl_loader.sampling.neighbor_sampler import DistributedSampler, LocalSampler
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import InputColumn
-from gigl_loader.sampling.seeds import BatchSeeds, Exclusion, in_trees, request_key, timed
-from gigl_loader.sampling.times import EntryTimes, time_inputs
+from gigl_loader.sampling.seeds import (
+    BatchSeeds,
+    EntryTimes,
+    Exclusion,
+    in_trees,
+    request_key,
+    time_inputs,
+    timed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +30,8 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
-    from gigl_loader.sampling.bounds import BatchBounds
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerContext
-    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.costs import BatchBounds
+    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import PlanSampler
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gigl_loader.sampling.distributed import DistributedSampler
 from gigl_loader.sampling.frame_schema import FrameSchema
 from gigl_loader.sampling.khop import KHop
-from gigl_loader.sampling.local import LocalSampler
+from gigl_loader.sampling.neighbor_sampler import DistributedSampler, LocalSampler
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sampling.seeds import NodeSeeder
-from gigl_loader.sampling.times import EntryTimes, check_entry_times, time_inputs
+from gigl_loader.sampling.seeds import EntryTimes, NodeSeeder, check_entry_times, time_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments, SamplerContext
-    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
 __all__ = ["KHopNeighborSamplerOptions", "LaborSamplerOptions", "NeighborPlan"]

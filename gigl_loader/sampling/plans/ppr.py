@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.native import PPRRule
+from gigl_loader.options import whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.ppr_sampler import PPRSampler, ppr_arrays
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sizes import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments, SamplerContext
-    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
 __all__ = ["PPRPlan", "PPRSamplerOptions", "reached_types"]

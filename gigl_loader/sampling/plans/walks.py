@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.options import whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sampling.walk_sampler import VISITS, WALKS, WalkSampler
-from gigl_loader.sampling.walks import MAX_STEPS
-from gigl_loader.sizes import whole_number
+from gigl_loader.sampling.walk_sampler import MAX_STEPS, VISITS, WALKS, WalkSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments, SamplerContext
-    from gigl_loader.sampling.plan_fields import PlanFields
+    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
 __all__ = ["RandomWalkSamplerOptions", "WalkPlan", "step_types"]

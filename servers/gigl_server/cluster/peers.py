@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
-from gigl_loader.rpc.address import Address
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.certificates import tls_fault
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_loader.rpc.tls import tls_fault
 from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:

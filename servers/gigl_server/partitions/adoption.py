@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError
-from gigl_loader.graph.file_list import files_of_part
 from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.manifest import files_of_part
 from gigl_server.partitions.assembly import PullStopped
-from gigl_server.partitions.progress import PullProgress
-from gigl_server.partitions.pull import pull_files, unsound_files
+from gigl_server.partitions.pull import PullProgress, pull_files, unsound_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

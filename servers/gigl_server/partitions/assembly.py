@@ -20,8 +20,8 @@ import numpy as np
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.graph.checksums import BlockRecord
-from gigl_loader.graph.document import Document
 from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.manifest import Document
 from gigl_loader.rpc.graph_requests import MAX_FILE_BYTES
 
 if TYPE_CHECKING:

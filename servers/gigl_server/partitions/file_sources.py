@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.graph.manifest import Manifest
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.connection import Connection
-from gigl_loader.rpc.directory import fetch_file, fetch_manifest
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
+from gigl_loader.rpc.remote_store import fetch_file, fetch_manifest
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
 

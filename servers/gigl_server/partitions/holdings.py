@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from gigl_loader.graph.file_list import files_of_part
+from gigl_loader.graph.manifest import files_of_part
 from gigl_loader.graph.verifier import SCRUB_EVERY_S
 
 if TYPE_CHECKING:

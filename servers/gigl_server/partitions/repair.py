@@ -9,12 +9,11 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
-from gigl_loader.graph.file_list import files_of_part, part_of
 from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.manifest import files_of_part, part_of
 from gigl_loader.retry import Backoff
 from gigl_server.partitions.assembly import PullStopped
-from gigl_server.partitions.progress import PullProgress, size_text
-from gigl_server.partitions.pull import pull_files, unsound_files
+from gigl_server.partitions.pull import PullProgress, pull_files, size_text, unsound_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -13,13 +13,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, head_is_whole
-from gigl_loader.rpc.control import ANNOUNCEMENT
-from gigl_loader.rpc.control_errors import status_of
+from gigl_loader.rpc.control import ANNOUNCEMENT, status_of
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.server_proof import NONCE
-from gigl_server.identity import Identity
-from gigl_server.ports.control_call import ControlCall, handler, header_values
-from gigl_server.ports.message_reader import MessageReader
+from gigl_server.access import Identity
+from gigl_server.ports.control_call import ControlCall, MessageReader, handler, header_values
 from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:

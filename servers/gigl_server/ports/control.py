@@ -21,18 +21,17 @@ from gigl_server.audit import AuditLog
 from gigl_server.certificate_renewal import ServedCertificate
 from gigl_server.ports.auth import AuthenticatedCalls
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
-from gigl_server.ports.health import Health
-from gigl_server.ports.public_calls import PublicCalls
+from gigl_server.ports.public_calls import Health, PublicCalls
 from gigl_server.ports.reports import PeerCalls
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Sequence
 
-    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.endpoint import Address
     from gigl_server.access import Access
-    from gigl_server.cluster.readiness import View
+    from gigl_server.cluster.discovery import View
     from gigl_server.counters import Counters
     from gigl_server.ports.admin import AdminCalls
     from gigl_server.ports.control_call import ControlCall

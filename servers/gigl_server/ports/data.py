@@ -5,36 +5,189 @@ from __future__ import annotations
 import logging
 import resource
 import threading
+import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gigl_loader.native import DataServer, Stopped, StreamError
 from gigl_loader.rpc.checksums import Crc32c, Unread
 from gigl_loader.rpc.graph_requests import frame_handle
-from gigl_loader.rpc.job import JOB_HEADER
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import check_size
-from gigl_server.identity import Identity
-from gigl_server.ports.byte_semaphore import ByteSemaphore
-from gigl_server.ports.calls_under_way import CallsUnderWay
-from gigl_server.ports.data_callers import WRONG_TOKEN, DataCallers
-from gigl_server.ports.data_threads import DataThreads
+from gigl_loader.rpc.tokens import JOB_HEADER, job_key
+from gigl_server.access import Identity
+from gigl_server.ports.shares import ByteSemaphore, CallsUnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.native import DataCall
-    from gigl_loader.rpc.address import Address
     from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.endpoint import Address
     from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
-    from gigl_server.ports.data_callers import Known
     from gigl_server.ports.queries import Queries, Reply
 
-__all__ = ["DataPort", "FrameSource"]
+__all__ = ["WRONG_TOKEN", "DataCallers", "DataPort", "DataThreads", "FrameSource", "Known"]
+
+_CACHED = 4096
+_VERSION = 3
+WRONG_TOKEN = Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
+
+
+class Known(NamedTuple):
+    """Sender of a request that may be answered."""
+
+    identity: Identity
+    job: bytes | None
+    """Key of the job whose secret the request names."""
+
+
+class DataCallers:
+    """Checks the token of each call. Thread-safe.
+
+    The native server has checked the first one of a connection; tokens change while connections stay.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        """Tokens that are accepted: those of the last assignment."""
+        self._identity = lru_cache(_CACHED)(_identity)
+        self._fingerprint = lru_cache(_CACHED)(_fingerprint)
+
+    def identify(self, call: DataCall) -> Known:
+        """Return who sent a call. ``Refusal`` for another version of the protocol or without a good token."""
+        if call.version != _VERSION:
+            raise Refusal(
+                RefusalKind.MALFORMED,
+                f"the request has version {call.version} of the data port, this service reads {_VERSION}: "
+                "install the same version of gigl-loader on all hosts",
+            )
+        headers = _headers(call.header)
+        token = self.credentials.identify(headers.get(b"authorization", ()))
+        if token is None:
+            raise Refusal(WRONG_TOKEN.kind, WRONG_TOKEN.message)
+        jobs = headers.get(JOB_HEADER.encode(), ())
+        certificate = self._fingerprint(call.certificate) if self.credentials.client_authority else ""
+        return Known(self._identity(call.address, token, certificate), job_key(jobs) if jobs else None)
+
+    def stranger(self, call: DataCall) -> Identity:
+        """Return the identity of a caller whose token is not known."""
+        return self._identity(call.address, "", "")
+
+
+def _headers(text: bytes) -> dict[bytes, list[bytes]]:
+    """Return the values of each header, from lines of a name, a colon, a space and a value."""
+    headers: dict[bytes, list[bytes]] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(b": ")
+        headers.setdefault(name, []).append(value)
+    return headers
+
+
+def _identity(address: str, token: str, certificate: str) -> Identity:
+    family = "ipv6" if ":" in address else "ipv4"
+    return Identity.of(peer=f"{family}:[{address}]:0", token=token, certificate=certificate)
+
+
+def _fingerprint(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate, as the control port names it; empty without one."""
+    return sha256(certificate).hexdigest() if certificate else ""
+
 
 _LOGGER = logging.getLogger(__name__)
+_IDLE_S = 10.0
+_PAUSE_S = 0.5
+_SPARE = 2
+"""Threads that wait, however long nothing comes."""
+
+
+class DataThreads:
+    """Calls ``respond`` with each call that ``take`` returns, until ``stop``."""
+
+    def __init__(
+        self,
+        take: Callable[[float], DataCall | None],
+        respond: Callable[[DataCall], None],
+        *,
+        most: int,
+    ) -> None:
+        """``take`` waits for a call, at most its argument in seconds. At most ``most`` threads run."""
+        self._take = take
+        self._respond = respond
+        self._most = most
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._running = 0
+        self._stopped = False
+        with self._changed:
+            self._start()
+
+    @property
+    def running(self) -> int:
+        """Number of threads."""
+        with self._changed:
+            return self._running
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let threads end after their calls. Return whether all have, within the time.
+
+        The caller makes ``take`` return at once.
+        """
+        with self._changed:
+            self._stopped = True
+            return self._changed.wait_for(lambda: not self._running, timeout_s)
+
+    def _start(self) -> None:
+        """Start a thread, if the system has one. Called with the lock held."""
+        try:
+            threading.Thread(target=self._run, name="data port", daemon=True).start()
+            self._running += 1
+        except RuntimeError as error:
+            _LOGGER.warning("the data port has %d threads and gets no more: %s", self._running, error)
+
+    def _run(self) -> None:
+        try:
+            while self._serve_one():
+                pass
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _serve_one(self) -> bool:
+        """Wait for a call and respond to it. Return whether this thread goes on."""
+        with self._changed:
+            if self._stopped:
+                return False
+            self._waiting += 1
+        call = None
+        try:
+            call = self._take(_IDLE_S)
+        except (RuntimeError, MemoryError):
+            _LOGGER.exception("the data port cannot wait for calls")
+            time.sleep(_PAUSE_S)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                # A thread that leaves to work has another one wait in its place.
+                if (
+                    call is not None
+                    and not self._waiting
+                    and self._running < self._most
+                    and not self._stopped
+                ):
+                    self._start()
+        if call is None:
+            with self._changed:
+                return self._waiting < _SPARE
+        self._respond(call)
+        return True
+
+
 _MAX_CALLS = 512
 """Calls from a request to the last byte of its reply. Each holds a thread."""
 _SPARE_THREADS = 16  # Beyond those of calls: they refuse further calls.

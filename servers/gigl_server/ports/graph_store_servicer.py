@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, has_checksum, message_is_whole
 from gigl_loader.rpc.control import PENDING_HEADER
-from gigl_loader.rpc.job import JOB_HEADER, job_key
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.rpc.versions import check_draws
 from gigl_server.ports.reports import cluster_view, server_load
 from gigl_server.sessions.channel import ChannelOptions
@@ -17,8 +17,8 @@ from gigl_server.sessions.channel import ChannelOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_server.cluster.readiness import View
-    from gigl_server.identity import Identity
+    from gigl_server.access import Identity
+    from gigl_server.cluster.discovery import View
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.ports.reports import PeerCalls
     from gigl_server.sampling.service import SamplingService

@@ -1,21 +1,44 @@
-"""Metrics of a storage server, for Prometheus."""
+"""Metrics of a storage server for Prometheus, and the HTTP port that shows them and answers health probes.
+
+Anyone may connect, so that everything has a limit: two seconds for a connection, from its handshake to the
+last byte of its reply; 32 connections, 16 of one address; 16 KiB for the request and its headers.
+"""
 
 from __future__ import annotations
 
+import logging
+import socket
+import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from gigl_loader.rpc.certificates import server_context
+from gigl_loader.rpc.endpoint import Address
+from gigl_loader.rpc.tokens import matching_token, shown_form
+from gigl_server.access import Identity
+from gigl_server.audit import AuditLog
+from gigl_server.preflight import check_free
+from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import ssl
+    from collections.abc import Mapping, Sequence
 
-    from gigl_server.cluster.readiness import View
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.tokens import Token
+    from gigl_server.cluster.discovery import View
     from gigl_server.counters import Counters
     from gigl_server.sampling.load import ServiceLoad
     from gigl_server.sampling.service import SamplingService
 
-__all__ = ["LoadCollector"]
+__all__ = ["LoadCollector", "MetricsPort"]
 
 _Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -154,3 +177,204 @@ def _gauge(name: str, text: str, value: float) -> _Family:
 
 def _counter(name: str, text: str, value: float) -> _Family:
     return CounterMetricFamily(f"gigl_{name}", text, value=value)
+
+
+_LOGGER = logging.getLogger(__name__)
+_MAX_CALLS = 32
+"""Connections at once, each with a thread: one that says nothing must not delay others."""
+_MAX_CALLS_PER_ADDRESS = 16
+_CALL_S = 2.0
+_MAX_HEADER_BYTES = 16 << 10
+_TEXT = "text/plain; charset=utf-8"
+
+
+class MetricsPort:
+    """Serves ``GET /metrics`` and ``GET /healthz`` from its construction to ``close``."""
+
+    def __init__(
+        self,
+        where: str,
+        *,
+        service: SamplingService,
+        counters: Counters,
+        view: Callable[[], View],
+        memory: Callable[[], Mapping[str, int]] = dict,
+        audit: AuditLog | None = None,
+        tokens: Sequence[Token] = (),
+        tls: Credentials | None = None,
+    ) -> None:
+        """Listen at ``HOST:PORT``; port 0 selects a free one. ``OSError`` where that fails.
+
+        ``memory`` returns bytes by kind of object (``MemoryAccount.read``).
+        With ``tokens``, callers of ``/metrics`` must show one of them. With ``tls``, the port speaks TLS with
+        its certificate.
+        """
+        address = Address.parse(where)
+        check_free(address)
+        registry = CollectorRegistry()
+        registry.register(LoadCollector(service, counters, view, memory))
+        ProcessCollector(registry=registry)
+        self._server = _Server((address.host, address.port), registry, view, audit or AuditLog())
+        self._tls = tls is not None
+        self.renew(tls, tokens)
+        self.address = str(Address(address.host, self._server.server_port))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def thread(self) -> threading.Thread:
+        """Thread that lives until ``close``."""
+        return self._thread
+
+    def renew(self, credentials: Credentials | None, tokens: Sequence[Token]) -> None:
+        """Accept other tokens, and show another certificate, from the next connection on.
+
+        Whether there is TLS, or a token, does not change.
+        """
+        if self._tls and credentials is not None:
+            self._server.context = server_context(credentials.certificate, credentials.key)
+        self._server.tokens = tuple(map(shown_form, tokens))
+
+    def close(self) -> None:
+        """Stop listening. Closing twice is fine."""
+        self._server.shutdown()
+        self._thread.join(_CALL_S)
+        self._server.server_close()
+
+
+class _Server(HTTPServer):
+    """HTTP server with a few threads and two seconds per connection, so that sampling keeps its resources."""
+
+    def __init__(
+        self,
+        place: tuple[str, int],
+        registry: CollectorRegistry,
+        view: Callable[[], View],
+        audit: AuditLog,
+    ) -> None:
+        self.registry, self.view, self.audit = registry, view, audit
+        self.context: ssl.SSLContext | None = None
+        self.tokens: tuple[tuple[str, bytes], ...] = ()
+        self.address_family = _family(place[0])
+        self._pool = ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="metrics")
+        self._places = Quota("connections", _MAX_CALLS, _MAX_CALLS_PER_ADDRESS)
+        super().__init__(place, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.enter(_identity_at(client_address)):
+            self.shutdown_request(request)
+            return
+        self._pool.submit(self._respond, request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _LOGGER.debug("a request for metrics failed", exc_info=True)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _respond(self, request: Any, client_address: Any) -> None:
+        # A socket's timeout applies to each read: a caller that sends single bytes would hold the thread.
+        with ExitStack() as ends:
+            ends.callback(self._places.leave, _identity_at(client_address))
+            line = ends.enter_context(request.dup())
+            end = threading.Timer(_CALL_S, _cut, (line,))
+            end.daemon = True
+            end.start()
+            ends.callback(end.cancel)
+            self._serve(request, client_address)
+
+    def _serve(self, request: Any, client_address: Any) -> None:
+        try:
+            if self.context is not None:
+                request.settimeout(_CALL_S)
+                request = self.context.wrap_socket(request, server_side=True)
+            self.finish_request(request, client_address)
+        except Exception:
+            self.handle_error(request, client_address)
+        finally:
+            self.shutdown_request(request)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _CALL_S
+    server_version = "gigl-loader"
+    sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile: Any = _Bounded(self.rfile, _MAX_HEADER_BYTES)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if self.rfile.exceeded:
+            self._reply(431, _TEXT, b"the headers are too large\n")
+        elif path == "/metrics":
+            self._metrics()
+        elif path == "/healthz":
+            view = self.server.view()
+            text = "ready" if view.ready else view.reason
+            self._reply(200 if view.ready else 503, _TEXT, f"{text}\n".encode())
+        else:
+            self._reply(404, _TEXT, b"/metrics or /healthz\n")
+
+    def _metrics(self) -> None:
+        tokens, shown = self.server.tokens, self.headers.get_all("Authorization", [])
+        if tokens and matching_token(tokens, shown) is None:
+            self.server.audit.refused(_identity_at(self.client_address), "metrics: wrong token or none")
+            self._reply(401, _TEXT, b"a token is needed: authorization: Bearer TOKEN\n")
+            return
+        self._reply(200, CONTENT_TYPE_LATEST, generate_latest(self.server.registry))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: Prometheus sends a request every few seconds."""
+
+    def _reply(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Bounded:
+    """Reader of a request that ends after so many bytes."""
+
+    def __init__(self, source: BinaryIO, most: int) -> None:
+        self._source, self._left = source, most
+        self.exceeded = False
+
+    def readline(self, limit: int = -1) -> bytes:
+        most = self._left if limit < 0 else min(limit, self._left)
+        line = self._source.readline(most)
+        self._left -= len(line)
+        self.exceeded = self.exceeded or (len(line) == most and not line.endswith(b"\n"))
+        return b"" if self.exceeded else line
+
+    def close(self) -> None:
+        self._source.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._source.closed
+
+
+def _identity_at(client_address: Any) -> Identity:
+    """Return the identity of whoever connects from an address of ``socket``."""
+    host, port = client_address[:2]
+    kind = f"ipv6:[{host}]" if ":" in host else f"ipv4:{host}"
+    return Identity.of(peer=f"{kind}:{port}")
+
+
+def _cut(request: socket.socket) -> None:
+    with suppress(OSError):  # Closed meanwhile.
+        request.shutdown(socket.SHUT_RDWR)
+
+
+def _family(host: str) -> Any:
+    return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]

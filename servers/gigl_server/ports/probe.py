@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from gigl_loader.native import DataClient, StreamError, StreamTimedOut, TlsContext
-from gigl_loader.rpc.address import Address
+from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.requests import encode_ping
 from gigl_server.supervision import PartDead, PartSilent
 

@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_server.ports.control_call import handler, header_values
-from gigl_server.ports.message_reader import MessageReader, Patience
+from gigl_server.ports.control_call import MessageReader, Patience, handler, header_values
 from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
@@ -23,9 +22,65 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.ports.auth import AuthenticatedCalls
     from gigl_server.ports.control_call import ControlCall, Stream
-    from gigl_server.ports.health import Health
 
-__all__ = ["PublicCalls"]
+__all__ = ["Health", "PublicCalls"]
+
+_STATUS = health_pb2.HealthCheckResponse
+_LOOK_S = 1.0
+
+
+class Health:
+    """Statuses by name of service. Thread-safe; a watcher cannot delay a thread that sets a status.
+
+    ``grpc_health`` sends to watchers while it holds its lock: a watcher that does not read would block all.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._statuses: dict[str, int] = {}
+        self._closed = False
+
+    def set(self, names: Sequence[str], serving: bool) -> None:
+        """Set the status of services. Does nothing after ``close``."""
+        with self._changed:
+            if not self._closed:
+                status = _STATUS.SERVING if serving else _STATUS.NOT_SERVING
+                self._statuses.update(dict.fromkeys(names, status))
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Set every status to not serving, and end all watches."""
+        with self._changed:
+            self._statuses = dict.fromkeys(self._statuses, _STATUS.NOT_SERVING)
+            self._closed = True
+            self._changed.notify_all()
+
+    def check(self, name: str) -> Any | None:
+        """Return the reply to ``Check``. ``None``: no such service."""
+        status = self._statuses.get(name)
+        return None if status is None else _STATUS(status=status)
+
+    def listed(self) -> Any | None:
+        """Return the reply to ``List``. ``None`` where the installed protocol has no such call."""
+        reply = getattr(health_pb2, "HealthListResponse", None)
+        if reply is None:
+            return None
+        return reply(statuses={name: _STATUS(status=status) for name, status in self._statuses.items()})
+
+    def watch(self, name: str, until: threading.Event) -> Iterator[Any]:
+        """Yield the status of a service and each change of it, until the event is set or health is closed."""
+        told = None
+        while not until.is_set():
+            with self._changed:
+                status = self._statuses.get(name, _STATUS.SERVICE_UNKNOWN)
+                if status == told:
+                    if self._closed:
+                        return
+                    self._changed.wait(_LOOK_S)
+                    continue
+            told = status
+            yield _STATUS(status=status)
+
 
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE = Patience(alone_s=2.0, others_wait_s=0.1, prompt_s=0.1, turns_per_caller=1)

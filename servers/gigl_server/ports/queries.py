@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.manifest import part_of
+from gigl_loader.native import BatchTooLarge
 from gigl_loader.rpc.graph_requests import (
     FileRequest,
     FindTextsRequest,
@@ -19,27 +22,228 @@ from gigl_loader.rpc.graph_requests import (
     TextsRequest,
 )
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.replies import MAX_ROW_BYTES, neighbors_document, row_layout
-from gigl_loader.rpc.requests import EdgeListRequest, Ping, SplitRequest
+from gigl_loader.rpc.replies import (
+    MAX_DRAWN_EDGES,
+    MAX_ROW_BYTES,
+    document,
+    edges_document,
+    neighbors_document,
+    row_layout,
+    split_document,
+)
+from gigl_loader.rpc.request_reader import text_arrays
+from gigl_loader.rpc.requests import EdgeListRequest, Ping, SplitRequest, parse
+from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
-from gigl_server.frames.buffer_pool import BufferPool
-from gigl_server.ports.byte_semaphore import ByteSemaphore
-from gigl_server.ports.held_partitions import HeldPartitions
+from gigl_server.frames.store import BufferPool
+from gigl_server.ports.shares import ByteSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from gigl_loader.arrays import Bytes
+    from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.ids import TextIds
+    from gigl_loader.graph.schema import EdgeType, NodeType
     from gigl_loader.rpc.checksums import Checksum
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
-    from gigl_server.access import Access
+    from gigl_loader.sampling.store import Neighbors
+    from gigl_server.access import Access, Identity
     from gigl_server.counters import Counters
-    from gigl_server.identity import Identity
-    from gigl_server.ports.byte_semaphore import Loan
+    from gigl_server.ports.shares import Loan
 
-__all__ = ["Queries", "Reply"]
+__all__ = ["HeldPartitions", "Queries", "Reply"]
+
+_LISTED_BYTES = 16 << 20  # Of a reply about a node type, with intermediate arrays.
+_FILE_COPIES = 2  # Of bytes of a file: as read, and in the reply.
+_TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the reply.
+_EDGE_BYTES = 24  # Position, edge id and slot.
+_NODE_BYTES = 64  # Of a set of nodes: its table, at most 3/4 empty, and its order by node id.
+_EDGE_COPIES = 2  # Of listed edges: as int64, and in the reply.
+
+
+class HeldPartitions:
+    """What is held at one moment: a graph, stores of its partitions, and partitions that are withdrawn."""
+
+    def __init__(self, graph: Graph, partitions: Sequence[int], withdrawn: Collection[int]) -> None:
+        self._graph = graph
+        self.stores = {partition: LocalStore(graph, partition) for partition in partitions}
+        self._withdrawn = frozenset(withdrawn)
+        self._edges = {
+            partition: partial(_num_edges, graph, partition) if partition in self.stores else _no_edges
+            for partition in (*partitions, *withdrawn)
+        }
+
+    def parse(self, ticket: bytes) -> tuple[int, Request] | tuple[None, Inquiry]:
+        """Parse and check a request, as ``Queries.parse``."""
+        found = parse(ticket, self._graph.schema, self._graph.manifest.digest, self._edges)
+        if found[0] in self._withdrawn:
+            raise _withdrawn()
+        return found
+
+    def check_sound(self, request: Request | Inquiry | None = None) -> None:
+        """Raise ``Refusal`` once damage is known: the reply may have been made of it.
+
+        Bytes of files are verified by their caller, who may need the sound ones of a damaged file, and so is
+        the manifest.
+        """
+        damage = self._graph.verifier.damage
+        if damage and not isinstance(request, (FileRequest, ManifestRequest)):
+            raise Refusal(RefusalKind.UNAVAILABLE, f"damage was found here: {next(iter(damage.values()))}")
+
+    def pieces(self, partition: int | None, request: Any) -> list[Bytes]:
+        """Return the reply to a request that draws nothing, as the pieces of a document."""
+        if isinstance(request, FileRequest):
+            return document({"bytes": self._file(request)})
+        if partition is None:
+            return _about_graph(self._graph, request)
+        if isinstance(request, SplitRequest):
+            return split_document(self._graph.split_part(request.node_type, request.split, partition))
+        if isinstance(request, EdgeRequest):
+            found = self.stores[partition].contains(request)
+            return document({"found": found.view(np.uint8)})
+        if isinstance(request, EdgeListRequest):
+            return edges_document(
+                self.stores[partition].edges(request.edge_type, request.first, request.count)
+            )
+        return split_document(np.empty(0, np.int64))
+
+    def neighbors(self, partition: int, request: NeighborRequest | InducedRequest) -> Neighbors:
+        """Return drawn or induced edges. ``Refusal`` where a reply cannot hold them."""
+        if isinstance(request, NeighborRequest):
+            return self.stores[partition].sample(request)
+        try:
+            return self.stores[partition].induced(replace(request, max_edges=MAX_DRAWN_EDGES))
+        except BatchTooLarge:
+            raise Refusal(
+                RefusalKind.TOO_LARGE,
+                f"more than {MAX_DRAWN_EDGES} edges among nodes of a batch; at most so many are sent at once",
+            ) from None
+
+    def most_bytes(self, partition: int | None, request: Request | Inquiry) -> int:
+        """Return the maximum size of a reply, including edges of neighbours."""
+        if partition is None:
+            return self._most_listed(request)
+        if isinstance(request, EdgeRequest):
+            return len(request.targets)
+        if isinstance(request, EdgeListRequest):
+            return _EDGE_COPIES * _EDGE_BYTES * request.count
+        if isinstance(request, (NeighborRequest, InducedRequest)):
+            nodes = len(request.nodes) if isinstance(request, InducedRequest) else 0
+            return _EDGE_BYTES * self._most_edges(partition, request) + _NODE_BYTES * nodes
+        return 0
+
+    def _most_listed(self, request: Any) -> int:
+        """Return the maximum size of a reply about the whole graph."""
+        if isinstance(request, FileRequest):
+            return _FILE_COPIES * request.count
+        if isinstance(request, TextsRequest):
+            texts = _text_ids(self._graph, request.node_type)
+            return _TEXT_COPIES * texts.num_bytes(request.ids) + _LISTED_BYTES
+        return _LISTED_BYTES
+
+    def _most_edges(self, partition: int, request: NeighborRequest | InducedRequest) -> int:
+        """Return the maximum number of edges of a reply. ``Refusal`` where a reply cannot hold them."""
+        if isinstance(request, InducedRequest):
+            edges = int(self.stores[partition].degrees(request).sum())
+            if edges > self._edges[partition](request.edge_type):
+                raise Refusal(RefusalKind.INVALID, "a row of a request for induced edges comes twice")
+            return min(edges, MAX_DRAWN_EDGES)
+        rule = request.rule
+        if 0 <= rule.most * len(request.targets) <= MAX_DRAWN_EDGES:
+            return rule.most * len(request.targets)
+        degrees = self.stores[partition].degrees(request)
+        edges = _count_drawn(degrees, rule.most, replace=rule.replace)
+        if edges > MAX_DRAWN_EDGES:
+            raise Refusal(
+                RefusalKind.TOO_LARGE,
+                f"{edges} edges of {len(request.targets)} nodes; at most {MAX_DRAWN_EDGES} are drawn at once",
+            )
+        return edges
+
+    def widths(self, request: FeatureRequest) -> dict[str, int]:
+        """Return the bytes of a row of each requested column."""
+        schema = self._graph.schema
+        columns = (
+            schema.nodes[request.kind].columns
+            if isinstance(request.kind, str)
+            else schema.edges[request.kind].columns
+        )
+        return {name: columns[name].row_bytes for name in request.columns}
+
+    def _file(self, request: FileRequest) -> Bytes:
+        """Return bytes of a file. ``Refusal`` for one that is not listed for a partition that lies here."""
+        record, part = self._graph.manifest.files.get(request.path), part_of(request.path)
+        if record is None or not (part is None or part in self._edges):
+            raise Refusal(
+                RefusalKind.INVALID, f"no file {request.path[:100]!r} of a partition that lies here"
+            )
+        if request.first + request.count > record.nbytes:
+            raise Refusal(
+                RefusalKind.INVALID,
+                f"bytes up to {request.first + request.count} of {request.path}, which has {record.nbytes}",
+            )
+        try:
+            return self._graph.folder.read(request.path, request.first, request.count)
+        except FormatError as error:
+            raise Refusal(RefusalKind.FAILED, str(error)) from None
+
+
+def _withdrawn() -> Refusal:
+    return Refusal(RefusalKind.UNAVAILABLE, "the partition was withdrawn, to be repaired: ask again")
+
+
+def _no_edges(edge_type: EdgeType) -> int:
+    """Refuse to count edges of a withdrawn partition."""
+    raise _withdrawn()
+
+
+def _count_drawn(degrees: Int64Array, fanout: int, *, replace: bool) -> int:
+    """Return the number of edges drawn for targets of these degrees (int64 [N]), without drawing them."""
+    if fanout < 0:
+        return int(degrees.sum())
+    if replace:
+        return fanout * int(np.count_nonzero(degrees))
+    return int(np.minimum(degrees, fanout).sum())
+
+
+def _num_edges(graph: Graph, partition: int, edge_type: EdgeType) -> int:
+    return len(graph.topology(edge_type, partition)["indices"])
+
+
+def _about_graph(graph: Graph, inquiry: Inquiry) -> list[Bytes]:
+    """Return the reply as the pieces of a document. ``Refusal`` for unknown node ids."""
+    if isinstance(inquiry, IdsRequest):
+        return document({"ids": _ids(graph, inquiry.node_type, inquiry.positions)})
+    if isinstance(inquiry, LocateRequest):
+        return document({"positions": _positions(graph, inquiry)})
+    if isinstance(inquiry, ListRequest):
+        return document({"positions": graph.all_positions(inquiry.node_type, inquiry.first, inquiry.count)})
+    if isinstance(inquiry, TextsRequest):
+        return document(text_arrays(_text_ids(graph, inquiry.node_type).texts(inquiry.ids)))
+    if isinstance(inquiry, FindTextsRequest):
+        return document({"ids": _text_ids(graph, inquiry.node_type).find(inquiry.texts)})
+    return document({"manifest": np.frombuffer(graph.manifest.to_bytes(), np.uint8)})
+
+
+def _ids(graph: Graph, node_type: NodeType, positions: Int64Array) -> Int64Array:
+    ids = graph.node_ids(node_type)
+    return positions if ids is None else ids[positions]
+
+
+def _text_ids(graph: Graph, node_type: NodeType) -> TextIds:
+    texts = graph.text_ids(node_type)
+    assert texts is not None  # Requests about texts of a type without such are refused when they are read.
+    return texts
+
+
+def _positions(graph: Graph, request: LocateRequest) -> Int64Array:
+    try:
+        return graph.positions(request.node_type, request.ids)
+    except ValueError as error:
+        raise Refusal(RefusalKind.INVALID, str(error)) from None
+
 
 _KEPT_ROW_BYTES = 256 << 20
 _SENT_BYTES = 2 << 30  # Replies that are being made or sent.

@@ -14,7 +14,7 @@ from gigl_loader.rpc.versions import BuildVersions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gigl_server.cluster.readiness import View
+    from gigl_server.cluster.discovery import View
     from gigl_server.counters import Counters
     from gigl_server.sampling.load import ChannelLoad, ServiceLoad
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gigl_server.identity import Identity
+    from gigl_server.access import Identity
     from gigl_server.sessions.channel import Channel, SampleTask
 
 __all__ = ["QUANTUM_S", "ExpectedCosts", "FairQueue"]

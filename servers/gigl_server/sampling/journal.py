@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import SamplingError
 from gigl_loader.native import Stopped
-from gigl_loader.sampling.bounds import TooManyEdges
+from gigl_loader.sampling.costs import TooManyEdges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

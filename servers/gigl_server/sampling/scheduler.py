@@ -7,12 +7,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.quotas import has_quota
 from gigl_server.sampling.fair_queue import FairQueue
-from gigl_server.sampling.frame_maker import MadeFrame
-from gigl_server.sampling.frame_shares import FrameShares
+from gigl_server.sampling.frame_maker import FrameShares, MadeFrame
 from gigl_server.sampling.time_slices import TICK_S, TimeSlices
 from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result, StopCause
 
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gigl_loader.arrays import Bytes
-    from gigl_loader.rpc.grants import Grant
-    from gigl_server.frames.buffer_pool import BufferPool
-    from gigl_server.frames.store import FrameStore
-    from gigl_server.identity import Identity
-    from gigl_server.limits import Limits
-    from gigl_server.sampling.scratch import Scratch
+    from gigl_loader.rpc.tokens import Grant
+    from gigl_server.access import Identity
+    from gigl_server.frames.store import BufferPool, FrameStore
+    from gigl_server.quotas import Limits
+    from gigl_server.sampling.sampler_pool import Scratch
     from gigl_server.sessions.channel import Channel, SampleTask
 
 __all__ = ["Scheduler"]

@@ -9,25 +9,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
-from gigl_loader.rpc.frames import MAX_INLINE_BYTES
-from gigl_loader.rpc.grants import EVERYTHING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_server.frames.buffer_pool import BufferPool
-from gigl_server.frames.ring_memory import RingMemory
-from gigl_server.frames.store import FrameStore
-from gigl_server.identity import LOCAL, Identity
-from gigl_server.limits import Limits
+from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
+from gigl_loader.rpc.tokens import EVERYTHING
+from gigl_server.access import LOCAL, Identity
+from gigl_server.frames.ring import RingMemory
+from gigl_server.frames.store import BufferPool, FrameStore
+from gigl_server.quotas import Limits
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.journal import Journal
 from gigl_server.sampling.load import ChannelLoad, ServiceLoad
-from gigl_server.sampling.sampler_pool import SamplerPool
+from gigl_server.sampling.sampler_pool import SamplerPool, Scratch
 from gigl_server.sampling.scheduler import Scheduler
-from gigl_server.sampling.scratch import Scratch
 from gigl_server.sampling.time_slices import places
 from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
 from gigl_server.sessions.channel import SampleTask
-from gigl_server.sessions.registry import Sessions
-from gigl_server.sessions.validation import (
+from gigl_server.sessions.registry import (
+    Sessions,
     check_channel_options,
     check_graph,
     check_key,
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.rpc.grants import Grant
     from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+    from gigl_loader.rpc.tokens import Grant
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_server.counters import Counters
     from gigl_server.frames.ring import FrameRing

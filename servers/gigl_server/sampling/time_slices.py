@@ -16,7 +16,7 @@ from gigl_server.sessions.channel import StopCause
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from gigl_server.identity import Identity
+    from gigl_server.access import Identity
     from gigl_server.sampling.fair_queue import FairQueue
     from gigl_server.sessions.channel import SampleTask
 

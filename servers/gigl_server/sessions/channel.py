@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.native import StopFlag
 from gigl_loader.sampling.plan import plan_digest
-from gigl_server.identity import LOCAL, Identity
+from gigl_server.access import LOCAL, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable

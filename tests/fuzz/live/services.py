@@ -11,12 +11,11 @@ from typing import Any
 
 from gigl_client import Caller
 from gigl_loader.graph.graph import Graph
-from gigl_loader.rpc.address import Address
 from gigl_loader.rpc.credentials import Credentials
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.host_service import HostService
-from gigl_loader.rpc.job import new_job
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.tokens import new_job
 from tests.fuzz.live.target import Target
 from tests.support.certificates import Authority
 from tests.support.command_line import COMMAND

@@ -1,0 +1,470 @@
+"""Input of a loader, in the forms in which users pass it: nodes, links, their times and weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from gigl_loader.arrays import Int64Array
+from gigl_loader.sampling.request import SEED, TIME
+from gigl_loader.sampling.schedule import WEIGHT, SeedDraw
+from gigl_loader.shared import SharedTensors
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import numpy.typing as npt
+
+    from gigl_loader.arrays import Array
+    from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
+
+__all__ = [
+    "InputLinks",
+    "LinkDirectory",
+    "LoaderInput",
+    "NodeDirectory",
+    "SeedLinks",
+    "SeedNodes",
+    "known_edge_type",
+    "read_seed_links",
+    "read_seed_nodes",
+    "read_seed_weights",
+    "read_times",
+    "seed_draw",
+    "timed_seeds",
+]
+
+
+class NodeDirectory(Protocol):
+    """What can be asked of a dataset about its nodes."""
+
+    @property
+    def schema(self) -> GraphSchema: ...
+    @property
+    def num_servers(self) -> int:
+        """Storage servers, by whose ranks an input may be given; 0 where there are none."""
+
+    def all_positions(self, node_type: NodeType) -> Int64Array: ...
+    def split_positions(self, node_type: NodeType, split: str) -> Int64Array: ...
+    def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array: ...
+    def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array: ...
+    def node_ids_of(self, original_ids: Iterable[str], node_type: NodeType | None = None) -> torch.Tensor: ...
+
+
+class LoaderInput(Protocol):
+    """The input of a loader: what an epoch goes through. A frozen value."""
+
+    @property
+    def kind(self) -> NodeType | EdgeType:
+        """Type of the entries."""
+
+    @property
+    def columns(self) -> Mapping[str, Array]:
+        """The columns of a request, [N] each: those that the plan lists."""
+
+    @property
+    def places(self) -> Int64Array | None:
+        """Where each entry stands in the user's input; ``None`` when that is its index here."""
+
+    def described(self, directory: NodeDirectory) -> dict[str, Any]:
+        """Return, as plain values, what tells this input from others. Equal for every partitioning."""
+
+    def with_times(self, times: Int64Array) -> LoaderInput:
+        """Return the input with a time for each entry, int64 [N]."""
+
+    def without_ids(self) -> LoaderInput:
+        """Return the input without what only ``described`` needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedNodes:
+    """The seeds of an epoch, in input order. Not empty."""
+
+    node_type: NodeType
+    positions: Int64Array
+    """One per seed, int64. A node may occur more than once."""
+    places: Int64Array | None = None
+    """Where each seed stands in the user's input; ``None`` when that is its index here."""
+    ids: Int64Array | None = None
+    """Node ids of the positions, where they are known; ``None`` where the dataset has to be asked."""
+    times: Int64Array | None = None
+    """Of the trees around the seeds, where they are drawn in times that came with the input."""
+
+    def __post_init__(self) -> None:
+        if not len(self.positions):
+            raise ValueError(f"the input holds no seed of node type {self.node_type!r}")
+
+    @property
+    def kind(self) -> NodeType:
+        return self.node_type
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """The columns of a request, [N] each."""
+        return {SEED: self.positions, **({} if self.times is None else {TIME: self.times})}
+
+    def described(self, directory: NodeDirectory) -> dict[str, Any]:
+        """Return, as plain values, what tells this input from others."""
+        ids = directory.node_ids(self.node_type, self.positions) if self.ids is None else self.ids
+        digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
+        if self.places is not None:
+            digest.update(np.ascontiguousarray(self.places, dtype="<i8").data)
+        if self.times is not None:
+            digest.update(np.ascontiguousarray(self.times, dtype="<i8").data)
+        return {"number of seeds": len(self.positions), "digest of seeds": digest.hexdigest()}
+
+    def with_times(self, times: Int64Array) -> SeedNodes:
+        return replace(self, times=times)
+
+    def without_ids(self) -> SeedNodes:
+        return replace(self, ids=None)
+
+
+def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
+    """Return the seeds that ``input_nodes`` stands for.
+
+    A 1-D tensor (or array, or list) of node ids, or of the texts by which tables named the nodes; a boolean
+    mask over the nodes ``0 .. N - 1``; the name of a split; ``None`` for all nodes; node ids by the rank of a
+    storage server, which come in the order of the ranks; or a pair of a node type and one of these. Splits
+    and all nodes come by ascending node id.
+    ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
+    """
+    node_type, nodes = _typed_nodes(directory.schema, input_nodes)
+    if isinstance(nodes, Mapping):
+        nodes = _joined(nodes, directory.num_servers)
+    if nodes is None:
+        return SeedNodes(node_type, directory.all_positions(node_type))
+    if isinstance(nodes, str):
+        return SeedNodes(node_type, directory.split_positions(node_type, nodes))
+    array = _array(nodes)
+    if array.dtype == np.bool_:
+        ids = _selected(array, directory.schema.nodes[node_type])
+        return SeedNodes(node_type, directory.positions(node_type, ids), places=ids, ids=ids)
+    ids = _integers(directory.node_ids_of(array.tolist(), node_type).numpy() if _is_text(array) else array)
+    return SeedNodes(node_type, directory.positions(node_type, ids), ids=ids)
+
+
+def _typed_nodes(schema: GraphSchema, input_nodes: Any) -> tuple[NodeType, Any]:
+    if not isinstance(input_nodes, tuple):
+        return _only_type(schema, input_nodes), input_nodes
+    if len(input_nodes) != 2 or not isinstance(input_nodes[0], str):
+        raise TypeError(f"input_nodes as a tuple must be (node type, nodes), got {input_nodes!r}")
+    node_type, nodes = input_nodes
+    if node_type not in schema.nodes:
+        raise ValueError(f"unknown node type {node_type!r}; known: {', '.join(schema.nodes)}")
+    return node_type, nodes
+
+
+def _only_type(schema: GraphSchema, nodes: Any) -> NodeType:
+    """Return the node type of input that names none: the only one there is, or that has the split."""
+    candidates = list(schema.nodes)
+    if isinstance(nodes, str) and len(candidates) > 1:
+        candidates = [name for name, node in schema.nodes.items() if nodes in node.splits]
+        if not candidates:
+            known = sorted({split for node in schema.nodes.values() for split in node.splits})
+            hint = f"; for all nodes of the type, pass ({nodes!r}, None)" if nodes in schema.nodes else ""
+            raise ValueError(f"unknown split {nodes!r}; known: {', '.join(known) or 'none'}{hint}")
+    if len(candidates) == 1:
+        return candidates[0]
+    raise ValueError(
+        f"input_nodes must name one of the node types {', '.join(candidates)}: pass (node type, nodes)"
+    )
+
+
+def _joined(by_server: Mapping[Any, Any], num_servers: int) -> Int64Array:
+    """Return node ids given by server rank, in the order of the ranks. Some servers may have none."""
+    num_servers = max(num_servers, 1)  # A dataset that is no graph store has all ids under 0.
+    unknown = [rank for rank in by_server if type(rank) is not int or not 0 <= rank < num_servers]
+    if unknown:
+        raise ValueError(
+            f"input_nodes has {unknown[0]!r} for the rank of a server; there are {num_servers}, from 0"
+        )
+    given = [by_server[rank] for rank in sorted(by_server)]
+    arrays = [_integers(_array(nodes)) for nodes in given if not hasattr(nodes, "__len__") or len(nodes)]
+    if not arrays:
+        raise ValueError("input_nodes is empty: at least one seed is needed")
+    return np.concatenate(arrays)
+
+
+def _array(nodes: Any) -> npt.NDArray[Any]:
+    if isinstance(nodes, torch.Tensor):
+        nodes = nodes.detach().cpu()
+        if nodes.dtype == torch.bfloat16:
+            nodes = nodes.float()
+        array: npt.NDArray[Any] = nodes.numpy()
+    elif isinstance(nodes, (np.ndarray, list, range)):
+        if isinstance(nodes, list) and len({isinstance(node, str) for node in nodes}) > 1:
+            raise TypeError("input_nodes has texts and numbers: node ids are one or the other")
+        array = np.asarray(nodes)
+    else:
+        raise TypeError(
+            f"input_nodes must be a tensor of node ids, the name of a split or None, got {nodes!r}"
+        )
+    if array.ndim != 1:
+        raise ValueError(f"input_nodes must be 1-D, got shape {array.shape}")
+    if not len(array):
+        raise ValueError("input_nodes is empty: at least one seed is needed")
+    return array
+
+
+def _is_text(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind == "U" or (array.dtype.kind == "O" and isinstance(array[0], str))
+
+
+def _integers(array: npt.NDArray[Any]) -> Int64Array:
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"node ids must be integers, got {array.dtype} ({array[0]!r}, ...)")
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"node ids must fit 64 signed bits, got {array.max()}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _selected(mask: npt.NDArray[np.bool_], nodes: NodeSchema) -> Int64Array:
+    if nodes.ids == "sparse":
+        raise ValueError(
+            "a boolean mask needs node ids 0 .. N - 1, and the ids of this graph have gaps: pass ids"
+        )
+    if len(mask) != nodes.count:
+        raise ValueError(f"a mask over {nodes.count} nodes is needed, got one of {len(mask)}")
+    return np.flatnonzero(mask).astype(np.int64, copy=False)
+
+
+InputLinks: TypeAlias = "torch.Tensor | str | EdgeType | tuple[EdgeType, torch.Tensor | str | None] | None"
+
+
+class LinkDirectory(NodeDirectory, Protocol):
+    """What can be asked of a dataset about its edges, besides its nodes."""
+
+    def all_edges(self, edge_type: EdgeType, split: str | None = None) -> tuple[Int64Array, Int64Array]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeedLinks:
+    """The links of an epoch, in input order. Not empty."""
+
+    edge_type: EdgeType
+    src: Int64Array
+    """Positions of the sources, int64 [M]. A link may occur more than once."""
+    dst: Int64Array
+    ids: Int64Array | None = None
+    """Node ids of sources and destinations, int64 [2, M], where they are known."""
+    places: Int64Array | None = None
+    """Always ``None``: links stand in the user's input as they do here."""
+    times: Int64Array | None = None
+    """Of the trees around the links, where they are drawn in time."""
+
+    def __post_init__(self) -> None:
+        if not len(self.src):
+            raise ValueError(f"the input holds no link of type {self.edge_type}")
+
+    @property
+    def kind(self) -> EdgeType:
+        return self.edge_type
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """The columns of a request, [M] each."""
+        times = {} if self.times is None else {TIME: self.times}
+        return {"src": self.src, "dst": self.dst, **times}
+
+    def described(self, directory: NodeDirectory) -> dict[str, Any]:
+        """Return, as plain values, what tells this input from others."""
+        digest = hashlib.blake2b(digest_size=16)
+        for row, (node_type, positions) in enumerate(
+            ((self.edge_type[0], self.src), (self.edge_type[2], self.dst))
+        ):
+            ids = directory.node_ids(node_type, positions) if self.ids is None else self.ids[row]
+            digest.update(np.ascontiguousarray(ids, dtype="<i8").data)
+        if self.times is not None:
+            digest.update(np.ascontiguousarray(self.times, dtype="<i8").data)
+        return {"number of links": len(self.src), "digest of links": digest.hexdigest()}
+
+    def with_times(self, times: Int64Array) -> SeedLinks:
+        return replace(self, times=times)
+
+    def without_ids(self) -> SeedLinks:
+        return replace(self, ids=None)
+
+
+def read_seed_links(directory: LinkDirectory, edge_label_index: Any) -> SeedLinks:
+    """Return the links that ``edge_label_index`` stands for.
+
+    Node ids or texts, [2, M]; the name of a split of edges; ``None`` for all edges of the only edge type; an
+    edge type for all of its edges; or a pair of an edge type and one of these. Edges come by ascending edge
+    id. ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
+    """
+    edge_type, links = _typed_links(directory.schema, edge_label_index)
+    if links is None:
+        return SeedLinks(edge_type, *directory.all_edges(edge_type))
+    if isinstance(links, str):
+        return SeedLinks(edge_type, *directory.all_edges(edge_type, links))
+    ends = (edge_type[0], edge_type[2])
+    ids = _pairs(_without_texts(directory, ends, links))
+    src = _located(directory, ends[0], ids[0], "sources")
+    return SeedLinks(edge_type, src, _located(directory, ends[1], ids[1], "destinations"), ids=ids)
+
+
+def _without_texts(directory: NodeDirectory, ends: tuple[NodeType, NodeType], links: Any) -> Any:
+    """Return links as node ids, where they are texts, by which tables named the nodes."""
+    if not isinstance(links, (list, tuple, np.ndarray)) or len(links) != 2 or not all(map(_is_texts, links)):
+        return links
+    rows = zip(ends, links, strict=True)
+    return tuple(directory.node_ids_of(list(map(str, texts)), node_type) for node_type, texts in rows)
+
+
+def _is_texts(row: Any) -> bool:
+    return isinstance(row, (list, tuple, np.ndarray)) and len(row) > 0 and isinstance(row[0], str)
+
+
+def _located(directory: NodeDirectory, node_type: str, ids: Int64Array, name: str) -> Int64Array:
+    try:
+        return directory.positions(node_type, ids)
+    except ValueError as error:
+        raise ValueError(f"edge_label_index, {name} of links: {error}") from None
+
+
+def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
+    if _is_edge_type(value):
+        return known_edge_type(schema.edges, value, "edge_label_index"), None
+    if isinstance(value, tuple) and len(value) == 2 and _is_edge_type(value[0]):
+        return known_edge_type(schema.edges, value[0], "edge_label_index"), value[1]
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        raise TypeError(
+            "edge_label_index as a tuple must be (edge type, links), where an edge type is (source, "
+            f"relation, destination), got {value[0]!r}"
+        )
+    known = list(schema.edges)
+    if len(known) == 1:
+        return known[0], value
+    listed = ", ".join(map(str, known)) or "none"
+    raise ValueError(f"edge_label_index must name one of the edge types {listed}: pass (edge type, links)")
+
+
+def _is_edge_type(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(part, str) for part in value)
+
+
+def known_edge_type(known: Collection[EdgeType], value: Any, what: str) -> EdgeType:
+    """Return an edge type that a user named. ``TypeError`` and ``ValueError`` list those that there are."""
+    if not _is_edge_type(value):
+        raise TypeError(f"{what} must be (source, relation, destination), got {value!r:.200}")
+    edge_type: EdgeType = value
+    if edge_type in known:
+        return edge_type
+    listed = ", ".join(map(str, sorted(known))) or "none"
+    turned = next((each for each in known if (each[2], each[1], each[0]) == edge_type), None)
+    hint = "" if turned is None else f"; edge types run from source to destination: pass {turned}"
+    raise ValueError(f"{what}: unknown edge type {edge_type}; known: {listed}{hint}")
+
+
+def _pairs(links: Any) -> Int64Array:
+    if isinstance(links, (list, tuple)) and len(links) == 2:
+        links = torch.stack([torch.as_tensor(each) for each in links])
+    if isinstance(links, np.ndarray):
+        links = torch.from_numpy(np.ascontiguousarray(links))
+    if not isinstance(links, torch.Tensor):
+        raise TypeError(
+            "edge_label_index must be a tensor of node ids [2, M], an edge type, a pair of both, or None, "
+            f"got {links!r:.200}"
+        )
+    if links.is_floating_point() or links.is_complex() or links.dtype == torch.bool:
+        raise TypeError(f"edge_label_index must hold integer node ids, got {links.dtype}")
+    if links.ndim != 2 or links.shape[0] != 2:
+        hint = ": transpose it" if links.ndim == 2 and links.shape[1] == 2 else ""
+        raise ValueError(f"edge_label_index must be [2, M], got {list(links.shape)}{hint}")
+    if not links.shape[1]:
+        raise ValueError("edge_label_index is empty: at least one link is needed")
+    return np.ascontiguousarray(links.detach().cpu().to(torch.int64).numpy())
+
+
+def timed_seeds(seeds: SeedNodes, input_time: Any) -> SeedNodes:
+    """Return seeds with the times that a user passed for them, if any."""
+    if input_time is None:
+        return seeds
+    count = len(seeds.positions)
+    return seeds.with_times(read_times("input_time", input_time, count=count, places=seeds.places))
+
+
+def read_times(name: str, value: Any, *, count: int, places: Int64Array | None = None) -> Int64Array:
+    """Return the time of each entry, int64 [count].
+
+    ``places``: where each entry stands in a mask; ``value`` may then have a time for each place of the mask.
+    ``TypeError`` and ``ValueError`` name the rule that is broken.
+    """
+    try:
+        times = torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a tensor of integers, got a {type(value).__name__}") from None
+    if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {times.dtype}")
+    if times.ndim != 1:
+        raise ValueError(f"{name} must be 1-D, got shape {list(times.shape)}")
+    array = np.ascontiguousarray(times.to(torch.int64).numpy())
+    if places is not None and len(array) != count and len(array) > int(places.max()):
+        array = array[places]
+    if len(array) != count:
+        raise ValueError(
+            f"{name} needs one time for each of the {count} entries of the input, got {len(array)}"
+        )
+    return array
+
+
+def read_seed_weights(
+    value: Any, seeds: LoaderInput, schema: GraphSchema, *, shuffle: bool
+) -> SharedTensors | None:
+    """Return shared tensors whose ``weight`` holds one float32 or float64 for each entry of the input.
+
+    ``None`` for ``None``. A tensor alone is copied: such weights stay as they are. ``TypeError`` and
+    ``ValueError`` name the rule that is broken.
+    """
+    if value is None:
+        return None
+    if SEED not in seeds.columns:
+        raise ValueError("seed_weights draws input nodes, and the input of this loader is links")
+    if shuffle:
+        raise ValueError("shuffle=True has no meaning beside seed_weights: seeds are drawn anew each time")
+    if isinstance(value, torch.Tensor):
+        value = SharedTensors.create({WEIGHT: value})
+    if not isinstance(value, SharedTensors):
+        raise TypeError(
+            "seed_weights must be a tensor, or SharedTensors.create({'weight': ...}) for weights that "
+            f"change while batches are made, got a {type(value).__name__}"
+        )
+    if WEIGHT not in value:
+        raise ValueError(
+            f"seed_weights needs a tensor named '{WEIGHT}'; it has: {', '.join(value) or 'none'}"
+        )
+    weight = value[WEIGHT]
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"seed weights must be float32 or float64, got {weight.dtype}")
+    # Seeds have places only where the input was a mask over all nodes.
+    count = len(seeds.columns[SEED]) if seeds.places is None else schema.nodes[str(seeds.kind)].count
+    if weight.shape != (count,):
+        raise ValueError(
+            f"seed_weights needs one weight for each entry of the input, shape ({count},), "
+            f"got {tuple(weight.shape)}"
+        )
+    return value
+
+
+def seed_draw(
+    weights: SharedTensors | None, seeds: LoaderInput, *, run_seed: int, rank: int, timeout: float
+) -> SeedDraw | None:
+    """Return how seeds are drawn; ``None`` without weights. ``timeout`` is how long a loader waits, in s."""
+    if weights is None:
+        return None
+    return SeedDraw.of(
+        weights,
+        seeds.columns[SEED],
+        places=seeds.places,
+        times=seeds.columns.get(TIME),
+        run_seed=run_seed,
+        rank=rank,
+        # Half: so that the batch fails with the name of the lock's holder before the loader gives up.
+        timeout_s=timeout / 2,
+    )

@@ -1,0 +1,474 @@
+"""Tables made of tables: combined, renamed, reversed, as label sets, with missing values filled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.arrays import Array
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import Column, EdgeType, label_list
+from gigl_loader.partition.stage import shards_of, stamp_of
+from gigl_loader.partition.table import TEXT, ArrayTable, GraphTables, Kind, Table
+from gigl_loader.tensors import STORAGE_DTYPES
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.schema import LabelSign, NodeType
+
+__all__ = [
+    "ChainedTable",
+    "FilledTable",
+    "MissingValues",
+    "ProjectedTable",
+    "Projection",
+    "chain",
+    "label_set",
+    "label_tables",
+    "missing_anywhere",
+    "reverse_of",
+    "with_reverse_edges",
+]
+
+
+class ChainedTable:
+    """The rows of several tables with the same columns, one table after the other."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = list(tables)
+        first = self._tables[0]
+        self.name = f"{first.name} and {len(self._tables) - 1} more"
+        self.columns: Mapping[str, Kind] = first.columns
+        for table in self._tables[1:]:
+            _require_same(first, table)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(table.num_rows for table in self._tables)
+
+    @property
+    def stamp(self) -> object:
+        return [stamp_of(table) for table in self._tables]
+
+    def shards(self, rows: int) -> list[Table]:
+        return [shard for table in self._tables for shard in shards_of(table, rows)]
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        for table in self._tables:
+            yield from table.read(names, rows)
+
+    def where(self, column: str, row: int) -> str:
+        for table in self._tables[:-1]:
+            if row < table.num_rows:
+                return table.where(column, row)
+            row -= table.num_rows
+        return self._tables[-1].where(column, row)
+
+
+def chain(tables: Sequence[Table]) -> Table:
+    """Return one table with the rows of all. There must be at least one.
+
+    A table without rows may have other columns: a CSV file with a header alone says nothing of their types.
+    """
+    if any(table.columns != tables[0].columns for table in tables):
+        tables = [table for table in tables if table.num_rows] or tables[:1]
+    return tables[0] if len(tables) == 1 else ChainedTable(tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Where a column comes from."""
+
+    sources: tuple[str, ...]
+    stacked: bool = False
+    """Put the sources (numbers and vectors) side by side, as one vector per row."""
+    dtype: str | None = None
+    """Convert to this safetensors dtype."""
+
+
+class ProjectedTable:
+    """Chosen columns of another table, under other names."""
+
+    def __init__(self, table: Table, projections: Mapping[str, Projection]) -> None:
+        self.name = table.name
+        self._table = table
+        self._projections = dict(projections)
+        self.columns: dict[str, Kind] = {
+            name: _projected_kind(table, name, projection) for name, projection in self._projections.items()
+        }
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows
+
+    @property
+    def stamp(self) -> object:
+        return stamp_of(self._table)
+
+    def shards(self, rows: int) -> list[ProjectedTable]:
+        return [ProjectedTable(shard, self._projections) for shard in shards_of(self._table, rows)]
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        sources = list(dict.fromkeys(key for name in names for key in self._projections[name].sources))
+        row = 0
+        for chunk in self._table.read(sources, rows):
+            yield {name: self._column(chunk, name, row) for name in names}
+            row += len(chunk[sources[0]])
+
+    def where(self, column: str, row: int) -> str:
+        projection = self._projections.get(column)
+        return self._table.where(column if projection is None else projection.sources[0], row)
+
+    def _column(self, chunk: Mapping[str, Array], name: str, first_row: int) -> Array:
+        projection, kind = self._projections[name], self.columns[name]
+        if not projection.stacked:
+            array = chunk[projection.sources[0]]
+        else:
+            assert isinstance(kind, Column)
+            dtype = STORAGE_DTYPES[kind.dtype]
+            pieces = [chunk[key].astype(dtype).reshape(len(chunk[key]), -1) for key in projection.sources]
+            array = np.concatenate(pieces, axis=1)
+        if kind == TEXT and array.dtype != object:
+            return array.astype(np.str_).astype(object)
+        if projection.dtype is None or not isinstance(kind, Column):
+            return array
+        return self._cast(array, name, STORAGE_DTYPES[kind.dtype], first_row)
+
+    def _cast(self, array: Array, name: str, dtype: np.dtype[Any], first_row: int) -> Array:
+        if array.dtype == dtype:
+            return array
+        with np.errstate(invalid="ignore", over="ignore"):
+            cast = array.astype(dtype)
+        if dtype.kind in "iub":
+            wrong = np.flatnonzero((cast != array).reshape(len(array), -1).any(axis=1))
+            if len(wrong):
+                place = self.where(name, first_row + int(wrong[0]))
+                raise FormatError(f"{place}: {array[wrong[0]]} is no {dtype}")
+        return cast
+
+
+def _require_same(first: Table, table: Table) -> None:
+    for name in (*first.columns, *table.columns):
+        kinds = first.columns.get(name), table.columns.get(name)
+        if kinds[0] != kinds[1]:
+            raise FormatError(
+                f"{table.name}, column {name!r}: {_said(kinds[1])}, but {_said(kinds[0])} in {first.name}"
+            )
+
+
+def _said(kind: Kind | None) -> str:
+    if kind is None:
+        return "missing"
+    if not isinstance(kind, Column):
+        return kind
+    return f"{kind.dtype} {list(kind.shape)}" + (f" in {kind.unit}" if kind.unit else "")
+
+
+def _text_kind(table: Table, name: str, kind: Kind) -> Kind:
+    """Return the kind of a column that is converted to texts: of integers, or of texts already."""
+    integers = isinstance(kind, Column) and not kind.shape and STORAGE_DTYPES[kind.dtype].kind in "iu"
+    if kind != TEXT and not integers:
+        raise FormatError(f"{table.name}, column {name!r}: {_said(kind)} cannot be read as texts")
+    return TEXT
+
+
+def _projected_kind(table: Table, name: str, projection: Projection) -> Kind:
+    kinds = [table.columns[source] for source in projection.sources]
+    if not projection.stacked:
+        kind = kinds[0]
+        if projection.dtype == "TEXT":
+            return _text_kind(table, name, kind)
+        return Column(projection.dtype, kind.shape) if projection.dtype and isinstance(kind, Column) else kind
+    dtypes, width = [], 0
+    for source, kind in zip(projection.sources, kinds, strict=True):
+        if not isinstance(kind, Column) or len(kind.shape) > 1 or kind.dtype == "BF16":
+            raise FormatError(
+                f"{table.name}, column {source!r}: {_said(kind)} cannot be stacked into {name!r}"
+            )
+        dtypes.append(STORAGE_DTYPES[kind.dtype])
+        width += math.prod(kind.shape)
+    common = np.result_type(*dtypes)
+    found = next(key for key, dtype in STORAGE_DTYPES.items() if dtype == common and key != "BF16")
+    return Column(projection.dtype or found, (width,))
+
+
+def reverse_of(edge_type: EdgeType) -> EdgeType:
+    """Return the type of the reversed edges, by the rule of PyG's ``ToUndirected``."""
+    source, relation, destination = edge_type
+    return destination, f"rev_{relation}", source
+
+
+def with_reverse_edges(
+    tables: GraphTables, reverses: Mapping[EdgeType, EdgeType] | None = None, *, undirected: bool = False
+) -> GraphTables:
+    """Return the tables with reversed edges.
+
+    ``reverses`` gives the type of the reversed edges for some types; both may be the same type, which then
+    holds edges of both directions. ``undirected`` does so for every type whose ends are of one type, and adds
+    a type ``rev_...`` for every other, as PyG's ``ToUndirected`` does. A reversed edge has the columns and
+    the ``id`` of its edge; without ``id``, those of another type have its row number, those of the same type
+    follow it. It is in the split of its edge, and quantised as its edge is. An edge that the table has in
+    both directions comes twice, a self loop too.
+
+    ``ValueError`` for an unknown type, for ends that do not fit, and for a type that has a table already.
+    """
+    wanted = dict(reverses or {})
+    if undirected:
+        for kind in tables.edges:
+            wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
+    edges = dict(tables.edges)
+    weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
+    quantize = dict(tables.quantize)
+    for kind, reverse in wanted.items():
+        if kind not in tables.edges:
+            known = ", ".join(map(str, tables.edges)) or "none"
+            raise ValueError(f"no edges of type {kind} to reverse; known: {known}")
+        if (reverse[0], reverse[2]) != (kind[2], kind[0]):
+            raise ValueError(
+                f"{reverse} is no reverse of {kind}: it must lead from {kind[2]!r} to {kind[0]!r}"
+            )
+        if reverse != kind and reverse in edges:
+            raise ValueError(f"edges of type {reverse} have a table: they cannot be the reverse of {kind}")
+        edges[reverse] = _both_ways(tables.edges[kind]) if reverse == kind else _reversed(tables.edges[kind])
+        if kind in weights:
+            weights[reverse] = weights[kind]
+        if kind in times:
+            times[reverse] = times[kind]
+        if kind in quantize:
+            quantize[reverse] = quantize[kind]
+        if kind in splits:
+            splits[reverse] = replace(splits[kind], hashed="both" if reverse == kind else "dst,src")
+    return replace(tables, edges=edges, weights=weights, times=times, splits=splits, quantize=quantize)
+
+
+def _reversed(table: Table) -> Table:
+    swapped = {"src": "dst", "dst": "src"}
+    return ProjectedTable(table, {name: Projection((swapped.get(name, name),)) for name in table.columns})
+
+
+def _both_ways(table: Table) -> Table:
+    return chain([table, _reversed(table)])
+
+
+def label_tables(
+    labels: Mapping[EdgeType, Any] | None, node_types: Collection[NodeType]
+) -> dict[EdgeType, Table]:
+    """Return the tables of label sets by name.
+
+    ``labels``: by supervision type, node ids [2, P] or a pair of positive and negative ones. ``ValueError``
+    and ``TypeError`` name the type and the rule that it breaks.
+    """
+    found: dict[EdgeType, Table] = {}
+    for edge_type, given in (labels or {}).items():
+        if not (
+            isinstance(edge_type, tuple)
+            and len(edge_type) == 3
+            and all(isinstance(part, str) for part in edge_type)
+        ):
+            raise TypeError(
+                f"labels: a supervision type is (anchor type, relation, label type), got {edge_type!r}"
+            )
+        for end in (edge_type[0], edge_type[2]):
+            if end not in node_types:
+                raise ValueError(f"labels of {edge_type}: node type {end!r} is not in the graph")
+        signs: tuple[LabelSign, ...] = ("positive", "negative")
+        pairs = given if isinstance(given, tuple) else (given,)
+        if not 1 <= len(pairs) <= 2:
+            raise ValueError(f"labels of {edge_type}: positive ones, or (positive, negative)")
+        for sign, each in zip(signs, pairs, strict=False):
+            found[label_list(edge_type, sign)] = _table(f"{sign} labels of {edge_type}", each)
+    return found
+
+
+def label_set(table: Table) -> Table:
+    """Return a table of pairs without its other columns. ``FormatError`` without ``src`` or ``dst``."""
+    for name in ("src", "dst"):
+        if name not in table.columns:
+            raise FormatError(f"{table.name}: no column {name!r}: labels have src (the anchor) and dst")
+    return ProjectedTable(table, {name: Projection((name,)) for name in ("src", "dst")})
+
+
+def _table(what: str, given: Any) -> Table:
+    array = np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
+    if array.ndim != 2 or array.shape[0] != 2 or array.dtype.kind not in "iu":
+        raise ValueError(f"{what} are {array.dtype} {list(array.shape)}, not integer node ids [2, P]")
+    return ArrayTable(what, {"src": array[0], "dst": array[1]})
+
+
+_SHOWN = 3
+_ROWS = 1 << 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_OF_IDS = " (ids cannot be filled)"
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class MissingValues(FormatError):
+    """A table has rows without a value. ``places`` says where, for each column."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        cure = "Fill them (--fill COLUMN=VALUE or COLUMN=mean), or leave the column out (--drop COLUMN)"
+        if all(place.endswith(_OF_IDS) for place in places):
+            cure = "Mend the table, or leave these rows out of it"
+        super().__init__(f"values are missing: {'; '.join(places)}. {cure}")
+        self.places = list(places)
+
+
+def missing_anywhere(tables: Iterable[Table], first: MissingValues) -> MissingValues:
+    """Return the report of ``first`` together with those of all tables, which are read to their ends."""
+    places = dict.fromkeys(first.places)
+    for table in tables:
+        places.update(dict.fromkeys(_places_in(table)))
+    return MissingValues(list(places))
+
+
+def _places_in(table: Table) -> list[str]:
+    try:
+        for _ in table.read(list(table.columns), _ROWS):
+            pass
+    except MissingValues as error:
+        return error.places
+    except FormatError:
+        pass  # Another defect, which the user meets once no value is missing.
+    return []
+
+
+class FilledTable:
+    """A table whose readers give masked arrays, with values in place of what is masked.
+
+    ``MissingValues`` where a column that has no fill misses values: it lists all such columns of the table.
+    """
+
+    def __init__(
+        self, table: Table, fills: Mapping[str, str], *, used: Iterable[str], ids: Collection[str] = ()
+    ) -> None:
+        """``fills`` gives a number, a date or ``mean`` by column. ``used`` are the columns that are read, of
+        which ``ids`` cannot be filled."""
+        self.name = table.name
+        self.columns: Mapping[str, Kind] = table.columns
+        self._table = table
+        self._whole = self
+        self._used = list(used)
+        self._ids = ids
+        self._fills = dict(fills)
+        self._values = {
+            name: _parsed(table, name, text) for name, text in fills.items() if text.lower() != "mean"
+        }
+        for name in fills:
+            _check_fillable(table, name, fills[name])
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows
+
+    @property
+    def stamp(self) -> object:
+        return stamp_of(self._table)
+
+    def shards(self, rows: int) -> list[FilledTable]:
+        found = shards_of(self._table, rows)
+        if len(found) > 1:
+            for name in self._fills:
+                self._value(name)  # A mean is that of the whole table.
+        return [self._over(shard) for shard in found]
+
+    def _over(self, table: Table) -> FilledTable:
+        shard = copy(self)
+        shard.name, shard._table, shard._whole = table.name, table, self._whole
+        return shard
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        for chunk in self._table.read(names, rows):
+            yield {name: self._filled(name, array) for name, array in chunk.items()}
+
+    def where(self, column: str, row: int) -> str:
+        return self._table.where(column, row)
+
+    def _filled(self, name: str, array: Array) -> Array:
+        if not isinstance(array, np.ma.MaskedArray):
+            return array
+        if name not in self._fills:
+            raise MissingValues(self._whole._report())
+        value = np.asarray(self._value(name)).astype(array.dtype)
+        return np.where(np.ma.getmaskarray(array), value, array.data)
+
+    def _value(self, name: str) -> Any:
+        if name not in self._values:
+            self._values[name] = _mean(self._table, name)
+        return self._values[name]
+
+    def _report(self) -> list[str]:
+        """Return where values are missing: a text for each column, with its first rows."""
+        missing: dict[str, list[int]] = {}
+        counts: dict[str, int] = {}
+        wanted = [name for name in self._used if name not in self._fills]
+        row = 0
+        for chunk in self._table.read(wanted, _ROWS):
+            for name, array in chunk.items():
+                if isinstance(array, np.ma.MaskedArray):
+                    mask = np.ma.getmaskarray(array).reshape(len(array), -1).any(axis=1)
+                    counts[name] = counts.get(name, 0) + int(mask.sum())
+                    found = missing.setdefault(name, [])
+                    found += (row + np.flatnonzero(mask)[: _SHOWN - len(found)]).tolist()
+            row += len(chunk[wanted[0]])
+        return [self._said(name, rows, counts[name]) for name, rows in missing.items()]
+
+    def _said(self, name: str, rows: Sequence[int], count: int) -> str:
+        more = f" and {count - len(rows):,} more" if count > len(rows) else ""
+        note = _OF_IDS if name in self._ids else ""
+        return ", ".join(self.where(name, row) for row in rows) + more + note
+
+
+def _check_fillable(table: Table, name: str, text: str) -> None:
+    kind = table.columns[name]
+    if not isinstance(kind, Column):
+        raise ValueError(f"{table.name}, column {name!r}: holds {kind}, which cannot be filled")
+    if text.lower() == "mean" and (kind.dtype == "BOOL" or kind.unit is not None):
+        what = "points in time" if kind.unit else "true and false"
+        raise ValueError(f"{table.name}, column {name!r}: {what} have no mean: give a value")
+
+
+def _parsed(table: Table, name: str, text: str) -> Any:
+    """Return a fill as a value of the column. ``ValueError`` for what it cannot hold."""
+    kind = table.columns[name]
+    if not isinstance(kind, Column):
+        return None
+    dtype = STORAGE_DTYPES[kind.dtype]
+    try:
+        if kind.dtype == "BOOL":
+            return _BOOLEANS[text.lower()]
+        if kind.unit is not None:
+            return _nanoseconds(text)
+        return dtype.type(float(text) if dtype.kind == "f" else int(text))
+    except (ValueError, KeyError, OverflowError):
+        what = "no date between 1677 and 2262, such as 2020-01-31," if kind.unit else f"no {kind.dtype}"
+        raise ValueError(f"{table.name}, column {name!r}: {text!r} is {what} to fill it with") from None
+
+
+def _nanoseconds(text: str) -> int:
+    """Return an ISO date or time as nanoseconds since 1970-01-01 UTC. Without a time zone, it is UTC."""
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)) - _EPOCH
+    nanoseconds = 1000 * (since // timedelta(microseconds=1))
+    if abs(nanoseconds) > np.iinfo(np.int64).max:
+        raise ValueError(f"{text} lies outside 1677 to 2262, the range of nanoseconds in int64")
+    return nanoseconds
+
+
+def _mean(table: Table, name: str) -> Any:
+    """Return the mean of the values that are there, element by element of a row, rounded for integers."""
+    kind = table.columns[name]
+    assert isinstance(kind, Column)
+    total, count = np.zeros(kind.shape), np.zeros(kind.shape)
+    for chunk in table.read([name], _ROWS):
+        values = np.ma.masked_invalid(chunk[name]) if chunk[name].dtype.kind == "f" else chunk[name]
+        total += np.ma.filled(np.ma.sum(values, axis=0, dtype=np.float64), 0)
+        count += np.ma.count(values, axis=0)
+    if not count.all():
+        raise FormatError(f"{table.name}, column {name!r}: no value of which to take the mean")
+    mean = total / count
+    return mean if STORAGE_DTYPES[kind.dtype].kind == "f" else np.rint(mean)

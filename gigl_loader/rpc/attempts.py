@@ -1,0 +1,193 @@
+"""Attempts of a call at several servers: their threads, their cancellation, and when a second one is made.
+
+After "The Tail at Scale" (Dean and Barroso, 2013): a second copy of the slowest few percent of requests cuts
+the tail of their latency, and adds only those few percent of load.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from gigl_loader.errors import SamplingError
+from gigl_loader.native import check_stop, current_stop_flag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+    from gigl_loader.native import StopFlag
+
+__all__ = ["STOP_POLL_S", "AttemptThreads", "Cancellation", "Cancelled", "Hedging"]
+
+STOP_POLL_S = 0.05
+"""A stop flag wakes no thread: one that waits looks at its flag so often."""
+
+
+class Cancelled(SamplingError):
+    """The call was cancelled: nobody needs its result any more."""
+
+
+class Cancellation:
+    """Ends a call wherever it waits: while it connects, sends or receives, and between two attempts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._event = threading.Event()
+        self._end: Callable[[], object] | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._event.is_set()
+
+    def cancel(self) -> None:
+        """End the call. Does not wait. Cancelling twice, or after the end of the call, is fine."""
+        with self._lock:
+            self._event.set()
+            if self._end is not None:
+                self._end()
+
+    def then(self, end: Callable[[], object] | None) -> None:
+        """Have ``cancel`` call ``end`` from now on, and nothing else. ``end`` must not block.
+
+        Calls it at once where the call was cancelled before.
+        """
+        with self._lock:
+            self._end = end
+            if end is not None and self.cancelled:
+                end()
+
+    @contextmanager
+    def ends_by(self, end: Callable[[], object]) -> Iterator[None]:
+        """Have ``cancel`` call ``end`` as by ``then``, until the end of the block and no later.
+
+        A connection that was given back to its pool may be another call's.
+        """
+        self.then(end)
+        try:
+            yield
+        finally:
+            self.then(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the call is cancelled, at most so long. Return whether it is.
+
+        Raises ``native.Stopped`` where the stop flag of this thread is set meanwhile.
+        """
+        until = time.monotonic() + seconds
+        while current_stop_flag() is not None and (left := until - time.monotonic()) > STOP_POLL_S:
+            check_stop()
+            if self._event.wait(min(left, STOP_POLL_S)):
+                return True
+        return self._event.wait(max(until - time.monotonic(), 0.0))
+
+
+class AttemptThreads:
+    """Daemon threads, started when no other is free. A job must not raise."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], StopFlag | None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0
+        """Threads that wait for a job, less the jobs that wait for a thread."""
+        self._count = 0
+        self._closed = False
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run a job in a thread, under the stop flag of the caller.
+
+        ``RuntimeError`` where the system has no thread to give, or after ``close``.
+        """
+        flag = current_stop_flag()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the threads were closed")
+            if self._free <= 0:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._count += 1
+                self._free += 1
+            self._free -= 1
+        self._jobs.put((job, flag))
+
+    def close(self) -> None:
+        """End every thread after its job. Does not wait."""
+        with self._lock:
+            self._closed = True
+            count, self._count = self._count, 0
+        for _ in range(count):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, flag = item
+            with flag or nullcontext():
+                job()
+            del item, job, flag
+            with self._lock:
+                self._free += 1
+
+
+_WINDOW = 256
+_ENOUGH = 64
+"""Requests of a kind before any of them is hedged: of fewer, the slowest 5 % are no measure."""
+_EVERY = 32
+"""Requests of a kind after which its percentile is computed anew."""
+_PERCENTILE = 0.95
+_SHARE = 0.05
+_MAX_SAVED = 8.0
+"""Hedges that quiet times may save for later."""
+_MIN_S = 0.010
+"""Shorter delays would answer to the scheduling of threads, not to slow servers."""
+_STALLED_S = 1.0
+_STALLED_TIMES = 3.0
+
+
+class _Kind:
+    """Latest durations of one kind of request."""
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=_WINDOW)
+        self.since = 0
+        self.percentile: float | None = None
+
+
+class Hedging:
+    """Durations of requests by kind, and a budget. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._budget = 0.0
+
+    def record(self, kind: Hashable, seconds: float) -> None:
+        """Add the duration of a request that succeeded."""
+        with self._lock:
+            self._budget = min(self._budget + _SHARE, _MAX_SAVED)
+            found = self._kinds.setdefault(kind, _Kind())
+            found.seconds.append(seconds)
+            found.since += 1
+            if len(found.seconds) >= _ENOUGH and (found.percentile is None or found.since >= _EVERY):
+                found.since = 0
+                found.percentile = sorted(found.seconds)[int(_PERCENTILE * len(found.seconds))]
+
+    def delay_s(self, kind: Hashable) -> float | None:
+        """Return after how long a request should be hedged: its 95th percentile. ``None``: not known yet."""
+        found = self._kinds.get(kind)
+        percentile = None if found is None else found.percentile
+        return None if percentile is None else max(percentile, _MIN_S)
+
+    def stalled_s(self, kind: Hashable) -> float:
+        """Return after how long a server counts as stalled, so that another is asked whatever the budget."""
+        return max(_STALLED_TIMES * (self.delay_s(kind) or 0.0), _STALLED_S)
+
+    def take(self) -> bool:
+        """Take a hedge from the budget: 5 % of the requests. Return whether one was left."""
+        with self._lock:
+            if self._budget < 1:
+                return False
+            self._budget -= 1
+            return True

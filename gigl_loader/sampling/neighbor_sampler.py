@@ -1,0 +1,222 @@
+"""Samplers of k-hop neighbourhoods: in one native pass over a local graph, or hop by hop over partitions.
+
+Same bytes as the fused sampler: draws are addressed, so it does not matter who makes them, and the
+answers are put together in the order of the frontier.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import edge_type_address
+from gigl_loader.native import BatchBuilder, NeighborSampler
+from gigl_loader.native import BatchTooLarge as NativeTooLarge
+from gigl_loader.sampling.costs import BatchBounds, CostCounter
+from gigl_loader.sampling.features import LocalFeatures
+from gigl_loader.sampling.frame_writer import FrameWriter, LocalPlaces, Sampled, StoredPlaces
+from gigl_loader.sampling.local_store import open_adjacency
+from gigl_loader.sampling.partitioned import FrontierRequest, InducedFrontier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.arrays import Int64Array
+    from gigl_loader.sampling.features import FeatureSource
+    from gigl_loader.sampling.khop import KHop
+    from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.seeds import BatchSeeds, Seeder
+    from gigl_loader.sampling.store import Neighbors
+
+__all__ = ["DistributedSampler", "LocalSampler"]
+
+
+class LocalSampler:
+    """Samples one batch after the other, in scratch memory that it keeps.
+
+    A batch depends only on the graph, the plan, the epoch and the seeds: not on earlier batches, nor
+    on how the graph is partitioned. Not thread-safe.
+    """
+
+    def __init__(self, context: SamplerContext, hops: KHop, seeder: Seeder) -> None:
+        """All partitions of the context's graph are opened; its store is not used."""
+        graph = context.graph
+        self.bounds = context.bounds or BatchBounds.of_machine()
+        self.costs = context.costs or CostCounter()
+        self._seeder = seeder
+        self._writer = writer = FrameWriter(context)
+        places = LocalPlaces if context.deferred else LocalFeatures
+        self._features: FeatureSource = places(graph, context.plan.columns)
+        self._native = NeighborSampler(
+            adjacencies=[
+                open_adjacency(
+                    graph,
+                    edge_type,
+                    range(graph.schema.num_partitions),
+                    weight=hops.weight(graph.schema, edge_type),
+                    time=hops.time(graph.schema, edge_type),
+                )
+                for edge_type in writer.edge_types
+            ],
+            target_types=writer.target_types,
+            neighbor_types=writer.neighbor_types,
+            addresses=[edge_type_address(edge_type) for edge_type in writer.edge_types],
+            rules=[
+                [hops.rule(graph.schema, edge_type, hop).native for hop in range(hops.num_hops)]
+                for edge_type in writer.edge_types
+            ],
+            node_ids=writer.node_ids,
+            num_nodes=writer.num_nodes,
+            with_edge_ids=hops.collects_edge_ids,
+            with_slots=writer.with_slots,
+            disjoint=hops.disjoint,
+            induced=hops.induced,
+        )
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that is kept for the next batch."""
+        return self._native.scratch_bytes + self._writer.scratch_bytes
+
+    def sample(self, request: BatchRequest) -> Sampled:
+        """Sample the batch; its nodes and edges are then known, its columns not yet gathered.
+
+        The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
+        ``BatchTooLarge`` for a batch beyond the bounds.
+        """
+        with self.costs.sampling():
+            seeds = self._seeder.seeds(request, self.bounds)
+            try:
+                self._native.sample(
+                    seeds.groups, seeds.key, max_edges=self.bounds.edges, tree_times=seeds.tree_times
+                )
+                sampled = self._writer.sampled(self._native, request, seeds, self._features, self.costs)
+            except NativeTooLarge:
+                raise self.bounds.too_many_edges(len(request)) from None
+            except RuntimeError as error:
+                raise FormatError(str(error)) from None
+        self.bounds.check_frame(sampled.layout.nbytes, len(request))
+        return sampled
+
+
+class DistributedSampler:
+    """Samples one batch after the other. Not thread-safe, but several may share a ``PartitionedStore``."""
+
+    def __init__(self, context: SamplerContext, hops: KHop, seeder: Seeder, store: PartitionedStore) -> None:
+        """Of the context's graph, only schema and node ids are used."""
+        self.bounds = context.bounds or BatchBounds.of_machine()
+        self._store = store
+        self._seeder = seeder
+        self.costs = context.costs or CostCounter(store.wire)
+        self._writer = writer = FrameWriter(context)
+        self._features: FeatureSource = StoredPlaces() if context.deferred else store
+        self._hops = hops
+        self._schema = context.graph.schema
+        self._builder = BatchBuilder(
+            target_types=writer.target_types,
+            neighbor_types=writer.neighbor_types,
+            node_ids=writer.node_ids,
+            num_nodes=writer.num_nodes,
+            bounds=[store.bounds(node_type) for node_type in writer.node_types],
+            with_edge_ids=hops.collects_edge_ids,
+            with_slots=writer.with_slots,
+            disjoint=hops.disjoint,
+            induced=hops.induced,
+        )
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that is kept for the next batch."""
+        return self._builder.scratch_bytes + self._writer.scratch_bytes
+
+    def sample(self, request: BatchRequest) -> Sampled:
+        """Sample the batch; its nodes and edges are then known, its columns not yet gathered.
+
+        The result is valid until the next call. ``FormatError`` if the graph turns out damaged,
+        ``StorageUnavailable`` if the owner of nodes does not answer, ``BatchTooLarge`` for a batch beyond
+        the bounds.
+        """
+        with self.costs.sampling():
+            seeds = self._seeder.seeds(request, self.bounds)
+            self._builder.begin(seeds.groups, max_edges=self.bounds.edges)
+            try:
+                for hop in range(self._hops.num_hops):
+                    self._expand(hop, seeds)
+                if self._hops.induced:
+                    self._induce()
+                sampled = self._writer.sampled(self._builder, request, seeds, self._features, self.costs)
+            except NativeTooLarge:
+                raise self.bounds.too_many_edges(len(request)) from None
+        self.bounds.check_frame(sampled.layout.nbytes, len(request))
+        return sampled
+
+    def _expand(self, hop: int, seeds: BatchSeeds) -> None:
+        """Add one hop. The frontier is fixed, so all edge types are asked about at once."""
+        writer, hops = self._writer, self._hops
+        rules = [hops.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
+        kept = not hops.induced  # Of its drawn edges, an induced batch keeps the nodes alone.
+        wanted = [index for index, rule in enumerate(rules) if rule.fanout != 0]
+        shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
+        requests = [
+            FrontierRequest(
+                targets=shares[writer.target_types[index]],
+                edge_type=writer.edge_types[index],
+                key=seeds.key,
+                hop=hop,
+                rule=rules[index],
+                with_edge_ids=kept and hops.collects_edge_ids,
+                with_slots=kept and writer.with_slots,
+                max_edges=self._builder.room,
+                disjoint=hops.disjoint,
+                tree_times=seeds.tree_times if rules[index].time is not None else None,
+            )
+            for index in wanted
+        ]
+        found = dict(zip(wanted, self._store.sample(requests), strict=True))
+        for index in range(len(rules)):
+            self._append(index, found.get(index))
+        self._builder.end_hop()
+
+    def _induce(self) -> None:
+        """Replace the drawn edges by all edges among the nodes, of the types of which some are drawn."""
+        writer, hops = self._writer, self._hops
+        self._builder.begin_induced()
+        wanted = [index for index, each in enumerate(writer.edge_types) if hops.draws(each)]
+        shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
+        nodes = {each: self._nodes(each) for each in {writer.neighbor_types[i] for i in wanted}}
+        requests = [
+            InducedFrontier(
+                targets=shares[writer.target_types[index]],
+                edge_type=writer.edge_types[index],
+                nodes=nodes[writer.neighbor_types[index]],
+                with_edge_ids=hops.collects_edge_ids,
+                with_slots=writer.with_slots,
+                weight=hops.weight(self._schema, writer.edge_types[index]),
+                max_edges=self._builder.room,
+            )
+            for index in wanted
+        ]
+        found = dict(zip(wanted, self._store.sample(requests), strict=True))
+        for index in range(len(writer.edge_types)):
+            self._append(index, found.get(index))
+
+    def _nodes(self, node_type: int) -> Int64Array:
+        """Return the positions of the nodes of the batch, ascending."""
+        positions = np.empty(sum(self._builder.nodes_per_hop(node_type)), np.int64)
+        self._builder.write_positions(node_type, positions)
+        positions.sort()
+        return positions
+
+    def _append(self, index: int, answers: Sequence[Neighbors] | None) -> None:
+        if answers is None:
+            return self._builder.skip(index)
+        parts = [(each.counts, each.positions, each.edge_ids, each.slots) for each in answers]
+        try:
+            return self._builder.append(index, parts)
+        except RuntimeError as error:
+            edge_type = self._writer.edge_types[index]
+            raise FormatError(f"edge type {edge_type}: {error}") from None
