@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -212,6 +213,22 @@ def test_rooms_of_a_server_are_floors() -> None:
             if found.module.startswith("gigl_server.") and found.module.split(".")[1] not in below
         ]
     assert wrong == []
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    """Of those that run when a module is imported."""
+    files = {f"{package}.{name}".rstrip("."): path for package in PACKAGES for name, path in modules(package)}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names = [found.module for found in imports(path) if not found.lazy]
+        known = {
+            next((each for each in (name, name.rpartition(".")[0]) if each in files), "") for name in names
+        }
+        graph[module] = known - {module, ""}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_the_table_catches_what_it_should() -> None:

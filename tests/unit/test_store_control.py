@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc import store_client
 from gigl_loader.rpc.checksums import (
     CHECKSUM_HEADER,
     HEAD_CHECKSUM_HEADER,
@@ -199,6 +200,17 @@ def test_a_request_that_lost_its_checksum_is_damaged(served: Served) -> None:
             call(b"", timeout=10, metadata=(TOKEN_HEADER, (JOB_HEADER, LATER), lost))
     assert raised.value.code() is grpc.StatusCode.DATA_LOSS
     assert is_marked(raised.value)
+
+
+def test_a_refusal_of_a_call_that_lost_its_checksum_is_not_believed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(served.endpoint) as client:
+        with pytest.raises(Unknown):
+            client.open_channel("nowhere", name="", credit=1, timeout_s=10)
+        monkeypatch.setattr(store_client, "HEAD_CHECKSUM_HEADER", "gigl-head-crc32b")
+        with pytest.raises(Damaged, match="lost their checksum"):
+            client.open_channel("nowhere", name="", credit=1, timeout_s=10)
 
 
 def test_a_reply_that_lost_its_checksum_is_damaged(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
