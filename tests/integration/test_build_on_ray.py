@@ -21,7 +21,7 @@ from tests.support.leftovers import wait_until
 from tests.support.ray_cluster import ENVIRONMENT, RayCluster
 from tests.support.tables import files_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 _TASK_BYTES = 200 << 20
 _BUILD = """
@@ -87,6 +87,7 @@ def _end(child: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
     return child.returncode, lines[-1] if lines else {}, (err.strip().splitlines() or [""])[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_any_number_of_nodes_writes_the_same_bytes(
     nodes: int, cluster: RayCluster, inputs: Path, expected: Any, tmp_path: Path
@@ -102,6 +103,7 @@ def test_any_number_of_nodes_writes_the_same_bytes(
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_costs_nothing_but_time(cluster: RayCluster, tmp_path: Path) -> None:
     while cluster.size < 2:
         cluster.add()
@@ -140,6 +142,7 @@ def test_a_bad_row_in_the_last_file_gives_the_same_error(cluster: RayCluster, tm
     assert [path.name for path in tmp_path.iterdir()] == ["inputs"]
 
 
+@pytest.mark.slow
 def test_a_task_that_fits_on_no_node_is_told_at_once(
     cluster: RayCluster, inputs: Path, tmp_path: Path
 ) -> None:

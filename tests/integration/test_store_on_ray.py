@@ -213,6 +213,7 @@ def test_mistakes_are_told_in_a_line(cluster: RayCluster, graph: Path, tmp_path:
         assert driver.said()["error"] == ["FileNotFoundError", f"no graph at {tmp_path / 'nowhere'}"]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_connects_at_once_finds_one_cluster(cluster: RayCluster, graph: Path) -> None:
     tries = 4
     done = subprocess.run(
