@@ -84,7 +84,8 @@ def test_links_are_predicted_the_same_with_and_without_servers(
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "metric"), [PREDICTING[0], pytest.param(*PREDICTING[1].values, marks=pytest.mark.slow)]
+    ("name", "options", "metric"),
+    [PREDICTING[0], pytest.param(*PREDICTING[1].values, marks=pytest.mark.slow)],
 )
 def test_links_are_predicted_by_two_ranks(name: str, options: list[str], metric: str, tmp_path: Path) -> None:
     script = [str(ROOT / "examples" / f"{name}.py"), str(tmp_path / "graph"), *options, "--batch-size", "50"]
