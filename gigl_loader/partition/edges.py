@@ -1,10 +1,10 @@
 """Writes the edges of one type: adjacency lists in canonical order, and their columns.
 
-A bucket that is too big (a hub may have more edges than memory) is spread over smaller ones by
-quantiles of the first key that tells its edges apart: target, neighbour, edge id, row.
-
 An external bucket sort in two stages: tasks that read a shard of the table each spread its edges over buckets
 of target positions; then tasks that write a partition each sort its buckets in memory, one after the other.
+
+A bucket that is too big (a hub may have more edges than memory) is spread over smaller ones by
+quantiles of the first key that tells its edges apart: target, neighbour, edge id, row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options of a storage server: the table, and its sources: command line, environment and YAML file.
 
-The command line is built from it, so that ``--help`` imports this module: what only a server needs is
+The command line is built from the table, so that ``--help`` imports this module: what only a server needs is
 imported inside functions.
 """
 
