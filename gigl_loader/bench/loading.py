@@ -1,7 +1,7 @@
 """The loader end to end: features included, batches thrown away as they come.
 
-Beside it, the peak memory of a loader and what each of its workers adds, in processes of their own: reading /proc
-slows what it watches by some per cent, so that is no part of the timed rounds.
+Beside it, the peak memory of a loader and what each of its workers adds, in processes of their own: reading
+/proc slows what it watches by some per cent, so that is no part of the timed rounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Graphs to learn on, each a PyG object with features ``x``, labels ``y`` and masks for three splits.
 
 One is the package graph of the Debian archive, from the lists that apt keeps on a Debian machine: nodes are
-packages; Depends, Recommends and Suggests are edge types, each in both directions. A package's features are the
-hashed words of its name and description, its label is its section.
+packages; Depends, Recommends and Suggests are edge types, each in both directions. A package's features are
+the hashed words of its name and description, its label is its section.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of a graph: their names, the safetensors documents that they hold, and ``graph.json``.
 
-``graph.json`` is written last, so a directory without a valid one is not a graph. Its digest covers the rest of the
-document, and through the checksums every byte of the graph.
+``graph.json`` is written last, so a directory without a valid one is not a graph. Its digest covers the rest
+of the document, and through the checksums every byte of the graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Assigners that cut few edges: linear deterministic greedy in one pass, and KaMinPar.
 
-Linear deterministic greedy is of I. Stanton and G. Kliot, "Streaming graph partitioning for large distributed
-graphs", KDD 2012. KaMinPar's cut is far smaller, and takes several times as long. The package ``kaminpar`` is an
-optional extra; it needs the whole graph in memory.
+Linear deterministic greedy is of I. Stanton and G. Kliot, "Streaming graph partitioning for large
+distributed graphs", KDD 2012. KaMinPar's cut is far smaller, and takes several times as long. The package
+``kaminpar`` is an optional extra; it needs the whole graph in memory.
 """
 
 from __future__ import annotations

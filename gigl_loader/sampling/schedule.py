@@ -1,7 +1,7 @@
 """Schedule of a run: the requests of every epoch, by rank, and draws of seeds by weight.
 
-Where seeds are drawn by weight, a request names epoch, batch and number of seeds; which seeds they are is decided
-where the batch is sampled, at that moment. The frame tells.
+Where seeds are drawn by weight, a request names epoch, batch and number of seeds; which seeds they are is
+decided where the batch is sampled, at that moment. The frame tells.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The trainer needs no extra thread: it sends requests and takes responses while it waits in ``receive``.
 Every worker has enough requests queued to be busy between two calls.
 
-Workers that a signal stopped (SIGSTOP) hold requests and will not respond. They are detected by the process state
-that the kernel shows, so a slow worker is never reported, nor one that a debugger is attached to.
+Workers that a signal stopped (SIGSTOP) hold requests and will not respond. They are detected by the process
+state that the kernel shows, so a slow worker is never reported, nor one that a debugger is attached to.
 """
 
 from __future__ import annotations
