@@ -422,9 +422,8 @@ class Dispatcher:
             sent.channel.note_fault(bare(_translated(sent, error)))
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 sent.checks_silent += 1
-                if (
-                    sent.checks_silent.bit_count() == 1
-                ):  # Seldom: a server that stands still must not be flooded.
+                # At the first, second, fourth, ...: a server that stands still gets few connections.
+                if sent.checks_silent.bit_count() == 1:
                     sent.channel.server.client.connect_anew()
             return
         pending = [value.split(",") for key, value in trailers if key == PENDING_HEADER]
