@@ -20,8 +20,8 @@ __all__ = ["Leftovers", "is_gone", "shared_memory", "wait_until"]
 _SERVANTS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 _POLLER = "anon_inode:[eventpoll]"
 _GRPC_S = 65.0
-"""Where a connection ended before its SETTINGS were acknowledged, gRPC keeps its threads and their pollers for
-the minute of that timeout, without any connection: met 4 times in about 200, beside other work."""
+"""Where a connection ended before its SETTINGS were acknowledged, gRPC keeps its threads and their pollers
+for the minute of that timeout, without any connection: met 4 times in about 200, beside other work."""
 
 
 @dataclass(frozen=True)
